@@ -17,7 +17,7 @@ def csv_text(
     header: bool = True,
     nan: str = "nan",
 ) -> str:
-    """Rows as CSV, numbers so that reading them gives the same numbers; without a value: empty.
+    """Format rows as CSV; values survive a round trip, missing ones are empty.
 
     Args:
         rows: Numbers and texts by column.
@@ -43,7 +43,7 @@ def _cell(value: Any, nan: str) -> str:
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots; lists and empty mappings are values."""
+    """Flatten nested mappings, keys joined by dots; lists and empty mappings are values."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
@@ -54,7 +54,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def compact(number: float) -> str:
-    """A count in at most five characters: 950, 1.2k, 40k, 1.25M."""
+    """Format a count in at most five characters: 950, 1.2k, 40k, 1.25M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         # The margin makes 999,960 read 1M and not 1000k.
         if abs(number) >= size * 0.9995:
@@ -66,7 +66,7 @@ def compact(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span as hours, minutes, seconds: 0:01:05; days in front once there are any."""
+    """Format a time span as hours, minutes, seconds, such as 0:01:05, after any days."""
     if not math.isfinite(seconds):
         return "-:--:--"
     minutes, rest = divmod(int(max(seconds, 0) + 0.5), 60)
@@ -77,7 +77,7 @@ def duration(seconds: float) -> str:
 
 
 def readable(number: float) -> str:
-    """A return or loss with about four significant digits: 0.01234, 195.3, 12,345."""
+    """Format a value with about four significant digits: 0.01234, 195.3, 12,345."""
     if not math.isfinite(number):
         return str(float(number))
     size = abs(number)
@@ -89,7 +89,7 @@ def readable(number: float) -> str:
 
 
 def text_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Rows as lines, the columns aligned: words to the left, numbers to the right."""
+    """Format rows as aligned lines: words to the left, numbers to the right."""
     columns = list(rows[0])
     cells = [[row.get(name, "") for name in columns] for row in rows]
     numbers = {i for line in cells for i, text in enumerate(line) if text.lstrip("-")[:1].isdigit()}
@@ -97,7 +97,7 @@ def text_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Rows as a table of Markdown."""
+    """Format rows as a Markdown table."""
     columns = list(rows[0])
     lines = [columns, ["---"] * len(columns)]
     lines += [[row.get(name, "").replace("|", "\\|") for name in columns] for row in rows]
@@ -105,7 +105,7 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
-    """Rows of equal length as lines: these columns to the left, the others to the right."""
+    """Format rows of equal length as lines; columns in `left` are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -119,7 +119,7 @@ def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
 def table_lines(
     rows: Sequence[Mapping[str, str]], most: int, file: Path, indent: str = ""
 ) -> list[str]:
-    """Return rows as aligned lines.
+    """Format rows as aligned lines.
 
     Args:
         rows: The rows.

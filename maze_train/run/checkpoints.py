@@ -1,4 +1,4 @@
-"""Checkpoints of a run, and how it is continued from one of them."""
+"""Resume a run from one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointContinuation:
-    """Continues a run from one of its checkpoints.
+    """Resumes a run from one of its checkpoints.
 
     Args:
         config: Configuration of the run; `resume` may name a checkpoint.
@@ -39,7 +39,7 @@ class CheckpointContinuation:
         self._config, self._compared = config, compared
 
     def checkpoint(self, store: CheckpointStore, run_dir: Path) -> Checkpoint | None:
-        """Load the checkpoint at which the run continues; None: it has none.
+        """Load the checkpoint to resume from; None if the run has none.
 
         Args:
             store: The checkpoints of the run.
@@ -58,7 +58,7 @@ class CheckpointContinuation:
         return checkpoint
 
     def load(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
-        """Give the trainer the state of the checkpoint.
+        """Restore the state of the trainer from the checkpoint.
 
         Raises:
             RunDirectoryError: If it is that of another algorithm or of other networks.
@@ -70,7 +70,7 @@ class CheckpointContinuation:
             trainer.load_state_dict(checkpoint.state)
 
     def past_rows(self, run: RunDirectory, checkpoint: Checkpoint) -> tuple[MetricsRow, ...]:
-        """Return the metrics up to the checkpoint.
+        """Return the rows of metrics up to the checkpoint.
 
         A damaged table is set aside: the checkpoint is whole, and the run continues without it.
 
@@ -95,7 +95,7 @@ class CheckpointContinuation:
 
 @contextmanager
 def fitting(checkpoint: Checkpoint) -> Iterator[None]:
-    """Let a state that has other parts than those read in the block be an error of its checkpoint.
+    """Turn errors about missing or other parts of a state into errors of its checkpoint.
 
     An error of user-defined code passes unchanged.
 
@@ -118,13 +118,13 @@ OUR_CODE = ("maze_train", "torch", "numpy", "contextlib")
 
 
 def passes_other_code(error: BaseException) -> bool:
-    """Whether an exception was raised in, or passed, code of other packages than `OUR_CODE`."""
+    """Whether an exception was raised in or passed through packages other than `OUR_CODE`."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     return any(name.partition(".")[0] not in OUR_CODE for name in names)
 
 
 def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
-    """The error for a checkpoint whose state is not that of its run."""
+    """Return the error for a checkpoint whose state does not fit its run."""
     return RunDirectoryError(
         f"checkpoint {checkpoint.path} does not fit this run: {problem}; is it a copy from another "
         "run, or has the environment other spaces now?"
@@ -132,7 +132,7 @@ def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
 
 
 def by_name(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """All weights by module and name."""
+    """Return all weights by module and name."""
     return {
         f"{module}/{name}": value
         for module, weights in modules.items()
@@ -141,7 +141,7 @@ def by_name(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def how_to_go_on(run_dir: Path | None, config: TrainConfig) -> str:
-    """The line that says how a run is continued.
+    """Return the line that tells how to resume a run.
 
     Args:
         run_dir: Its directory.

@@ -1,4 +1,4 @@
-"""Lines that a run begins and ends with: about its settings, and with which it would be faster."""
+"""Notes at the start and the end of a run: costly settings, and faster alternatives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LEAST_WAIT_S, LEAST_SHARE = 5.0, 0.2
 
 
 def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> Iterator[str]:
-    """The lines that a run begins with: one per kind, however many agents there are.
+    """Yield the notes at the start of a run, at most one per kind.
 
     Args:
         config: The configuration.
@@ -78,14 +78,14 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
 
 
 def named(observations: Mapping[str, object]) -> str:
-    """The first of some observations by its key, and the number of others."""
+    """Name the first of some observations and the number of others."""
     key, *others = observations
     also = f" (like {len(others)} more)" if others else ""
     return f"the observation {key!r}{also}" if key else "the observation"
 
 
 class TimeLimitNote(MetricsWriter):
-    """Says that nothing ends the episodes of training, if none ended in the first epoch.
+    """Notes a missing time limit if no episode ended in the first epoch.
 
     Args:
         config: The configuration.
@@ -99,7 +99,7 @@ class TimeLimitNote(MetricsWriter):
         self._is_first = False
 
     def start(self, run: RunInfo) -> None:
-        """Begin; only a new run that steps environments has a first epoch of episodes."""
+        """Watch the first epoch of a new run that steps environments."""
         self._is_first = not run.past_rows and run.step_label == RunInfo().step_label
 
     def write(self, row: Mapping[str, float]) -> None:
@@ -185,7 +185,7 @@ class EvaluationGapNote(MetricsWriter):
 
 
 def large_image_notes(config: EnvConfig, space: spaces.Space[Any]) -> Iterator[str]:
-    """The line about the largest image, if it is so large that updates take long."""
+    """Yield a note about the largest image if it slows updates down."""
     images = {
         key: image_layout(leaf)
         for key, leaf in flat_spaces(space).items()
@@ -214,7 +214,7 @@ def end_notes(
     info_keys: Sequence[str],
     builder: AlgorithmBuilder[Any],
 ) -> Iterator[str]:
-    """The lines that a run ends with.
+    """Yield the notes at the end of a run.
 
     Args:
         rows: Metrics of the epochs of this process.
@@ -230,7 +230,7 @@ def end_notes(
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:
-    """Whether nothing cuts the episodes of training, as far as it is known without playing."""
+    """Whether training episodes have no time limit, as far as it is known without playing."""
     if config.backend == "tensor":
         return False  # a simulator begins episodes by itself, and knows when
     wrappers = [str(node[TARGET]) for node in (*config.wrappers, *config.training_wrappers)]
@@ -246,7 +246,7 @@ def lacks_time_limit(config: EnvConfig) -> bool:
 
 
 def is_float_image(space: spaces.Space[Any]) -> bool:
-    """Whether a space would be an image if its numbers were bytes."""
+    """Whether a space would be an image if its values were bytes."""
     if not isinstance(space, spaces.Box) or space.dtype == np.uint8 or len(space.shape) < 3:
         return False
     return is_image(spaces.Box(0, 255, space.shape, np.uint8))
@@ -285,7 +285,7 @@ def worker_notes(
     n_workers: int,
     work: str = "stepped environments",
 ) -> Iterator[str]:
-    """The line with which a run in processes ends, where these would better be others.
+    """Yield a note if another number of worker processes, or none, would be faster.
 
     Args:
         waited_s: Seconds for which the run waited for workers.
@@ -310,12 +310,12 @@ def worker_notes(
 
 
 def is_worth_it(saved_s: float, whole_s: float) -> bool:
-    """Whether that many seconds of a run are worth a line."""
+    """Whether saving that many seconds of a run is worth a note."""
     return saved_s >= LEAST_WAIT_S and saved_s >= LEAST_SHARE * whole_s
 
 
 def has_vector_form(config: EnvConfig) -> bool:
-    """Whether the environment is registered with a vector form that does what the run does."""
+    """Whether the environment is registered with an equivalent vector version."""
     spec = gymnasium.registry.get(config.id or "")
     is_plain = config.backend == "gymnasium" and not (config.wrappers or config.training_wrappers)
     # That of Atari games comes with its own preprocessing.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A checked configuration, and what the run begins with."""
+    """A checked configuration and the initial state of the run."""
 
     config: TrainConfig
     """The configuration, with a seed and all defaults."""
@@ -50,7 +50,7 @@ class PreparedRun:
 
 
 def configure(values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """Make the configuration of a run from plain values.
+    """Return the configuration of a run from plain values.
 
     Args:
         values: Values as `load_config` takes them.
@@ -70,7 +70,7 @@ def configure(values: Mapping[str, Any], changes: Mapping[str, Any] | None = Non
 
 
 def prepare(config: TrainConfig) -> PreparedRun:
-    """Complete a configuration, and find what the run begins with; nothing is written.
+    """Complete a configuration and find the initial state of the run; write nothing.
 
     Raises:
         ConfigError: If there is no run to continue, a setting differs from it that changes its
@@ -105,7 +105,7 @@ def prepare(config: TrainConfig) -> PreparedRun:
 
 
 def best_of_finished(prepared: PreparedRun) -> float | None:
-    """Return the best metric of a run that has finished and would not change if it was resumed.
+    """Return the best metric of a run that has finished and has nothing to resume.
 
     Args:
         prepared: The run.
@@ -132,7 +132,7 @@ def best_of_finished(prepared: PreparedRun) -> float | None:
 
 
 def shortened(config: TrainConfig) -> TrainConfig:
-    """Shorten everything if the run is a trial (`runner.fast_dev_run`)."""
+    """Shorten all parts of a dry run (`runner.fast_dev_run`)."""
     if not config.runner.fast_dev_run:
         return config
     limit = config.evaluation.max_episode_steps

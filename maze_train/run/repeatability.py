@@ -1,4 +1,4 @@
-"""Tells at the start of a run what its environments do not promise, beside the first updates."""
+"""Check the environments of a run during its first updates, and report what they violate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Examination:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Close the process at the end; a run that is over before it waits for a moment."""
+        """Close the process at the end; a run that ends earlier waits briefly for the result."""
         try:
             yield
             if self._probe is not None:
@@ -50,7 +50,7 @@ class Examination:
 
     @contextmanager
     def update(self, number: int) -> Iterator[None]:
-        """Begin the examination in the first update, and report what it found by now."""
+        """Start the examination in the first update; report its findings when available."""
         if self._probe is None:
             self._began = time.monotonic()
             self._probe = Probe(self._work, LIMIT_S)
@@ -58,7 +58,7 @@ class Examination:
         self._look(0.0)
 
     def _look(self, wait_s: float) -> None:
-        """Report what was found, once."""
+        """Report the findings once."""
         if self._probe is not None and not self._probe.is_over:
             for line in self._probe.result(wait_s) or ():
                 self._notify(line)
@@ -87,7 +87,7 @@ def examination_of(
 def examined(
     factory: EnvFactory, counts: tuple[int, int, int], is_resumed_exactly: bool
 ) -> list[str]:
-    """Examine an environment; returns lines for the user.
+    """Examine an environment; return lines for the user.
 
     Args:
         factory: Builds an environment.

@@ -1,4 +1,4 @@
-"""Runners of training: from a configuration to a finished run directory."""
+"""Training runs: from a checked configuration to a finished run directory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TrainingResult:
 
 
 class TrainingRunner:
-    """Builds the parts of a run from its configuration, trains, and cleans up.
+    """Builds the parts of a run, trains, and cleans up.
 
     `config.algorithm` names the builder of the algorithm, `config.runner` the place of the workers.
 
@@ -114,7 +114,7 @@ class TrainingRunner:
         self.builder = make_builder(self._context())
 
     def _context(self) -> BuildContext[Any]:
-        """Everything that the algorithm is built from."""
+        """Return what the algorithm is built from."""
         config = self.config
         own = config.learner_group.device
         key = "learner_group.device" if own else "algorithm.device"
@@ -135,7 +135,7 @@ class TrainingRunner:
         )
 
     def read_checkpoint(self) -> Checkpoint | None:
-        """Read the checkpoint from which the run continues; None: there is none."""
+        """Read the checkpoint to resume from; None if there is none."""
         if self.resumed_dir is None:
             return None
         store = CheckpointStore(RunDirectory(self.resumed_dir).checkpoints)
@@ -148,13 +148,13 @@ class TrainingRunner:
         self.close()
 
     def close(self) -> None:
-        """Close all environments and evaluators; calling it again does nothing."""
+        """Close all environments and evaluators; repeated calls do nothing."""
         self._closing.close()
 
     # -- the run ---------------------------------------------------------------------------------
 
     def run(self) -> TrainingResult:
-        """Train until a limit is reached; a run that is continued continues at its checkpoint.
+        """Train until a limit is reached; a resumed run starts at its checkpoint.
 
         Raises:
             ConfigError: Before anything is written, if the parts of the configuration do not fit.
@@ -195,7 +195,7 @@ class TrainingRunner:
 
     @contextlib.contextmanager
     def _own_directory(self) -> Iterator[RunDirectory]:
-        """Keep others out of the run directory; empty it if the run fails before it has begun."""
+        """Lock the run directory; remove it if the run fails before it has begun."""
         given = self.config.run_dir
         was_there = given is not None and Path(given).is_dir()
         self._is_empty = self.resumed_dir is None and not (was_there and os.listdir(str(given)))
@@ -220,7 +220,7 @@ class TrainingRunner:
         evaluator: Evaluator | None,
         writers: list[MetricsWriter],
     ) -> TrainingResult:
-        """Train in a directory that no other process uses."""
+        """Train in a locked directory."""
         config = self.config
         store = CheckpointStore(
             run.checkpoints,
@@ -275,7 +275,7 @@ class TrainingRunner:
         return TrainingResult(run.path, summary, tracker.history, policy, missing)
 
     def _take_up(self, store: CheckpointStore, run: RunDirectory) -> Checkpoint | None:
-        """Prepare the run directory, and load the checkpoint at which the run continues."""
+        """Prepare the run directory and load the checkpoint to resume from."""
         reason = run.outcome.get("stop_reason", "")
         run.clean()
         store.clean()
@@ -296,7 +296,7 @@ class TrainingRunner:
     def _training(
         self, profiler: UpdateProfiler, examination: Examination | None
     ) -> Iterator[None]:
-        """Everything that holds while the run trains."""
+        """Enter the contexts that hold while the run trains."""
         config = self.config.runner
         with contextlib.ExitStack() as stack:
             stack.enter_context(
@@ -315,7 +315,7 @@ class TrainingRunner:
         selection: BestModelSelection,
         training: contextlib.AbstractContextManager[None],
     ) -> TrainingSummary:
-        """Train and test, and write a summary whatever happens."""
+        """Train and test; write the summary in any case."""
         tests: dict[str, dict[str, float]] = {}
         with contextlib.closing(tracker):
             with generators_kept():  # writers of users may draw from them
@@ -341,7 +341,7 @@ class TrainingRunner:
     def _test(
         self, run: RunDirectory, trainer: Trainer, selection: BestModelSelection
     ) -> dict[str, dict[str, float]]:
-        """Test the policies, unless the run had ended before and was tested then."""
+        """Test the policies unless an earlier end of the run has tested them."""
         if self._final_evaluator is None:
             return {}
         n_episodes = self.config.evaluation.final_episodes
@@ -354,24 +354,24 @@ class TrainingRunner:
 
     @property
     def _agents(self) -> tuple[str, ...]:
-        """Names of the agents, where there are several."""
+        """Names of the agents; empty for a single agent."""
         several = agent_spaces(*self.builder.spaces)
         return several.agents if several else ()
 
     @property
     def selection_mode(self) -> Literal["max", "min"]:
-        """Whether a larger or a smaller value of it is better."""
+        """Whether larger or smaller values of the selection metric are better."""
         return self.config.evaluation.selection_mode(self.builder.selection_metric)
 
     def _judge_by_opponents(self) -> None:
-        """Let evaluation play against random, where returns of agents cancel."""
+        """Evaluate against a random opponent if the rewards of the agents cancel."""
         self.config = config = assembly.with_random_opponent(self.config)
         self.config_text = config_text(config)
         builder = self.builder
         builder.context = replace(builder.context, config=config)
 
     def _build_evaluator(self) -> Evaluator | None:
-        """Build the evaluator of the policy; it reports the metric that selects the best one.
+        """Build the evaluator, which reports the selection metric; None without evaluations.
 
         Raises:
             ConfigError: If that is not so, or an evaluator cannot be built.
@@ -425,7 +425,7 @@ class TrainingRunner:
 
     @property
     def _parent(self) -> Path:
-        """Directory in which that of a new run is made, unless one is named."""
+        """Default parent of the directories of new runs."""
         config = self.config
         return (
             self._outputs / f"{self.builder.task_name}-{config.algorithm.name}-{config.runner.name}"
@@ -435,7 +435,7 @@ class TrainingRunner:
 def missing_results(
     trainer: Trainer, tracker: Tracker, selection: BestModelSelection, run: RunDirectory
 ) -> tuple[str, ...]:
-    """Results of a run that ended which could not be written, as on a full disk."""
+    """Return the results that could not be written, for example on a full disk."""
     missing = [*tracker.missing, *map(str, selection.missing)]
     try:
         check_held(run.path)

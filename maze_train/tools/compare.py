@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The table: texts and numbers by the names of the columns of comparison.csv."""
+        """Rows of comparison.csv."""
         rows = []
         for group, found in zip(self.groups, self.figures, strict=True):
             named = dict(zip(self.settings, group.settings, strict=True))
@@ -80,7 +80,7 @@ class Comparison:
         return rows
 
     def sections(self) -> dict[str, list[dict[str, str]]]:
-        """The table in words, by environment."""
+        """Return the tables for people, by environment."""
         sections: dict[str, list[dict[str, str]]] = {}
         for row in self.rows:
             named = {key: short(row[key]) for key in ("algorithm", *self.settings)}
@@ -88,7 +88,7 @@ class Comparison:
         return sections
 
     def notes(self) -> list[str]:
-        """Remarks on the figures."""
+        """Return remarks on the values."""
         meaning = "IQM: mean of the middle half of the runs; [95 %]: its bootstrap interval"
         is_range = any(row["runs"] < FEW_RUNS for row in self.rows)
         ranges = f"; range: of fewer than {FEW_RUNS} runs, hardly more than their extremes"
@@ -106,7 +106,7 @@ class Comparison:
         return lines
 
     def __str__(self) -> str:
-        """The tables as text for a terminal."""
+        """Format the tables for a terminal."""
         lines: list[str] = []
         for env, rows in self.sections().items():
             lines += [env, *table_lines(rows, MAX_ROWS, self.output / CSV_FILE, "  "), ""]
@@ -117,7 +117,7 @@ class Comparison:
         return printable("\n".join(lines))
 
     def markdown(self) -> str:
-        """The tables as Markdown, with the picture, what was left out, and the directories."""
+        """Format the tables as Markdown with the picture, skipped runs, and directories."""
         lines = ["# Comparison", "", f"![curves]({PICTURE_FILE})", ""]
         for env, rows in self.sections().items():
             lines += [f"## {env}", "", *markdown_table(rows), ""]
@@ -155,7 +155,7 @@ def compare_runs(
 
 
 def compare(config: CompareConfig) -> Comparison:
-    """Compare the runs of a configuration, and write the files."""
+    """Compare runs and write the files."""
     runs, left_out = _read(config)
     metric = _metric(runs, config.metric)
     for run in runs:
@@ -190,7 +190,7 @@ def compare(config: CompareConfig) -> Comparison:
 
 
 def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
-    """The runs that can be compared, and the others with the reasons."""
+    """Return the runs that can be compared, and the skipped ones with reasons."""
     found = find_runs(config.runs)
     runs, left_out = [], list(found.without_run)
     for directory in found.directories:
@@ -208,7 +208,7 @@ def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
 
 
 def _metric(runs: Sequence[Run], metric: str | None) -> str:
-    """The metric that is compared.
+    """Return the metric to compare.
 
     Raises:
         ConfigError: If no run has it.
@@ -225,14 +225,14 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
 
 
 def _mode(runs: Sequence[Run], metric: str, config: CompareConfig) -> Literal["max", "min"]:
-    """Which value is the better one: as the configuration, the runs or the metric's name say."""
+    """Return whether larger or smaller is better, by the settings, the runs or the metric name."""
     given = {run.evaluation.mode for run in runs if run.evaluation.selection_metric == metric}
     mode = config.mode if config.mode != "auto" or len(given) != 1 else given.pop()
     return EvaluationConfig(mode=mode).selection_mode(metric)
 
 
 def _check_envs(config: CompareConfig, envs: set[str]) -> None:
-    """Refuse settings of environments in which there is no run."""
+    """Raise ConfigError for settings of environments without runs."""
     for key in ("bounds", "threshold"):
         value = getattr(config, key)
         for env in value if isinstance(value, dict) else ():
@@ -242,7 +242,7 @@ def _check_envs(config: CompareConfig, envs: set[str]) -> None:
 
 
 def _check_ignored(config: CompareConfig, keys: set[str]) -> None:
-    """Warn about names that are neither a setting of the runs nor a section of settings."""
+    """Warn about ignored names that are neither settings nor sections of the runs."""
     for name in config.ignore:
         if not any(is_within(key, [name]) for key in keys):
             meant = did_you_mean(nearest(name, keys, count=1))
@@ -250,7 +250,7 @@ def _check_ignored(config: CompareConfig, keys: set[str]) -> None:
 
 
 def drawn_groups(comparison: Comparison, mode: str) -> dict[tuple[str, ...], str]:
-    """Return the groups to draw, the best by mean rank over environments, each with a text."""
+    """Return the labels of the groups to draw: the best ones by mean rank over environments."""
     sign = -1.0 if mode == "max" else 1.0
     pairs = list(zip(comparison.groups, comparison.figures, strict=True))
     ranks: dict[tuple[str, ...], list[int]] = {}

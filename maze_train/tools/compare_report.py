@@ -33,7 +33,7 @@ NOT_SET = "not set"
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one algorithm in one environment that differ in nothing but the seed."""
+    """Runs of one algorithm in one environment that differ only in the seed."""
 
     env: str
     algorithm: str
@@ -49,7 +49,7 @@ class Group:
 
 
 def differing_settings(runs: Iterable[Run], ignore: Sequence[str] = ()) -> list[str]:
-    """The settings in which runs of the same algorithm in the same environment differ.
+    """Return the settings in which runs of one algorithm in one environment differ.
 
     Those of two algorithms, or of two environments, differ anyway.
 
@@ -73,7 +73,7 @@ def _text(run: Run, key: str) -> str:
 
 
 def grouped(runs: Iterable[Run], keys: Sequence[str]) -> list[Group]:
-    """The runs by environment, algorithm and the settings in which they differ."""
+    """Group runs by environment, algorithm and differing settings."""
     members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         name = (run.env, run.algorithm, *(_text(run, key) for key in keys))
@@ -93,7 +93,7 @@ def _number(text: str) -> float:
 
 
 def figures(group: Group, metric: str, mode: str, threshold: float | None, n: int) -> Figures:
-    """Return the figures of a group by the names of their columns.
+    """Compute the statistics of a group by column name.
 
     A run that does not reach the threshold counts as infinitely long in the medians; there is no
     median where half of the runs do not reach it.
@@ -126,7 +126,7 @@ def figures(group: Group, metric: str, mode: str, threshold: float | None, n: in
 
 
 def spread(name: str, strata: Sequence[Array], n: int) -> Figures:
-    """Mean, interquartile mean and its interval of values of one or several tasks."""
+    """Compute mean, interquartile mean and its interval over one or several tasks."""
     joined = np.concatenate(strata)
     low, high = bootstrap_interval(strata, n)
     return {
@@ -138,7 +138,7 @@ def spread(name: str, strata: Sequence[Array], n: int) -> Figures:
 
 
 def _reached(curve: tuple[Array, Array, Array], threshold: float, mode: str) -> tuple[float, float]:
-    """Steps and seconds at the first value that is as good as the threshold, or infinity."""
+    """Return steps and seconds at which the threshold is first reached, or infinity."""
     steps, seconds, values = curve
     good = np.flatnonzero(values >= threshold if mode == "max" else values <= threshold)
     return (float(steps[good[0]]), float(seconds[good[0]])) if len(good) else (math.inf, math.inf)
@@ -147,7 +147,7 @@ def _reached(curve: tuple[Array, Array, Array], threshold: float, mode: str) -> 
 def overall(
     groups: Iterable[Group], metric: str, mode: str, bounds: Mapping[str, Sequence[float]], n: int
 ) -> dict[tuple[str, ...], Figures]:
-    """The figures over several environments, for what has runs in each of them.
+    """Compute statistics over several environments for groups with runs in all of them.
 
     Args:
         groups: All groups.
@@ -182,7 +182,7 @@ def overall(
 
 
 def shown(row: Row) -> dict[str, str]:
-    """The figures of a row in words; what does not fit into a line is left to the file."""
+    """Format the main values of a row for a table; the file has all of them."""
     texts = {"runs": str(row["runs"])}
     if "env_steps" in row:
         texts["steps"], texts["time"] = compact(row["env_steps"]), _time(row["wall_time_s"])
@@ -198,7 +198,7 @@ def shown(row: Row) -> dict[str, str]:
 
 
 def iqm_text(figures: Figures, name: str, n_runs: int) -> str:
-    """An interquartile mean with its interval, which of few runs is called a range."""
+    """Format an interquartile mean with its interval, called a range for few runs."""
     low, high = figures[f"{name}_low"], figures[f"{name}_high"]
     word = "range " if n_runs < FEW_RUNS else ""
     interval = "" if math.isnan(low) else f" {word}[{readable(low)}, {readable(high)}]"
@@ -206,7 +206,7 @@ def iqm_text(figures: Figures, name: str, n_runs: int) -> str:
 
 
 def short(value: str) -> str:
-    """The value of a setting for people: a number with four significant digits."""
+    """Format the value of a setting; numbers have four significant digits."""
     number = _number(value)
     return f"{number:.4g}" if "." in value and math.isfinite(number) else value
 
@@ -237,7 +237,7 @@ UNITS = ((2 * 3600.0, 3600.0, "h"), (2 * 60.0, 60.0, "min"), (0.0, 1.0, "s"))
 def draw_comparison(
     groups: Sequence[Group], labels: Mapping[tuple[str, ...], str], metric: str, step_label: str
 ) -> Figure:
-    """A figure of interquartile means with 95 % bands, without the global state of pyplot.
+    """Draw interquartile means with 95 % bands without the global state of pyplot.
 
     Single runs are thin lines. A curve over several runs ends where the shortest of them does. A
     band over few runs is called their range.
@@ -281,7 +281,7 @@ def draw_comparison(
 
 
 def _band_text(groups: Sequence[Group]) -> str:
-    """The meaning of the bands of groups; empty: there are none."""
+    """Return the meaning of the bands; empty without bands."""
     sizes = [len(group.runs) for group in groups if len(group.runs) > 1]
     texts = (
         [f"95 % interval of {FEW_RUNS} runs or more"] if max(sizes, default=0) >= FEW_RUNS else []
@@ -293,12 +293,12 @@ def _band_text(groups: Sequence[Group]) -> str:
 
 
 def _as_text(name: str) -> str:
-    """A name as it is: dollar signs begin no formula, which could end the comparison."""
+    """Escape dollar signs, which would start a formula and could raise errors."""
     return printable(name).replace("$", r"\$")
 
 
 def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = "") -> None:
-    """Draw the runs of a group, and over them their interquartile mean with its band."""
+    """Draw the runs of a group and their interquartile mean with its band."""
     runs = [(xs, values) for xs, values in runs if np.isfinite(xs).all()]
     if not runs:
         return

@@ -1,4 +1,4 @@
-"""Runs that are compared, and aggregates over them.
+"""Runs to compare, and statistics over them.
 
 Source: Agarwal, Schwarzer, Castro, Courville, Bellemare (2021), Deep Reinforcement Learning at the
 Edge of the Statistical Precipice, arXiv:2108.13264, sections 4.1 and 4.3.
@@ -43,7 +43,7 @@ SELECTING = ("n_episodes", "opponents", "metric", "mode")
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that does not count, and the reason."""
+    """A skipped run and the reason."""
 
     name: str
     """Directory of the run, or job of a sweep."""
@@ -67,7 +67,7 @@ class Run:
     """Settings that selected its best policy."""
 
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
-        """Steps, seconds and values of all finite values of a metric."""
+        """Return steps, seconds and values where the metric is finite."""
         found = [(row[ENV_STEPS], row.get(WALL_TIME, np.nan), row.get(metric)) for row in self.rows]
         points = [point for point in found if point[2] is not None and np.isfinite(point[2])]
         steps, seconds, values = np.array(points, np.float64).reshape(-1, 3).T
@@ -76,7 +76,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """Directories of runs, and jobs of sweeps that failed."""
+    """Directories of runs, and failed jobs of sweeps."""
 
     directories: list[Path]
     errors: dict[Path, str]
@@ -87,7 +87,7 @@ class Found:
 
 
 def find_runs(names: Iterable[str]) -> Found:
-    """The runs in some directories, each once, in the order of the names.
+    """Return the runs in some directories, each once, in the order of the names.
 
     Args:
         names: Directories of runs, directories above some, and patterns of these.
@@ -116,7 +116,7 @@ def find_runs(names: Iterable[str]) -> Found:
 
 
 def _below(root: Path, found: Found) -> Iterator[Path]:
-    """Yield the directories of runs in one directory; folders within a run are not runs."""
+    """Yield the run directories below a directory; folders within a run are skipped."""
     for folder, names, files in os.walk(root):
         path = Path(folder)
         names.sort(key=lambda name: (len(name), name))  # numbers in their order
@@ -140,7 +140,7 @@ def _below(root: Path, found: Found) -> Iterator[Path]:
 
 
 def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
-    """Read a run; nothing that its configuration names is imported.
+    """Read a run without importing anything that its configuration names.
 
     Args:
         directory: Its directory.
@@ -180,7 +180,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
 def _with_loss(
     evaluation: EvaluationConfig, settings: Mapping[str, Any], rows: Sequence[MetricsRow]
 ) -> EvaluationConfig:
-    """Return how the best policy was selected: by a loss if a data set alone was learned from."""
+    """Return the evaluation settings with the metric that selected the best policy."""
     env, has_data = settings["env"], bool(settings["runner"].get("dataset"))
     has_env = bool(env.get("id") or env.get(TARGET))
     names = [name for name in rows[-1] if re.fullmatch(r"train/(.+/)?policy_loss", name)]
@@ -192,7 +192,7 @@ def _with_loss(
 def _stopped(
     directory: Path, settings: Mapping[str, Any], rows: Sequence[MetricsRow], error: str
 ) -> str:
-    """Return why a run did not finish; empty: it did, or the reason is unknown."""
+    """Return why a run did not finish; empty if it did or the reason is unknown."""
     summary = RunDirectory(directory).read_summary()
     if not summary:
         is_written = settings.get("tracking", {}).get("summary", False)
@@ -210,7 +210,7 @@ def _stopped(
 
 
 def algorithm_name(settings: Mapping[str, Any]) -> str:
-    """The name of an algorithm: that of its folder here, or the class of a user."""
+    """Return the name of an algorithm: its folder in this package, or the user's class."""
     target = str(settings[TARGET])
     if target.startswith(PACKAGE):
         return target.removeprefix(PACKAGE).partition(".")[0]
@@ -218,7 +218,7 @@ def algorithm_name(settings: Mapping[str, Any]) -> str:
 
 
 def task_name(settings: Mapping[str, Any]) -> str:
-    """The name of an environment; without one that of the data set that was learned from."""
+    """Return the name of the environment, or of the dataset without an environment."""
     env, dataset = settings["env"], settings["runner"].get("dataset")
     if env.get("id") or env.get(TARGET) or not dataset:
         return env_name(EnvConfig(id=env.get("id"), target=env.get(TARGET)))
@@ -232,7 +232,7 @@ _CHUNK = 1 << 22  # numbers that are resampled at once
 
 
 def interquartile_mean(values: Any, axis: int = -1) -> Array:
-    """Mean of the middle half: of n values, floor(n / 4) are left out at each end.
+    """Compute the mean of the middle half: floor(n / 4) of n values are dropped at each end.
 
     Args:
         values: Numbers; less than 4 of them have the plain mean.
@@ -248,7 +248,7 @@ def interquartile_mean(values: Any, axis: int = -1) -> Array:
 def bootstrap_interval(
     strata: Sequence[Any], n_resamples: int = 10_000, seed: int = 0
 ) -> tuple[Array, Array]:
-    """Percentile interval of 95 % of the interquartile mean over all values of all strata.
+    """Compute the 95 % percentile bootstrap interval of the interquartile mean over all strata.
 
     A bootstrap sample draws from each stratum as many runs as it has, with replacement, so that
     every task keeps its weight.

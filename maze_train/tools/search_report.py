@@ -1,4 +1,4 @@
-"""The outcome of a search: table, plot, best settings, and the space that was searched."""
+"""Outcome of a search: table, plot, best settings; and the search space."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def optuna() -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value as on the command line; of an object that has no text there, its class."""
+    """Format a value as on the command line; objects without a text form show their class."""
     plain = str(value) if isinstance(value, str) else value
     try:
         text: str = dump_yaml([plain], default_flow_style=True, width=2**31 - 1)
@@ -54,13 +54,13 @@ def text_of(value: Any) -> str:
 
 
 def shown(text: str) -> str:
-    """A value for people: a number, also one that begins a schedule, with four digits."""
+    """Format a value; numbers and starts of schedules have four significant digits."""
     number = text.removeprefix(LINEAR)
     return text[: len(text) - len(number)] + short(number)
 
 
 def short_names(keys: Collection[str]) -> dict[str, str]:
-    """Names for people by setting: the last part, where it belongs to one setting."""
+    """Return short names of settings: the last part if it is unique."""
     last = [key.rpartition(".")[2] for key in keys]
     return {
         key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
@@ -91,16 +91,16 @@ class Space:
         """Distributions of Optuna by setting; choices are texts."""
 
     def place(self, key: str, text: str) -> float:
-        """Where a value of a setting is drawn: its number, or that of the choice."""
+        """Return the x position of a value: the number itself or the index of the choice."""
         choices = list(self._choices[key])
         return choices.index(text) if choices else float(text.removeprefix(LINEAR))
 
     def settings_of(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a trial by dotted name, from Optuna's parameters."""
+        """Return the settings of a trial by dotted name from Optuna's parameters."""
         return {key: self._setting(key, params[key]) for key in self.ranges}
 
     def given(self, config: TrainConfig) -> dict[str, Any]:
-        """Optuna's parameters for the settings as they are.
+        """Return Optuna's parameters for the given settings.
 
         Raises:
             ConfigError: If no value of a range gives the setting exactly.
@@ -156,7 +156,7 @@ class Space:
         return kinds.FloatDistribution(found.low, found.high, found.log, found.step)
 
     def _accepted(self, key: str, value: Any) -> Any:
-        """A value as the configuration has it.
+        """Return a value as converted by the configuration.
 
         Raises:
             ConfigError: If it is refused.
@@ -197,7 +197,7 @@ MIN_TRIALS = 4
 
 
 def draw_search(result: SearchResult, study: Study, space: Space) -> Figure:
-    """A figure of the trials of a study, without the global state of pyplot.
+    """Draw the trials of a study without the global state of pyplot.
 
     Optuna's own pictures are not used: they set the style of the process, leave out pruned trials,
     and put all settings into one row.
@@ -231,7 +231,7 @@ def draw_search(result: SearchResult, study: Study, space: Space) -> Figure:
 
 
 def _importances(study: Study) -> dict[str, float]:
-    """Importance of each setting (PED-ANOVA of Optuna), from the largest; they sum to 1."""
+    """Return the importance of each setting (Optuna's PED-ANOVA), largest first; sums to 1."""
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
@@ -243,7 +243,7 @@ def _importances(study: Study) -> dict[str, float]:
 
 
 def _draw_trials(axes: Axes, rows: Sequence[Row], places: Sequence[float]) -> list[Any]:
-    """Draw the values of trials at places of the x axis; returns the marks of each state."""
+    """Draw the values of trials at positions of the x axis; return the marks of each state."""
     marks = []
     for state, style in STYLES.items():
         points = [(x, r["value"]) for x, r in zip(places, rows, strict=True) if r["state"] == state]
@@ -269,7 +269,7 @@ def _draw_history(axes: Axes, rows: Sequence[Row], result: SearchResult) -> None
 
 
 def _scale(axes: Axes, found: Any) -> None:
-    """Let the x axis have the whole range of a distribution of Optuna, or all of its choices."""
+    """Show the whole range or all choices of an Optuna distribution on the x axis."""
     choices = getattr(found, "choices", ())
     if choices:
         axes.set_xticks(range(len(choices)), choices)
@@ -331,7 +331,7 @@ class SearchResult:
 
     @property
     def outcome(self) -> str:
-        """How many trials there were, and the best one, in a line."""
+        """Number of trials by state, and the best one, in a line."""
         states = [row["state"] for row in self.rows]
         counts = [f"{states.count(s)} {s}" for s in STATES.values() if s in states]
         plural = "" if len(states) == 1 else "s"
@@ -341,7 +341,7 @@ class SearchResult:
         return f"{line}; best: trial {self.best_trial}, {self.metric} {readable(self.best_value)}"
 
     def _ranked(self) -> list[dict[str, Any]]:
-        """Trials that came to their end from the best one, then those that were pruned, others."""
+        """Return the trials ordered by state, then from the best to the worst."""
         order = list(STATES.values())
         sign = -1.0 if self.larger_is_better else 1.0
 
@@ -352,7 +352,7 @@ class SearchResult:
         return sorted(self.rows, key=rank)
 
     def _words(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-        """Rows for people."""
+        """Format rows for a table."""
         names = {"done_percent": "done", "seconds": "time", **short_names(self.settings)}
         return [
             {names.get(name, name): _word(name, value) for name, value in row.items()}
@@ -360,7 +360,7 @@ class SearchResult:
         ]
 
     def __str__(self) -> str:
-        """The best trials and the best settings as text for a terminal."""
+        """Format the best trials and the best settings for a terminal."""
         words = [
             {key: text for key, text in row.items() if key not in ("run_dir", "error")}
             for row in self._words(self._ranked())
@@ -369,7 +369,7 @@ class SearchResult:
         return printable("\n".join([*lines, "", self.line] if self.best else lines))
 
     def markdown(self) -> str:
-        """All trials as Markdown, with the picture and the best settings."""
+        """Format all trials as Markdown with the picture and the best settings."""
         lines = ["# Search", "", self.outcome, ""]
         if self.best:
             lines += ["```bash", self.line, "```", "", f"![trials]({PICTURE_FILE})", ""]
@@ -377,7 +377,7 @@ class SearchResult:
         return "\n".join(lines) + "\n"
 
     def best_yaml(self) -> str:
-        """The best settings by dotted name, as `train` takes them, below where they come from."""
+        """Format the best settings as YAML for `train`, with their origin as a comment."""
         head = f"# Trial {self.best_trial} of {len(self.rows)}: {self.metric} {self.best_value!r}"
         return f"{head}\n# {self.line}\n{dump_yaml(self.best)}"
 
@@ -385,7 +385,7 @@ class SearchResult:
 def result_of(
     study: Study, space: Space, directory: Path, metric: str, given: Sequence[str]
 ) -> SearchResult:
-    """The result of a study as it is."""
+    """Return the current result of a study."""
     trials = [trial for trial in study.trials if trial.state.name in STATES]
     mode = study.direction.name
     done = [t for t in trials if t.state.name == "COMPLETE" and t.value is not None]

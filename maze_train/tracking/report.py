@@ -1,4 +1,4 @@
-"""Reports of runs: files of text and pictures, and the parts that pictures share."""
+"""Reports: files with texts and pictures, learning curves, and shared parts of pictures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def write_report(
     key: str, directory: Path, texts: Mapping[str, str], pictures: Mapping[str, Figure]
 ) -> None:
-    """Write the texts and pictures of a report by name into the directory that a setting names.
+    """Write the texts and pictures of a report into the directory that a setting names.
 
     Raises:
         ConfigError: If they cannot be written.
@@ -53,7 +53,7 @@ TEXT_COLOR = "#3d444d"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, without the global state of pyplot; sizes in inches."""
+    """Return an empty figure without the global state of pyplot; sizes in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
@@ -72,7 +72,7 @@ def save_picture(figure: Figure, path: Path, dpi: int = 150) -> None:
 def leave_out_extremes(
     axes: Axes, values: Array, typical: Array, percentiles: tuple[float, float]
 ) -> None:
-    """End the y axis before rare values that would take more than half of it, and say so.
+    """Exclude rare extreme values that would take more than half of the y axis, with a label.
 
     Args:
         axes: The axes.
@@ -102,7 +102,7 @@ WIN_RATE = re.compile(r"league/([^/]+)@(\d+)/win_rate")
 
 
 def write_leagues(rows: Sequence[Mapping[str, float]], run_dir: Path, title: str) -> None:
-    """Write `plots/league_<policy>.csv` and `.png` of each policy that met snapshots.
+    """Write `plots/league_<policy>.csv` and `.png` for each policy that played snapshots.
 
     A row of the table is an epoch, with the Elo rating of the policy, and a column a snapshot: the
     share of points of the policy against it in this epoch, empty where they did not meet.
@@ -129,7 +129,7 @@ def write_leagues(rows: Sequence[Mapping[str, float]], run_dir: Path, title: str
 
 
 def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], title: str) -> Figure:
-    """A figure of the points against snapshots and of the rating, epoch by epoch.
+    """Draw the points against snapshots and the rating over epochs.
 
     Args:
         table: Epoch, rating, and points by the number of the snapshot; None: no value.
@@ -153,7 +153,7 @@ def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], titl
 
 
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:
-    """A figure of the returns of a run, without the global state of pyplot.
+    """Draw the returns of a run without the global state of pyplot.
 
     Without returns, losses are drawn if one of them selects the best policy; where results against
     an opponent do, these are drawn instead.
@@ -224,7 +224,7 @@ def _draw_evaluation(
 
 
 def decorate(axes: Axes, x_label: str, y_label: str) -> None:
-    """Label the axes of a curve, and draw its grid: counts on the x axis, from 0."""
+    """Label the axes of a curve with counts from 0 on the x axis, and draw the grid."""
     from matplotlib.ticker import EngFormatter
 
     axes.set_xlabel(x_label, color=TEXT_COLOR)

@@ -1,4 +1,4 @@
-"""The metrics of a run, reported through one object."""
+"""Metrics of a run and the interface of their writers."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class RunInfo:
 
     @property
     def opponent(self) -> str:
-        """Name of the opponent that policies are judged by; empty: by other metrics."""
+        """Opponent whose results select the best policy; empty if other metrics do."""
         return self.metric.split("/")[1][3:] if self.metric.startswith("eval/vs_") else ""
 
     def is_better(self, score: float, best: float) -> bool:
-        """Whether a score is better than the best one so far."""
+        """Return whether a score is better than the best one so far."""
         return score > best if self.mode == "max" else score < best
 
 
@@ -93,10 +93,10 @@ class MetricsWriter:
         """Prepare to write the rows of a run."""
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Write the row of a finished epoch, which may be kept, but not changed."""
+        """Write the row of a finished epoch; a writer may keep but not change it."""
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
-        """Note progress within an epoch.
+        """Show progress within an epoch.
 
         Args:
             progress_fraction: Share of the running epoch that is done, in [0, 1].
@@ -104,7 +104,7 @@ class MetricsWriter:
         """
 
     def sync(self) -> None:
-        """Put all rows on disk: a checkpoint is about to be written that counts on them."""
+        """Flush all rows to disk; called before a checkpoint is written."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the outcome of the run: plain values by name."""
@@ -142,7 +142,7 @@ class Tracker:
 
     @property
     def missing(self) -> list[str]:
-        """Names of the files or writers that are incomplete; the console never counts."""
+        """Names of incomplete files or writers, except the console."""
         writers = [*self._dropped, *self._failing]
         return [
             str(writer.filename or type(writer).__name__) for writer in writers if writer.is_kept
@@ -153,7 +153,7 @@ class Tracker:
         self._forward("start", self.run_info)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Keep and forward the row of an epoch that ended: the same copy, which no one changes."""
+        """Keep and forward one copy of the row of a finished epoch; nobody changes it."""
         kept = dict(row)
         self.history.append(kept)
         self._forward("write", kept)
@@ -168,11 +168,11 @@ class Tracker:
         self._forward("advance", progress_fraction, env_steps)
 
     def sync(self) -> None:
-        """Put all rows where they outlive this process and this machine's power."""
+        """Flush all rows to disk."""
         self._forward("sync")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Forward the outcome of the run: plain values by name.
+        """Forward the outcome of the run as plain values by name.
 
         Of these the console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`,
         `steps_per_second` and `final_test`; best and last returns it takes from the rows.
@@ -232,7 +232,7 @@ class Tracker:
 
 
 def ordered_columns(names: Iterable[str]) -> list[str]:
-    """Names in the order of columns: epoch, updates, env_steps, train, eval, others, time.
+    """Return names in column order: epoch, updates, env_steps, train, eval, others, time.
 
     Within a group the order of `names` is kept.
     """

@@ -56,7 +56,7 @@ class LearningCurveWriter(MetricsWriter):
         self._has_league = False
 
     def start(self, run: RunInfo) -> None:
-        """Begin with the rows of the run that is continued, if there is one."""
+        """Start with the rows of the resumed run, if any."""
         self._run = run
         self._rows = list(run.past_rows)
         self._has_league = any(key.startswith(LEAGUE) for row in self._rows for key in row)
@@ -105,7 +105,7 @@ class CSVWriter(MetricsWriter):
         self._file: IO[str] | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Begin the file with the rows of the run that is continued, if there is one."""
+        """Start the file with the rows of the resumed run, if any."""
         if run.run_dir is None:
             return
         self._path = run.run_dir / self.filename
@@ -137,7 +137,7 @@ class CSVWriter(MetricsWriter):
             raise
 
     def sync(self) -> None:
-        """Make the system write the file; an `OSError` means that it is gone."""
+        """Flush the file to disk; raises OSError if the file is gone."""
         if self._path is None or not self._columns:
             return
         if self._file is None:
@@ -152,7 +152,7 @@ class CSVWriter(MetricsWriter):
             raise
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write what the disk did not take before."""
+        """Write rows that could not be written before."""
         self.sync()
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class CSVWriter(MetricsWriter):
                 file.close()
 
     def _take(self, row: Mapping[str, float]) -> bool:
-        """Keep a row; returns whether it has new columns."""
+        """Keep a row; return whether it has new columns."""
         self._rows.append(row)
         has_new = not row.keys() <= set(self._columns)
         if has_new:
@@ -171,7 +171,7 @@ class CSVWriter(MetricsWriter):
         return has_new
 
     def _replace(self) -> None:
-        """Replace the file by one with all rows, and append to that."""
+        """Replace the file by one with all rows and open it for appending."""
         assert self._path is not None
         self.close()
         with atomic_write(self._path) as new:
@@ -194,7 +194,7 @@ class TensorBoardWriter(MetricsWriter):
         self._writer: SummaryWriter | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Open an event file; points after the checkpoint of a continued run are marked void."""
+        """Open an event file; points after the checkpoint of a resumed run are discarded."""
         if run.run_dir is None:
             return
         from torch.utils.tensorboard import SummaryWriter
@@ -207,7 +207,7 @@ class TensorBoardWriter(MetricsWriter):
         self._add_hparams(run)
 
     def _add_hparams(self, run: RunInfo) -> None:
-        """Add the settings that numbers depend on to the table of hyperparameters."""
+        """Add the settings that influence results to the table of hyperparameters."""
         from torch.utils.tensorboard.summary import hparams
 
         assert self._writer is not None
@@ -231,12 +231,12 @@ class TensorBoardWriter(MetricsWriter):
         self._writer.flush()  # what its thread writes later fails there, out of reach
 
     def sync(self) -> None:
-        """Wait until all points are in the event file."""
+        """Flush all points to the event file."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write the remaining rows and end the thread of the event file."""
+        """Write the remaining points and stop the writer thread."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close()
@@ -267,7 +267,7 @@ class JSONSummaryWriter(MetricsWriter):
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON's types; what JSON has no type for is written as text."""
+    """Convert a value to JSON types; other values become text."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Integral):
@@ -293,7 +293,7 @@ WRITERS: dict[str, type[MetricsWriter]] = {
 
 
 def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
-    """The writers that the settings ask for; the console comes last, after the files are written.
+    """Build the configured writers; the console comes last, after all files are written.
 
     Raises:
         ConfigError: If one of `writers` cannot be built or is not a `MetricsWriter`.

@@ -43,7 +43,7 @@ def build_actors(
 
 
 def make_actors(builder: AlgorithmBuilder[Any]) -> DistributedActors:
-    """The actors of `runner.envs_per_actor`."""
+    """Build the actors of `runner.envs_per_actor`."""
     context = builder.context
     per_actor, place = context.config.runner.envs_per_actor, context.place
     num_actors = builder.num_envs // per_actor
@@ -59,7 +59,7 @@ def make_actors(builder: AlgorithmBuilder[Any]) -> DistributedActors:
 def make_actor_collector(
     builder: AlgorithmBuilder[Any], num_steps: int, acting: Any, stream: str
 ) -> ActorCollector:
-    """The collector of rollouts with the actors of a builder; see `make_collector` there."""
+    """Build the collector of rollouts on the actors of a builder."""
     context = builder.context
     actors: Any = builder.env
 
@@ -81,7 +81,7 @@ def make_actor_collector(
 
 
 def worker_use(actors: DistributedActors) -> tuple[float, int] | None:
-    """See `AlgorithmBuilder.worker_use`; None where the actors are in this process."""
+    """Implement `AlgorithmBuilder.worker_use`; None if the actors are in this process."""
     return None if actors.pool.workers else (actors.busy_s, len(actors.slices))
 
 

@@ -1,4 +1,4 @@
-"""Settings, spaces and environments from which an algorithm builds itself."""
+"""What the builder of an algorithm gets: settings, seeds, environments, collectors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def build_vector_env(
     device: torch.device | str = "cpu",
     info_keys: Sequence[str] = (),
 ) -> MazeVectorEnv:
-    """Environments that are stepped in a place.
+    """Build vector environments whose workers live in a place.
 
     Args:
         factories: Build single environments, one each, where the backend is gymnasium.
@@ -96,7 +96,7 @@ def build_vector_env(
 
 
 def close_quietly(env: Any) -> None:
-    """Close environments; an error of theirs must not cost a finished training."""
+    """Close environments; report their errors as warnings, since training has finished."""
     try:
         env.close()
     except EnvError as error:
@@ -169,7 +169,7 @@ class BuildContext(Generic[Config]):
     def make_env(
         self, num_envs: int, *, training: bool = True, keeps_terminal_obs: bool = False
     ) -> MazeVectorEnv:
-        """Vector environments, closed at the end of the run.
+        """Build vector environments that are closed at the end of the run.
 
         Args:
             num_envs: How many.
@@ -218,7 +218,7 @@ class BuildContext(Generic[Config]):
     def make_collector(
         self, env: MazeVectorEnv, num_steps: int, stream: str = ""
     ) -> RolloutCollector:
-        """A collector of rollouts.
+        """Build a collector of rollouts.
 
         Args:
             env: The environments.
@@ -244,7 +244,7 @@ class BuildContext(Generic[Config]):
 
 
 def check_fits(env: MazeVectorEnv, num_steps: int) -> None:
-    """Refuse a rollout whose observations are larger than the memory that is free.
+    """Check that the observations of a rollout fit into the available memory.
 
     Raises:
         ConfigError: If they are.

@@ -1,4 +1,4 @@
-"""How an algorithm builds itself: what it gets, and what it has to provide."""
+"""Builders: model, learner, evaluators and trainer of an algorithm."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @abstractmethod
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """Arguments of the trainer, by name, in addition to settings, learners, model and services.
+        """Return additional arguments of the trainer by name.
 
         Args:
             model: Result of `build_model`, after `prepare`.
@@ -90,7 +90,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         context.closing.callback(self.learners.shutdown)
 
     def learner_maker(self) -> Callable[..., Learner[Any, Any, Any]]:
-        """Return a function that makes the learner of modules by id and further arguments.
+        """Return a function that builds the learner from modules by id and further arguments.
 
         Raises:
             ConfigError: If snapshots are configured, and the algorithm does not support them.
@@ -112,7 +112,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return make_learner
 
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
-        """The learner that changes the weights of the model."""
+        """Build the learner that updates the weights of the model."""
         device, seed = self.context.device, self.context.seeds.integer("minibatches")
         make_learner = self.learner_maker()
         return make_learner(modules_of(model), self.algorithm, device=device, seed=seed)
@@ -127,14 +127,14 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @cached_property
     def agents(self) -> AgentParts | None:
-        """The parts for several agents; None: the environment has one."""
+        """Parts for multi-agent training; None for a single agent."""
         if agent_spaces(*self.spaces) is None:
             return None
         return self.context.features.agents()
 
     @property
     def keeps_terminal_obs(self) -> bool:
-        """Whether last observations of terminated episodes are stored, so must be finite."""
+        """Whether the last observations of terminated episodes are stored and must be finite."""
         return False
 
     @property
@@ -144,7 +144,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def task_name(self) -> str:
-        """Name of the task, in names of runs."""
+        """Name of the task in names of runs."""
         return env_name(self.config.env)
 
     @property
@@ -154,13 +154,13 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def selection_metric(self) -> str:
-        """Metric that selects the best policy; may need `prepare`."""
+        """Metric that selects the best policy; may require `prepare` first."""
         return self.config.evaluation.selection_metric
 
     # -- what all have -----------------------------------------------------------------------------
 
     def model_maker(self) -> Callable[[], nn.Module]:
-        """Return a builder of the model, with the same initial weights each time."""
+        """Return a function that builds the model, always with the same initial weights."""
         context = self.context
         return partial(
             make_model if self.agents is None else self.agents.make_model,
@@ -172,11 +172,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         )
 
     def build_model(self) -> nn.Module:
-        """The model for the spaces of the environment; building it changes nothing else."""
+        """Build the model for the spaces of the environment; without side effects."""
         return self.model_maker()()
 
     def build_trainer(self, model: nn.Module, services: TrainerServices) -> Trainer:
-        """The trainer with its source of experience.
+        """Build the trainer with its source of experience.
 
         Args:
             model: Result of `build_model`, after `prepare`.
@@ -188,18 +188,18 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return trainer
 
     def build(self, services: TrainerServices) -> Trainer:
-        """Build model, learner and trainer: everything before training."""
+        """Build model, learner and trainer."""
         model = self.build_model()
         self.prepare(model)
         return self.build_trainer(model, services)
 
     def build_evaluators(self) -> list[Evaluator]:
-        """Build the evaluators of the policy, without those of the user."""
+        """Build the evaluators of the policy, except user-defined ones."""
         n_episodes = self.config.evaluation.n_episodes
         return [self._build_evaluator(n_episodes, "evaluation")] if n_episodes else []
 
     def build_final_evaluator(self) -> Evaluator | None:
-        """Build the evaluator of the test after training; None: there is no test.
+        """Build the evaluator of the test after training; None if there is no test.
 
         Raises:
             ConfigError: If the run has no environment.
@@ -208,7 +208,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return self._build_evaluator(n_episodes, "final test") if n_episodes else None
 
     def _build_evaluator(self, n_episodes: int, stream: str) -> Evaluator:
-        """Build the evaluator that plays `n_episodes` episodes with the seeds of a named stream."""
+        """Build an evaluator that plays `n_episodes` episodes seeded from a named stream."""
         config = self.config.evaluation
         evaluator: Evaluator = RolloutEvaluator(
             lambda num_envs: self.context.make_env(num_envs, training=False),
@@ -224,7 +224,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def make_collector(
         self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
     ) -> Collector:
-        """A collector on the environments of this process, or on actors.
+        """Build a collector on the environments of this process, or on actors.
 
         Args:
             num_steps: Steps of each environment per rollout; fewer in a trial.
@@ -247,7 +247,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def env(self) -> MazeVectorEnv:
-        """The environments, or actors, that collect experience; made when first used."""
+        """The environments or actors that collect experience; built on first use."""
         if self._env is None:
             actors = self.context.features.actors
             self._env = (
@@ -259,11 +259,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def has_actors(self) -> bool:
-        """Whether actors collect the experience, which have the policy and the environments."""
+        """Whether experience is collected by actors, which hold policy and environments."""
         return self.context.features.actors is not None
 
     def worker_use(self) -> tuple[float, int] | None:
-        """Seconds for which worker processes did their work, and their number; None without any.
+        """Return the busy seconds and the number of worker processes; None without any.
 
         Raises:
             EnvError: If a worker fails.
@@ -276,7 +276,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return None
 
     def close_env(self) -> None:
-        """Close `env`; its next use makes new ones."""
+        """Close `env`; the next access builds new environments."""
         env, self._env = self._env, None
         if env is not None:
             close_quietly(env)
@@ -287,7 +287,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         num_steps: int,
         acting: nn.Module,
     ) -> None:
-        """Gather statistics of observations before training, unless there are enough already.
+        """Collect observation statistics before training unless there are enough already.
 
         Training begins with new episodes.
 
@@ -327,7 +327,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
 
 def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:
-    """The builder that the settings of an algorithm name.
+    """Return the builder that the settings of the algorithm name.
 
     Raises:
         ConfigError: If it is not a builder.

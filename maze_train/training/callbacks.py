@@ -1,4 +1,4 @@
-"""Callbacks: code of a user that is called while a run continues."""
+"""Callbacks: user code that is called during a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREFIX = "callback"
 
 
 class Rows(Sequence[MetricsRow]):
-    """Rows of metrics, of which only those that are asked for are copied.
+    """Read-only view of rows of metrics; a row is copied when it is accessed.
 
     Args:
         rows: The rows.
@@ -75,7 +75,7 @@ class Training(Protocol):
 
 
 class TrainingView:
-    """A run as callbacks see it: what they may read, and the two things that they may change.
+    """A run as seen by callbacks: read access, `record` and `stop`.
 
     Args:
         trainer: The `Trainer`.
@@ -89,12 +89,12 @@ class TrainingView:
 
     @property
     def progress(self) -> Progress:
-        """Epochs that ended, updates, environment steps, and the share of training that is done."""
+        """Finished epochs, updates, environment steps, and the finished fraction of training."""
         return self._trainer.progress(self._last_epoch)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name: in `on_epoch_end` those of the epoch, evaluation included.
+        """Metrics by name: in `on_epoch_end` those of the epoch, including evaluation.
 
         Elsewhere those of the updates that the running epoch has made so far.
         """
@@ -102,34 +102,34 @@ class TrainingView:
 
     @property
     def history(self) -> Sequence[dict[str, float]]:
-        """One row of metrics per epoch that ended: a read-only sequence whose rows are copies."""
+        """One row of metrics per finished epoch: a read-only sequence whose rows are copies."""
         return Rows(self._trainer.tracker.history)
 
     @property
     def learner(self) -> Learner[Any, Any, Any]:
-        """The learner of this process, to be looked at."""
+        """The learner of this process; read-only."""
         return self._trainer.learners.first
 
     @property
     def model(self) -> nn.Module:
-        """The policy that is trained, to be looked at; queued updates are waited for."""
+        """The trained policy after all queued updates; read-only."""
         _ = self.learner  # waits for queued updates
         return self._trainer.model
 
     @property
     def run_dir(self) -> Path | None:
-        """Directory of the run, where a callback may write files; None without one."""
+        """Directory of the run, to which callbacks may write; None if nothing is written."""
         return self._trainer.tracker.run_info.run_dir
 
     @property
     def checkpoint(self) -> Path | None:
-        """The last checkpoint; None without one."""
+        """Path of the last checkpoint; None if there is none."""
         checkpoints = self._trainer.checkpoints
         return None if checkpoints is None else checkpoints.latest
 
     @property
     def stop_reason(self) -> str:
-        """Reason for which training ends or ended; empty: it continues."""
+        """Why training ends or ended; empty while it continues."""
         return self._trainer.stop_reason
 
     def record(self, name: str, value: float) -> None:
@@ -176,7 +176,7 @@ class Callback:
                 raise ConfigError(f"{cls.__name__}.{name}", problem)
 
     def on_run_start(self, run: TrainingView) -> None:
-        """Called before the first update, and when a run is continued."""
+        """Called before the first update, and when a run is resumed."""
 
     def on_update_end(self, run: TrainingView) -> None:
         """Called after each update."""
@@ -195,7 +195,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state` when a run is continued."""
+        """Restore `state` when a run is resumed."""
 
 
 class Callbacks:
@@ -214,7 +214,7 @@ class Callbacks:
 
     @contextmanager
     def running(self, last_epoch: int) -> Iterator[None]:
-        """Within this block training continues; `on_run_end` follows, whatever ends it.
+        """Run training in this block; `on_run_end` is called in any case.
 
         Raises:
             CallbackError: If `on_run_end` failed, unless something else ended the run.
@@ -235,7 +235,7 @@ class Callbacks:
         self.check()
 
     def call(self, hook: str, row: dict[str, float] | None = None) -> None:
-        """Call a method of all callbacks; what one raises is noted for `check`.
+        """Call a method of all callbacks; an exception is kept for `check`.
 
         Args:
             hook: Name of the method.
@@ -259,7 +259,7 @@ class Callbacks:
         self._view._row = None
 
     def check(self) -> None:
-        """Raise the exception of a callback; the state of training is whole where this is called.
+        """Raise the pending exception of a callback; called where the training state is consistent.
 
         Raises:
             CallbackError: It names class and method.
@@ -268,14 +268,14 @@ class Callbacks:
             raise self._failure
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The states of all callbacks, in their order, each with the name of its class."""
+        """Return the states of all callbacks in order, each with the name of its class."""
         return [
             {"class": _name(callback), "state": deepcopy(callback.state_dict())}
             for callback in self._callbacks
         ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Continue from `state`: each callback from the next one of its class.
+        """Restore `state`: each callback takes the next entry of its class.
 
         New callbacks, and those that are there no longer, are reported.
         """
@@ -308,11 +308,11 @@ class StopAtReturn(Callback):
         self._last: float | None = None
 
     def on_run_start(self, run: TrainingView) -> None:
-        """End a continued run that had reached the threshold already."""
+        """End a resumed run that had already reached the threshold."""
         self._stop_if_reached(run)
 
     def on_epoch_end(self, run: TrainingView) -> None:
-        """Compare the metric, if the epoch has it."""
+        """Compare the metric if the epoch reports it."""
         self._last = run.metrics.get(self.metric, self._last)
         self._stop_if_reached(run)
 
@@ -327,11 +327,11 @@ class StopAtReturn(Callback):
             run.stop(f"{self.metric} {self._last:g} >= {self.threshold:g}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The last value of the metric."""
+        """Return the last value of the metric."""
         return {"metric": self.metric, "last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, unless it is that of another metric."""
+        """Restore `state` unless it belongs to another metric."""
         if state["metric"] == self.metric:
             self._last = state["last"]
 

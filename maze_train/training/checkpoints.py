@@ -97,12 +97,12 @@ class CheckpointStore:
     # -- schedule --------------------------------------------------------------------------------
 
     def is_due(self, epoch: int) -> bool:
-        """Whether the epoch that just ended, the first is 1, ends with a checkpoint."""
+        """Whether a checkpoint is due after epoch `epoch`, counted from 1."""
         interval = self.config.interval
         return (interval > 0 and epoch % interval == 0) or self.is_overdue()
 
     def is_overdue(self) -> bool:
-        """Whether the last checkpoint is longer ago than the settings allow."""
+        """Whether `interval_minutes` have passed since the last checkpoint."""
         minutes = self.config.interval_minutes
         return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
 
@@ -114,7 +114,7 @@ class CheckpointStore:
     # -- writing ---------------------------------------------------------------------------------
 
     def save(self, state: dict[str, Any], position: Position) -> Path | None:
-        """Write a checkpoint; it is on disk when this returns, or nothing of it is.
+        """Write a checkpoint atomically; it is on disk when this returns.
 
         A process that is killed at any moment leaves the checkpoints from before, or these and the
         new one. Then old checkpoints are removed, and those of a branch that was left: with more
@@ -151,7 +151,7 @@ class CheckpointStore:
         return path
 
     def _write(self, state: dict[str, Any], position: Position) -> Path:
-        """Write the files, move them into place, and point to them; or leave all as it was."""
+        """Write the files, move them into place, update `latest`; undo everything on failure."""
         if not self.directory.is_dir():
             self.directory.mkdir()  # no parents: the run may be gone
             fsync_directory(self.directory.parent)
@@ -179,7 +179,7 @@ class CheckpointStore:
         return final
 
     def _unused(self, name: str) -> Path:
-        """A path that is new: a branch that was left may have written one of this name."""
+        """Return an unused path; an abandoned branch may have used the plain name."""
         path, number = self.directory / name, 1
         while path.exists():
             number += 1
@@ -190,7 +190,7 @@ class CheckpointStore:
         return path.with_name(f".tmp-{path.name}-{os.getpid()}")
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint; no one sees a half of it.
+        """Remove a checkpoint atomically.
 
         Raises:
             OSError: If it is not there, or stays.
@@ -210,7 +210,7 @@ class CheckpointStore:
         return f"the last good one is still {names[-1]}" if names else "there is no earlier one"
 
     def _remove_old(self, last: Position, path: Path) -> None:
-        """Remove what is neither among the newest nor among the best up to the last checkpoint."""
+        """Remove checkpoints that are neither among the newest nor among the best."""
         present, unknown = self._survey()
         infos = [
             info
@@ -234,7 +234,7 @@ class CheckpointStore:
                     self._warn(f"the old checkpoint {old} could not be removed: {error}")
 
     def clean(self) -> None:
-        """Remove what processes left that did not end by themselves; call it before training."""
+        """Remove files left by killed processes; call it before training."""
         remove_leftovers(self.directory)
         for path in self._paths():
             found = re.fullmatch(r"\.tmp-.+-(\d+)", path.name)
@@ -242,7 +242,7 @@ class CheckpointStore:
                 shutil.rmtree(path, ignore_errors=True)
 
     def point_to(self, info: CheckpointInfo) -> None:
-        """Let `latest` name a checkpoint from which the run continues; later ones are left behind.
+        """Make `latest` name the checkpoint to resume from; later ones become an abandoned branch.
 
         Raises:
             OSError: If the disk does not take it.
@@ -259,7 +259,7 @@ class CheckpointStore:
     # -- reading ---------------------------------------------------------------------------------
 
     def load(self, name: str | None = None) -> Checkpoint | None:
-        """Load the newest undamaged checkpoint: every file of it is as it was written.
+        """Load the newest undamaged checkpoint; all files are verified.
 
         The one that `latest` names comes first, then those before it; if that is not there, all of
         them, the newest first. A warning names each damaged one.
@@ -298,7 +298,7 @@ class CheckpointStore:
         )
 
     def _in_order(self) -> tuple[tuple[Path, ...], bool]:
-        """Directories in the order in which `load` tries them, and whether `latest` names one."""
+        """Return directories in the order of `load`, and whether `latest` names one of them."""
         paths, target = self._directories()[::-1], self._pointer()
         named = [path for path in paths if path.name == target]
         if named:
@@ -336,7 +336,7 @@ class CheckpointStore:
             raise RunDirectoryError(f"checkpoint {found[name]} is damaged: {problem}") from problem
 
     def _pointer(self) -> str | None:
-        """The name that `latest` holds; None if that is not the name of a checkpoint."""
+        """Return the content of `latest`; None if it is not the name of a checkpoint."""
         try:
             words = read_regular(self.directory / LATEST, 1000).decode("ascii").split()
         except (OSError, UnicodeDecodeError):
@@ -350,12 +350,12 @@ class CheckpointStore:
             return ()
 
     def _directories(self) -> tuple[Path, ...]:
-        """Directories of checkpoints, damaged ones included, the oldest first."""
+        """Return the directories of all checkpoints, including damaged ones, oldest first."""
         found = [path for path in self._paths() if sort_key(path.name) and path.is_dir()]
         return tuple(sorted(found, key=lambda path: sort_key(path.name)))
 
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
-        """Read all manifests, the oldest first; returns also checkpoints that may still be whole.
+        """Read all manifests, oldest first; also return unreadable ones that may be undamaged.
 
         Of these nothing can be known: the disk does not answer, or another version wrote them.
         """
@@ -371,5 +371,5 @@ class CheckpointStore:
         return tuple(sorted(infos, key=lambda info: info.order)), unknown
 
     def list(self) -> tuple[CheckpointInfo, ...]:
-        """Manifests of the checkpoints, the oldest first; damaged ones are left out."""
+        """Return the manifests of all undamaged checkpoints, oldest first."""
         return self._survey()[0]

@@ -1,4 +1,4 @@
-"""Modes of PyTorch, profiles and the time of updates; devices and memory of this machine."""
+"""PyTorch modes, profiles and update times of a run; devices and memory of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOT_DETERMINISTIC = (
 
 @contextmanager
 def modes(*, deterministic: bool, detect_anomaly: bool = False) -> Iterator[None]:
-    """Set the modes of PyTorch that a run asks for; at the end they are as before.
+    """Set the PyTorch modes of a run and restore the previous ones at the end.
 
     Args:
         deterministic: Whether operations that are not deterministic are errors.
@@ -52,7 +52,7 @@ def modes(*, deterministic: bool, detect_anomaly: bool = False) -> Iterator[None
 
 @contextmanager
 def _explained(key: str, words: str, remedy: str) -> Iterator[None]:
-    """Name the setting for which PyTorch raises an error that has these words, and the remedy."""
+    """Add the responsible setting and a remedy to PyTorch errors that contain `words`."""
     try:
         yield
     except RuntimeError as error:
@@ -77,7 +77,7 @@ def _deterministic() -> Iterator[None]:
 
 
 class UpdateProfiler:
-    """Profiles some updates, and writes a trace that Chrome and Perfetto show.
+    """Profiles some updates and writes a trace for Chrome or Perfetto.
 
     Args:
         updates: Numbers of the first and the last profiled update, from 1; None: none.
@@ -90,7 +90,7 @@ class UpdateProfiler:
         self._profile: torch.profiler.profile | None = None
 
     def around(self, number: int) -> AbstractContextManager[None]:
-        """The context of the update of a number."""
+        """Return the context of an update."""
         return self._watched(number) if self.first <= number <= self.last else nullcontext()
 
     @contextmanager
@@ -104,7 +104,7 @@ class UpdateProfiler:
             self.stop()
 
     def stop(self) -> None:
-        """Write the trace up to now; again does nothing."""
+        """Write the trace so far; repeated calls do nothing."""
         profile, self._profile = self._profile, None
         if profile is None:
             return
@@ -120,7 +120,7 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def find_device(name: str, key: str = "algorithm.device") -> torch.device:
-    """The device of a name in the configuration.
+    """Return the device that a setting names.
 
     Args:
         name: The name.
@@ -144,7 +144,7 @@ def find_device(name: str, key: str = "algorithm.device") -> torch.device:
 
 
 class CgroupFiles(NamedTuple):
-    """Names of the files of memory in a version of control groups."""
+    """File names of the memory limits in one version of control groups."""
 
     limit: str
     used: str
@@ -159,7 +159,7 @@ V2 = CgroupFiles("memory.max", "memory.current", "inactive_file")
 def available_memory(
     device: torch.device, *, proc: Path = PROC, cgroups: Path = CGROUPS
 ) -> int | None:
-    """Bytes that can still be allocated on a device.
+    """Return the number of bytes that can still be allocated on a device.
 
     For the CPU, what Linux takes to be available without swapping, or less where a control group
     (a container, a job of a cluster) or one above it has a limit.
@@ -181,7 +181,7 @@ def available_memory(
 
 
 def available_disk(directory: Path) -> int:
-    """Bytes that can still be written into a directory, which need not exist yet."""
+    """Return the free bytes on the disk of a directory, which need not exist yet."""
     there = directory.absolute()
     while not there.exists():
         there = there.parent
@@ -189,7 +189,7 @@ def available_disk(directory: Path) -> int:
 
 
 def _meminfo(proc: Path) -> int | None:
-    """Bytes that are available without swapping."""
+    """Return the bytes that are available without swapping."""
     for line in _lines(proc / "meminfo"):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -197,7 +197,7 @@ def _meminfo(proc: Path) -> int | None:
 
 
 def readable_nbytes(count: int) -> str:
-    """A number of bytes for people."""
+    """Format a number of bytes."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:.2f} {unit}"
@@ -205,7 +205,7 @@ def readable_nbytes(count: int) -> str:
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, CgroupFiles]]:
-    """The control groups of this process that may limit memory, from the innermost one."""
+    """Yield the control groups that may limit the memory of this process, innermost first."""
     for line in _lines(proc / "self/cgroup"):
         _, controllers, group = line.split(":", 2)
         if controllers == "memory":
@@ -221,7 +221,7 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, CgroupFiles]]:
 
 
 def _left(group: Path, files: CgroupFiles) -> int | None:
-    """Bytes that a control group leaves; None without a limit."""
+    """Return the bytes left in a control group; None without a limit."""
     limit, used = "".join(_lines(group / files.limit)), "".join(_lines(group / files.used))
     if not limit.isdigit() or not used.isdigit():
         return None
@@ -230,7 +230,7 @@ def _left(group: Path, files: CgroupFiles) -> int | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines of a file; none, if it cannot be read."""
+    """Return the lines of a file; none if it cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -270,7 +270,7 @@ class UpdateClock:
         self._is_reported = False
 
     def watch(self, minibatches: Iterable[Batch], count: int) -> Iterator[Batch]:
-        """Yield the minibatches of an update; measures the first two of a run.
+        """Yield the minibatches of an update, and measure the first two of a run.
 
         Args:
             minibatches: The minibatches.
@@ -285,7 +285,7 @@ class UpdateClock:
 
     @contextmanager
     def update(self, number: int) -> Iterator[None]:
-        """Measure the update of a number."""
+        """Measure an update."""
         self._began = began = self._clock()
         try:
             yield
@@ -296,14 +296,14 @@ class UpdateClock:
         self._notify_if_long()
 
     def remaining(self) -> str:
-        """How long the running update still takes, as a part of a line; empty: not known."""
+        """Return the remaining time of the running update as part of a line; empty if unknown."""
         if self._began is None:
             return ""
         left = self._expected_s - (self._clock() - self._began)
         return f", at most about {duration(left)} more" if left >= 1.0 else ""
 
     def _estimate(self, begin: float, first: float, second: float = 0.0, *, count: int) -> None:
-        """Estimate the running update from when its first minibatches ended."""
+        """Estimate the duration of the running update from its first minibatches."""
         if not second:  # Unless there is a second minibatch, all of the first one is warm-up.
             self._warm_up_s = first - begin
             return

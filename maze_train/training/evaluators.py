@@ -1,4 +1,4 @@
-"""Evaluators of a policy, the test after training, and the selection of the best policy."""
+"""Evaluators, the test after training, and the selection of the best policy."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Evaluator(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """State that changes between evaluations, as plain values, arrays and tensors."""
+        """Return state that changes between evaluations, as plain values, arrays and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most have no state)
-        """Continue from `state`."""
+        """Restore `state`."""
 
     def close(self) -> None:  # noqa: B027 (most evaluators hold nothing)
-        """Release what the evaluator holds; calling it again does nothing."""
+        """Release resources; repeated calls do nothing."""
 
 
 class MultiEvaluator(Evaluator):
@@ -76,7 +76,7 @@ class MultiEvaluator(Evaluator):
         self.evaluators = list(evaluators)
 
     def evaluate(self, policy: nn.Module) -> dict[str, float]:
-        """The metrics of all evaluators.
+        """Return the metrics of all evaluators.
 
         Raises:
             ConfigError: If two report the same one.
@@ -91,11 +91,11 @@ class MultiEvaluator(Evaluator):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all evaluators, in their order."""
+        """Return the states of all evaluators in order."""
         return {"evaluators": [evaluator.state_dict() for evaluator in self.evaluators]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore `state`."""
         for evaluator, part in zip(self.evaluators, state["evaluators"], strict=True):
             evaluator.load_state_dict(part)
 
@@ -174,7 +174,7 @@ class RolloutEvaluator(Evaluator):
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
     def _environments(self) -> MazeVectorEnv:
-        """The environments, built at first use, with the states that were loaded."""
+        """Return the environments, built on first use and restored from a loaded state."""
         if self._env is None:
             self._env = self._make_env(self._num_envs)
             if self._own_states is not None:
@@ -182,7 +182,7 @@ class RolloutEvaluator(Evaluator):
         return self._env
 
     def state_dict(self) -> dict[str, Any]:
-        """The states that environments give of themselves; empty if they offer none."""
+        """Return the states that environments offer; empty if they offer none."""
         if self._env is not None:
             states = self._env.own_states() if self._env.offers_own_state else None
         else:
@@ -190,7 +190,7 @@ class RolloutEvaluator(Evaluator):
         return {} if states is None else {"own_states": list(states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, in new environments if they offer their state."""
+        """Restore `state`; environments that offer states are rebuilt."""
         self._own_states = state.get("own_states")
         if self._env is not None and self._env.offers_own_state:
             self.close()
@@ -227,7 +227,7 @@ class RolloutEvaluator(Evaluator):
         return returns, lengths, reported
 
     def _metrics_of(self, played: PlayedEpisode, agents: Sequence[str]) -> dict[str, float]:
-        """Return what the last info of an episode says, by the name of the metric."""
+        """Return metrics from the last info of an episode."""
         numbers = numbers_of(played.info, asked_keys(self._info_keys, agents), agents)
         asked = {f"info/{key}": numbers[key] for key in self._info_keys if key in numbers}
         successes = {
@@ -260,7 +260,7 @@ class EvaluatedPolicy(TrainedPolicy):
 
 
 class OwnEvaluator(Evaluator):
-    """Gives an evaluator of a user the policy in a form that acts.
+    """Adapts the policy for user-defined evaluators.
 
     Args:
         evaluator: The evaluator.
@@ -280,7 +280,7 @@ class OwnEvaluator(Evaluator):
         self._spaces = observation_space, action_space
 
     def evaluate(self, policy: Any) -> dict[str, float]:
-        """The metrics of the evaluator, as plain numbers.
+        """Return the metrics of the evaluator as plain numbers.
 
         Raises:
             CallbackError: If it raises.
@@ -305,11 +305,11 @@ class OwnEvaluator(Evaluator):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the evaluator."""
+        """Return the state of the evaluator."""
         return self._evaluator.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the evaluator its state back."""
+        """Restore the state of the evaluator."""
         self._evaluator.load_state_dict(state)
 
     def close(self) -> None:
@@ -322,7 +322,7 @@ def own_evaluators(
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
 ) -> list[Evaluator]:
-    """The evaluators of the user.
+    """Build the user-defined evaluators.
 
     Args:
         config: Names them.
@@ -347,7 +347,7 @@ RETURNS = {"episode_return_mean", "episode_return_std"}
 def final_test(
     evaluator: Evaluator, selection: BestModelSelection, epoch: int
 ) -> dict[str, dict[str, float]]:
-    """Test the last policy and the best one, both in the same episodes; the model has that then.
+    """Test the last and the best policy on the same episodes; the model then has the best weights.
 
     Args:
         evaluator: Plays the episodes.
@@ -374,7 +374,7 @@ def _test(evaluator: Evaluator, selection: BestModelSelection, epoch: int) -> di
 def earlier_test(
     run: RunDirectory, summary: TrainingSummary, n_episodes: int
 ) -> dict[str, dict[str, float]]:
-    """Return the test of a run that had ended before, from its summary; empty if missing.
+    """Return the stored test of a run that had already ended; empty if there is none.
 
     Args:
         run: Directory of the run.
@@ -406,11 +406,11 @@ class ModelSelectionBase(ABC):
 
     @abstractmethod
     def update(self, score: float, epoch: int = 0) -> bool:
-        """Record the score of the current policy; returns whether it is the best so far."""
+        """Record the score of the current policy; return whether it is the best so far."""
 
 
 class BestModelSelection(ModelSelectionBase):
-    """Keeps a copy of the best weights, on disk as well if there is a function for it.
+    """Keeps a copy of the best weights in memory and, with `save`, on disk.
 
     A score that is NaN is never the best; of equal scores the earlier one stays.
 
@@ -454,7 +454,7 @@ class BestModelSelection(ModelSelectionBase):
         self._may_cancel = may_cancel
 
     def update(self, score: float, epoch: int = 0) -> bool:
-        """Record the score of the current policy; returns whether it is the best so far."""
+        """Record the score of the current policy; return whether it is the best so far."""
         self.updates += 1
         self.updates_since_best += 1
         is_best = self._is_best(score)
@@ -472,7 +472,7 @@ class BestModelSelection(ModelSelectionBase):
         return is_best
 
     def keep_if_none(self, epoch: int) -> None:
-        """Keep the current policy if no score has selected one: training leaves a policy.
+        """Keep the current policy if no score has selected one.
 
         One that could not be written is tried again.
         """
@@ -501,16 +501,16 @@ class BestModelSelection(ModelSelectionBase):
                 warn(f"{directory} could not be written: {error}")
 
     def patience_is_exhausted(self, patience: int) -> bool:
-        """Whether the last `patience` scores brought no new best; never for 0."""
+        """Return whether the last `patience` scores brought no new best; never for 0."""
         return patience > 0 and self.updates_since_best >= patience
 
     def reset_to_best(self) -> None:
-        """Give the model the best weights back, if there are any."""
+        """Restore the best weights of the model, if any."""
         if self._best_weights is not None:
             self.model.load_state_dict(self._best_weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Best score, best weights and counters."""
+        """Return best score, best weights and counters."""
         return {
             "best_score": self.best_score,
             "best_epoch": self.best_epoch,
@@ -520,7 +520,7 @@ class BestModelSelection(ModelSelectionBase):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; the best policy on disk becomes that of the state."""
+        """Restore `state`, and write its best policy to disk."""
         self.best_score = state["best_score"]
         self.best_epoch = state["best_epoch"]
         self._best_weights = state["best_weights"]
@@ -531,7 +531,7 @@ class BestModelSelection(ModelSelectionBase):
 
 
 def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
-    """Refuse a metric that is never reported: it would select nothing, in silence.
+    """Check that the selection metric is reported; otherwise nothing would be selected.
 
     Args:
         metric: The metric that selects the best policy.
@@ -564,5 +564,5 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
 
 
 def copy_of_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model as new tensors on the CPU."""
+    """Copy the weights of a model to new tensors on the CPU."""
     return {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""The model and the learner of a run."""
+"""Models of one agent, their modules, and learners with frozen policies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def learner_with_frozen(
     *args: Any,
     **kwargs: Any,
 ) -> Learner[Any, Any, Any]:
-    """A learner in which policies are frozen that cannot learn, or are not to.
+    """Build a learner in which some policies are frozen.
 
     Args:
         make_learner: Makes it of the other modules.
@@ -67,12 +67,12 @@ def learner_with_frozen(
 
 
 def modules_of(model: nn.Module) -> dict[str, Any]:
-    """The modules of a model by id: the policies of several agents, or the model itself."""
+    """Return the modules of a model by id: the policies of all agents, or the model itself."""
     return (isinstance(model, ActingModel) and model.by_policy) or {DEFAULT_MODULE: model}
 
 
 def model_maker(algorithm: AlgorithmConfig) -> Callable[..., nn.Module]:
-    """The function that builds a model from settings of networks, spaces and a seed."""
+    """Return the function that builds a model from network settings, spaces and a seed."""
     path = locate(algorithm.model_builder, "algorithm.model_builder")
     return partial(path, **algorithm.model_settings)
 
@@ -85,7 +85,7 @@ def make_model(
     action_space: spaces.Space[Any],
     seed: int,
 ) -> nn.Module:
-    """The model of an algorithm for the spaces of an environment with one agent.
+    """Build the model of an algorithm for an environment with one agent.
 
     Raises:
         ConfigError: If there are settings for several agents, or a network cannot be built.

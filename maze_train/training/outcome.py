@@ -1,4 +1,4 @@
-"""The end of training: limits, signals, outcome; the metric that selects the best policy."""
+"""The end of training: limits, signals, summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Limits:
     max_wall_time_s: float = 0.0
 
     def reached(self, env_steps: int, wall_time_s: float, last_epoch: int, epochs: int) -> str:
-        """Name of the limit that is reached, patience aside, or an empty string.
+        """Return the name of the reached limit other than patience, or an empty string.
 
         Args:
             env_steps: Environment steps so far.
@@ -38,7 +38,7 @@ class Limits:
         return "max_wall_time_s" if 0 < self.max_wall_time_s <= wall_time_s else ""
 
     def share(self, env_steps: int, wall_time_s: float, updates: int, last_update: int) -> float:
-        """Share of training that is done, in [0, 1].
+        """Return the fraction of training that is done, in [0, 1].
 
         Args:
             env_steps: Environment steps so far.
@@ -90,7 +90,7 @@ class Position:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The outcome of training, as in summary.json."""
+    """The outcome of training, as written to the summary."""
 
     stop_reason: str
     """total_steps, n_epochs, patience, max_wall_time_s, interrupted or error."""
@@ -118,7 +118,7 @@ class TrainingSummary:
     empty without a test."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name."""
+        """Return plain values by name."""
         return asdict(self)
 
 
@@ -146,7 +146,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Takes signals while a run continues.
+    """Handles signals during a run.
 
     A signal raises `Interrupted`, except within `deferred`: there it is only noted, and `check`
     raises it where the run can be saved. A second signal always raises. Used as a context manager,
@@ -177,17 +177,17 @@ class Interruption:
         self._before.clear()
 
     def check(self) -> None:
-        """Raise `Interrupted` if a signal was noted."""
+        """Raise `Interrupted` if a signal was received."""
         if self._noted:
             raise Interrupted(self._noted)
 
     def deferred(self) -> AbstractContextManager[None]:
-        """Within this block a first signal is noted, and nothing else happens."""
+        """Only record the first signal within this block."""
         return self._switched(True)
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
-        """Within this block, inside of `deferred`, a signal raises again."""
+        """Raise on signals within this block, inside of `deferred`."""
         with self._switched(False):
             self.check()
             yield

@@ -1,4 +1,4 @@
-"""Schedule of a run: epochs of updates, evaluation, selection of the best policy, metrics."""
+"""The training loop: epochs of updates, evaluation, model selection, metrics, checkpoints."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Trainer(ABC):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refuse the arguments that other libraries give: `PPO("MlpPolicy", "CartPole-v1")`."""
+        """Raise TypeError with a hint for arguments as in `PPO("MlpPolicy", "CartPole-v1")`."""
         if args and not isinstance(args[0], AlgorithmConfig):
             given = [*args[1:], *kwargs.values(), "CartPole-v1"]
             env = next(value for value in given if isinstance(value, str))
@@ -122,10 +122,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Collect experience and learn from it, once; returns the number of environment steps."""
+        """Collect experience and update once; return the number of environment steps."""
 
     def check_lost(self, num_samples: int) -> None:
-        """Stop training after several updates that had lost episodes only.
+        """End training if too many consecutive updates had no transitions.
 
         Args:
             num_samples: Transitions of an update.
@@ -187,7 +187,7 @@ class Trainer(ABC):
             self._save_checkpoint()
 
     def _update_for_an_epoch(self, last_epoch: int) -> None:
-        """Make the updates that are left of the running epoch."""
+        """Make the remaining updates of the running epoch."""
         length = self.epoch_length
         while self._updates_in_epoch < length and not self.stop_reason:
             with ExitStack() as around:
@@ -207,7 +207,7 @@ class Trainer(ABC):
             self._check()
 
     def _closed_row(self, last_epoch: int) -> dict[str, float]:
-        """The metrics of the updates of an epoch."""
+        """Return the metrics of the updates of an epoch."""
         self.statistics.merge(self.learners.wait())
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         row: dict[str, float] = {
@@ -223,7 +223,7 @@ class Trainer(ABC):
         return row
 
     def _finish_epoch(self, closed: dict[str, float]) -> None:
-        """Evaluate, and write the row of the epoch."""
+        """Evaluate and write the row of the epoch."""
         metrics = self._evaluate_if_due(closed)
         row = {**closed, **metrics}
         self.callbacks.call("on_epoch_end", row)
@@ -241,7 +241,7 @@ class Trainer(ABC):
         self._epoch_began_s, self._epoch_began_steps = self.wall_time_s, self.env_steps
 
     def _limit_reached(self, last_epoch: int = 0, epochs: int = -1) -> str:
-        """The limit that is reached, or an empty string.
+        """Return the name of the reached limit, or an empty string.
 
         Args:
             last_epoch: Number of the epoch after which training ends; 0: none.
@@ -254,7 +254,7 @@ class Trainer(ABC):
         return reached
 
     def _save_checkpoint(self, within_epoch: bool = False) -> Path | None:
-        """Write where training stands; returns the checkpoint, or None if it could not be written.
+        """Write a checkpoint; return its path, or None if it could not be written.
 
         Raises:
             TrainingError: If a weight is not finite: the last good checkpoint is kept.
@@ -275,12 +275,12 @@ class Trainer(ABC):
         return path
 
     def _check(self) -> None:
-        """Raise the error that ends training: its state is whole here."""
+        """Raise a pending error or signal; the training state is consistent here."""
         self.interruption.check()
         self.callbacks.check()
 
     def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
-        """Evaluate every that many epochs and at the end, and offer the score for selection."""
+        """Evaluate if an evaluation is due, and pass the score to the model selection."""
         due = (self.epoch + 1) % self.evaluation_interval == 0 or bool(self.stop_reason)
         if not due:
             return {}
@@ -295,7 +295,7 @@ class Trainer(ABC):
         return metrics
 
     def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:
-        """Evaluate; after a signal, or a failure of the user's code, as if that had not begun."""
+        """Evaluate; a signal or an error in user code restores the state of the evaluator."""
         state = deepcopy(evaluator.state_dict())
         try:
             with self.interruption.immediate():
@@ -314,7 +314,7 @@ class Trainer(ABC):
         return metrics
 
     def _select(self, metrics: dict[str, float]) -> None:
-        """Report the score to the model selection, if it is among the metrics."""
+        """Pass the score to the model selection if the metrics contain it."""
         selection = self.model_selection
         if selection is None or self.selection_metric not in metrics:
             return
@@ -324,13 +324,13 @@ class Trainer(ABC):
             self.stop_reason = "patience"
 
     def progress(self, last_epoch: int = 0) -> Progress:
-        """Progress of training before the next update."""
+        """Return the progress of training before the next update."""
         last_update = last_epoch * self.epoch_length
         done = self.limits.share(self.env_steps, self.wall_time_s, self.updates, last_update)
         return Progress(self.env_steps, self.updates, self.epoch, done)
 
     def summary(self) -> TrainingSummary:
-        """The outcome so far."""
+        """Return the outcome so far."""
         selection = self.model_selection
         return TrainingSummary(
             stop_reason=self.stop_reason,
@@ -348,7 +348,7 @@ class Trainer(ABC):
     # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything that influences later numbers; valid between two updates."""
+        """Return a copy of everything that influences later results; valid between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
         self.statistics.merge(self.learners.wait())
         called = self.callbacks.state_dict()
@@ -365,7 +365,7 @@ class Trainer(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore `state`."""
         self.learners.load_state_dict(state["learners"])
         if self.model_selection is not None and state["model_selection"] is not None:
             self.model_selection.load_state_dict(state["model_selection"])
@@ -382,7 +382,7 @@ class Trainer(ABC):
         load_generator_states(state["generators"])
 
     def load_experience(self, state: dict[str, Any]) -> None:  # noqa: B027 (not all have some)
-        """Continue from the part of `state` that belongs to the source of experience."""
+        """Restore the state of the source of experience."""
 
     def save_state(self, file_path: str | Path | BinaryIO) -> None:
         """Write `state_dict` to a file of tensors and plain values."""
@@ -392,7 +392,7 @@ class Trainer(ABC):
             file.write(data)
 
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        """Continue from a file that `save_state` wrote; it cannot run code.
+        """Restore the state from a file of `save_state`; loading it runs no code.
 
         Raises:
             RunDirectoryError: If the file is damaged.
