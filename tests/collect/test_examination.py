@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from agent_envs import Heaps, LuckyHeaps
+from own_envs import newest
 from toy_envs import CountingEnv, JitterEnv, NestedEnv
 
 from maze_train import ActionMaskWrapper, SequentialVectorEnv
@@ -112,7 +113,7 @@ class RoundedEnv(CountingEnv):
         (CountingEnv, ""),
         (NestedEnv, ""),
         (RoundedEnv, ""),
-        (lambda: ActionMaskWrapper(gymnasium.make("Taxi-v4")), ""),
+        (lambda: ActionMaskWrapper(gymnasium.make(newest("Taxi"))), ""),
         (lambda: JointEnv(Heaps()), ""),
         (ChanceEnv, "after 0 actions in the episode with seed .*observation differs by up to 0"),
         (LastingEnv, "the observation differs by up to"),

@@ -95,7 +95,7 @@ TIME_AWARE = "gymnasium.wrappers.TimeAwareObservation"
     [({"id": wrong}, rf"env\.id = '{wrong}'.*nearest ids: .*{right}") for wrong, right in NEAREST]
     + [
         ({"id": "FrozenLake-v0"}, r"env\.id = 'FrozenLake-v0'.*FrozenLake-v1"),
-        ({"id": "HalfCheetah-v3"}, "use version 4 or newer"),
+        ({"id": "HalfCheetah-v3"}, "use (version 4 or|a) newer"),
         ({"id": "bad id!"}, r"env\.id.*Malformed"),
         ({"id": "no_such_module:Foo-v1"}, r"env\.id.*no_such_module"),
         ({"id": "CartPole-v1", "kwargs": {"gravity": 1}}, r"env\.kwargs = .*not take.*gravity"),

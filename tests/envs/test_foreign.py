@@ -412,12 +412,12 @@ def test_wrong_values(mode, spoil, words):
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "close"])
-def test_environments_that_exit(where):
+def test_environments_that_exit(monkeypatch, where):
     """Their errors are caught in the same way."""
     source = ScriptedVectorEnv(NEXT_STEP)
     vector = foreign_env(source)
     vector.reset(seed=0)
-    setattr(source, where, lambda *_, **__: sys.exit(0))
+    monkeypatch.setattr(source, where, lambda *_, **__: sys.exit(0))
     calls = {"reset": vector.reset, "step": lambda: vector.step([0, 0, 0]), "close": vector.close}
     with pytest.raises(EnvError, match="failed: SystemExit: 0"):
         calls[where]()

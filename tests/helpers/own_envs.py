@@ -11,6 +11,13 @@ import numpy as np
 from gymnasium import spaces
 
 
+def newest(name: str) -> str:
+    """Return the newest id of an environment of gymnasium; older releases have older ones."""
+    known = gymnasium.registry.values()
+    own = [spec for spec in known if spec.name == name and spec.namespace is None]
+    return max(own, key=lambda spec: spec.version or 0).id
+
+
 def vector(low: float = -1.0, size: int = 3) -> spaces.Box:
     """Some numbers; each environment has its own spaces, which it seeds."""
     return spaces.Box(low, 1.0, (size,), np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,11 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
     [
         ({"runner.dataset": None}, "runner.dataset: bc learns from recorded episodes"),
         ({"runner.dataset": "nowhere"}, "runner.dataset = "),
-        ({"runner.dataset": "minari:no/such-v0"}, "runner.dataset = 'minari:no/"),
+        pytest.param(
+            {"runner.dataset": "minari:no/such-v0"},
+            "runner.dataset = 'minari:no/",
+            marks=pytest.mark.skipif(find_spec("minari") is None, reason="needs Minari"),
+        ),
         ({"runner.dataset": {"_target_": "no.such"}}, "runner.dataset._target_"),
         ({"env": "Pendulum-v1"}, "env = 'Pendulum-v1': has the observation space"),
         ({"model.rnn.size": 4}, "model.rnn"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cases import everyday
 from gymnasium import spaces
-from own_envs import SpacesEnv
+from own_envs import SpacesEnv, newest
 from short_runs import QUIET
 
 from maze_train import EnvConfig, load_config, train
@@ -75,7 +75,7 @@ def test_a_mask_that_nobody_reads_is_told_once(
     """With the wrapper that uses it; by every run again, and not where it is used."""
     for number, more in enumerate(({}, {}, MASKED)):
         settings = {"run_dir": tmp_path / str(number), "runner.fast_dev_run": True, **QUIET, **more}
-        train("Taxi-v4", algorithm, seed=0, **settings)
+        train(newest("Taxi"), algorithm, seed=0, **settings)
         told = capsys.readouterr().err
         assert told.count("maze_train.ActionMaskWrapper") == (0 if more else 1)
 
@@ -112,8 +112,8 @@ def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> l
 @pytest.mark.parametrize(
     ("env", "changes", "is_lacking"),
     [
-        ("CliffWalking-v1", {}, True),
-        ("CliffWalking-v1", {"env.max_episode_steps": 50}, False),
+        (newest("CliffWalking"), {}, True),
+        (newest("CliffWalking"), {"env.max_episode_steps": 50}, False),
         ("CartPole-v1", {}, False),
         ("ALE/Pong-v5", {}, False),
         (SpacesEnv, {}, True),
@@ -186,7 +186,7 @@ def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     settings = {"algorithm.n_rollout_steps": 32, "algorithm.epoch_length": 1, **QUIET}
     settings |= {"evaluation.n_episodes": 0}
     run = tmp_path / "run"
-    train("CliffWalking-v1", "ppo", total_steps=256, run_dir=run, seed=0, **settings)
+    train(newest("CliffWalking"), "ppo", total_steps=256, run_dir=run, seed=0, **settings)
     assert capsys.readouterr().err.count("no episode ended") == 1
     train(resume=str(run), total_steps=512)
     assert "no episode ended" not in capsys.readouterr().err
