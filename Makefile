@@ -29,7 +29,7 @@ test-all: $(VENV)/.installed-test ## Run every test, on all cores, as CI does.
 
 # Old packages warn of their newer dependencies. Python 3.11: the lowest versions have no wheels for later ones.
 test-lowest: $(LOWEST)/.installed ## Run the everyday tests with the lowest supported version of each direct dependency.
-	$(LOWEST)/bin/python -m pytest -W ignore::DeprecationWarning -W "ignore:Attempted to insert a get_attr:UserWarning" $(or $(ARGS),$(PARALLEL) -m "not exhaustive")
+	$(LOWEST)/bin/python -m pytest -W ignore::DeprecationWarning $(or $(ARGS),$(PARALLEL) -m "not exhaustive")
 
 check: $(VENV)/.installed-dev ## Lint, format and type checks, and whether generated files are current.
 	$(BIN)/ruff check .

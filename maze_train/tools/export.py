@@ -120,7 +120,8 @@ def write_torch_export(step: PolicyStep, inputs: Inputs, description: str) -> by
 
 def load_torch_export(content: bytes) -> Function:
     """A function that runs the policy with PyTorch."""
-    module = torch.export.load(io.BytesIO(content)).module()
+    with quiet("PyTorch cannot read the policy"):
+        module = torch.export.load(io.BytesIO(content)).module()
 
     def run(inputs: Inputs) -> dict[str, Array]:
         with torch.no_grad():

@@ -333,7 +333,7 @@ def test_the_closing_summary_tells_when_the_best_return_was(
     result = short_run(
         **{
             "evaluation.mode": "min",
-            "evaluation.deterministic": False,
+            "env": "Pendulum-v1",
             "tracking.progress": "lines",
         }
     )

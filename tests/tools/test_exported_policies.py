@@ -162,6 +162,8 @@ EVERY += [(name, "onnx") for name in IN_ONNX[1:]] + [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")  # by PyTorch 2.6
+@pytest.mark.filterwarnings("ignore:Node lifted_tensor")
 @pytest.mark.parametrize("case", everyday(2, EVERY), ids=" as ".join)
 def test_a_file_acts_as_the_policy(tmp_path, case):
     """In batches of other sizes, of a recurrent policy that continues; it says what it is."""

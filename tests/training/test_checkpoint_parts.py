@@ -87,19 +87,12 @@ def test_too_many_parts(stored, monkeypatch):
 # -- memory --------------------------------------------------------------------------------------
 
 
-def save_and_load_once(directory):
-    """Load the modules that PyTorch imports with the first file, which would count as memory."""
-    store, _ = make_store(directory)
-    store.save(Segments(1).state_dict(), Position(1, 0, 0))
-    store.load()
-
-
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="torch.save leaves reference cycles")
 @pytest.mark.parametrize("copied", [False, True])
 def test_one_piece_at_a_time_is_in_memory(tmp_path, monkeypatch, copied):
     """Where twenty of a megabyte each are written, verified, and linked or copied."""
     if copied:
         monkeypatch.setattr(os, "link", refuse_links)
-    save_and_load_once(tmp_path / "before")
     owner, state = Segments(20, size=125_000), None
     for epoch, most in ((1, 5e6), (2, 4e6)):
         store, _ = make_store(tmp_path)
