@@ -222,9 +222,8 @@ class RolloutCollector(Collector):
             if self.records_log_probs:
                 kept_params.append(acted.params)
             storage.write_actions(step, acted.actions)
-            sent = self._sent(acted.env_actions)
             began = time.perf_counter()
-            self._begin_step(sent)
+            self._begin_step(acted.env_actions)
             if meanwhile is not None and step == self.num_steps - 1:
                 self.env_s += time.perf_counter() - began
                 with torch.enable_grad():
@@ -280,13 +279,9 @@ class RolloutCollector(Collector):
         """The first observations of new episodes."""
         return self.env.reset(seed=seed)[0]
 
-    def _sent(self, actions: TensorTree) -> Any:
-        """Actions of the environments, where these take them."""
-        return as_arrays(actions)
-
-    def _begin_step(self, actions: Any) -> None:
+    def _begin_step(self, env_actions: TensorTree) -> None:
         """Begin a step of the environments."""
-        self.env.step_async(actions)
+        self.env.step_async(as_arrays(env_actions))
 
     def _finish_step(
         self,

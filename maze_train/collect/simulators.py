@@ -14,7 +14,7 @@ from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError
 from maze_train.core.notices import notify
 from maze_train.core.seeding import distinct_seeds
-from maze_train.core.step_end import TERMINATED, has_ended
+from maze_train.core.step_end import has_ended
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.envs.batch import SUCCESS
@@ -61,13 +61,9 @@ class SimulatorCollector(RolloutCollector):
         """The first observations of new episodes, those that `ForeignVectorEnv` would begin."""
         return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
 
-    def _sent(self, actions: TensorTree) -> TensorTree:
-        """Actions on the device of the simulator."""
-        return tree_map(lambda x: x.to(self.simulator.device), actions)
-
-    def _begin_step(self, actions: TensorTree) -> None:
-        """Keep the actions: the simulator steps in `_finish_step`."""
-        self._actions = actions
+    def _begin_step(self, env_actions: TensorTree) -> None:
+        """Send the actions to the device of the simulator, which steps in `_finish_step`."""
+        self._actions = tree_map(lambda x: x.to(self.simulator.device), env_actions)
 
     def _finish_step(
         self,
@@ -116,17 +112,16 @@ class SimulatorCollector(RolloutCollector):
         kept = rollout.ended if self.keeps_terminal_obs else rollout.truncated
         given = torch.tensor(self._final_given, device=kept.device)
         missing = kept & ~given[:, None]
-        if missing.any():
-            if not self._is_told and not self.env.first_env:  # one of several actors tells it
-                self._is_told = True
+        is_missing = bool(missing.any())
+        if (is_missing or bool(self.simulator.replaced_ends)) and not self._is_told:
+            self._is_told = True
+            if not self.env.first_env:  # one of several actors tells it
                 meaning = NOT_GIVEN[self.simulator.truncation]
                 notify(f"note: {self.simulator.name} gives no last observations: {meaning}")
-            if self.simulator.truncation == "as_termination":
-                kept = kept & ~missing
-                rollout = replace(rollout, end=rollout.end.masked_fill(missing, TERMINATED))
-            elif rollout.hidden_states is not None:
-                # Else the observation would enter the recurrent state twice.
-                kept &= ~missing
+        is_recurrent = rollout.hidden_states is not None
+        if is_missing and (is_recurrent or self.simulator.truncation == "as_termination"):
+            # The observation before must not enter the recurrent state twice.
+            kept = kept & ~missing
         positions = kept.flatten().nonzero().squeeze(1)
         final_obs = tree_map(lambda x: x[:-1].flatten(0, 1)[positions], rollout.obs)
         if self._final_rows is not None:

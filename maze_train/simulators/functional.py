@@ -37,7 +37,7 @@ class FunctionalEnv:
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     max_episode_steps: int | None = None
-    """Steps after which an episode is truncated unless the settings say otherwise; None: never."""
+    """Steps after which an episode is truncated; None: never."""
     render: Callable[[Sequence[Any]], Sequence[Any]] | None = None
     """Returns a picture of each state; None: it draws none."""
 
@@ -45,15 +45,13 @@ class FunctionalEnv:
 class FunctionalSimulator(Simulator):
     """B copies of a functional environment, stepped by one compiled function.
 
-    Episode e of environment i begins with the key `fold_in(fold_in(key(seed), i), e)`; where one
-    ends, the next one begins in the same step, with another first state. Episodes are cut off after
-    `max_episode_steps`.
+    Episode e of environment i begins with the key `fold_in(fold_in(key(seed), i), e)`. If it ends,
+    the next one begins in the same step.
 
     Args:
         env: The environment.
         num_envs: B.
-        device: Where it computes.
-        max_episode_steps: Steps after which an episode is truncated; None: never.
+        device: Device of all computations.
         name: Name in messages.
 
     Raises:
@@ -62,14 +60,7 @@ class FunctionalSimulator(Simulator):
 
     can_be_restored = True
 
-    def __init__(
-        self,
-        env: FunctionalEnv,
-        num_envs: int,
-        device: torch.device,
-        max_episode_steps: int | None,
-        name: str,
-    ) -> None:
+    def __init__(self, env: FunctionalEnv, num_envs: int, device: torch.device, name: str) -> None:
         self._jax = import_extra("jax", EXTRA, name)
         self.num_envs, self.device, self.name = num_envs, device, name
         self._env = env
@@ -78,7 +69,7 @@ class FunctionalSimulator(Simulator):
         self._observation = FlatView(self.observation_space)
         self._action = FlatView(self.action_space)
         self._place = jax_device(self._jax, device)
-        begin, advance = functions(self._jax, env, num_envs, max_episode_steps)
+        begin, advance = functions(self._jax, env, num_envs)
         self._begin, self._advance = self._jax.jit(begin), self._jax.jit(advance)
         self._carry: Any = None
 
@@ -88,7 +79,7 @@ class FunctionalSimulator(Simulator):
             self._carry = self._begin(self._jax.random.PRNGKey(seed))
         return self._tensors(self._carry["state"].obs)
 
-    def step(self, actions: TensorTree) -> StepBatch[Tensor]:
+    def _step(self, actions: TensorTree) -> StepBatch[Tensor]:
         """Step every environment once."""
         given = tree_map(as_array_of(self._jax), actions)
         nested = given if self._action.is_single else self._action.build(given)
@@ -120,14 +111,14 @@ class FunctionalSimulator(Simulator):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """The leaves of the pytree that the episodes are."""
+        """Return the leaves of the state, a pytree, as arrays."""
         return {"leaves": [np.asarray(leaf) for leaf in self._jax.tree.leaves(self._carry)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the episodes of `state`.
 
         Raises:
-            EnvError: If it is that of another environment, or of another number of them.
+            EnvError: If the state is of another environment or number of environments.
         """
         jax = self._jax
         expected = jax.eval_shape(self._begin, jax.random.PRNGKey(0))
@@ -142,10 +133,10 @@ class FunctionalSimulator(Simulator):
 
 
 def functions(
-    jax: Any, env: FunctionalEnv, num_envs: int, limit: int | None
+    jax: Any, env: FunctionalEnv, num_envs: int
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The functions that begin all episodes, and that step all environments."""
-    jnp = jax.numpy
+    """Return the functions that begin all episodes, and that step all environments."""
+    jnp, limit = jax.numpy, env.max_episode_steps
 
     def begin_episodes(root: Any, episodes: Any) -> Any:
         fold_in = jax.random.fold_in
@@ -195,13 +186,13 @@ def functions(
 
 
 def numbers_of(state: Any, num_envs: int) -> dict[str, Any]:
-    """Numbers by name that a state reports, `[B]` each: Brax's `metrics`."""
+    """Return the numbers by name that a state reports, `[B]` each: Brax's `metrics`."""
     metrics = offered(state, ["metrics"]).get("metrics") or {}
     return {key: value for key, value in metrics.items() if value.shape == (num_envs,)}
 
 
 def as_array_of(jax: Any) -> Callable[[torch.Tensor], Any]:
-    """A function that gives a tensor as an array of JAX, which has integers of 32 bits."""
+    """Return a function that converts a tensor to an array of JAX, whose integers have 32 bits."""
 
     def convert(x: torch.Tensor) -> Any:
         x = x.int() if x.dtype == torch.int64 else x
@@ -211,7 +202,7 @@ def as_array_of(jax: Any) -> Callable[[torch.Tensor], Any]:
 
 
 def jax_device(jax: Any, device: torch.device) -> Any:
-    """JAX's name of a device.
+    """Return the device of JAX for a device of PyTorch.
 
     Raises:
         ConfigError: If JAX does not have it.
@@ -322,10 +313,9 @@ def gymnax_env(env: Any, params: Any, changes: Mapping[str, Any]) -> FunctionalE
 def gymnasium_space(space: Any) -> spaces.Space[Any]:
     """Return a space of gymnax as one of gymnasium."""
     match offered(space, ("spaces", "n")):
-        case {"spaces": Mapping() as parts}:
-            return spaces.Dict({str(key): gymnasium_space(part) for key, part in parts.items()})
         case {"spaces": parts}:
-            return spaces.Dict({str(i): gymnasium_space(part) for i, part in enumerate(parts)})
+            named = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
+            return spaces.Dict({str(key): gymnasium_space(part) for key, part in named.items()})
         case {"n": n}:
             return spaces.Discrete(int(n))
     dtype = np.dtype(space.dtype).type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ def make_simulator(
     if functional is not None:
         limits = [max_episode_steps or functional.max_episode_steps, at_most]
         limit = min((steps for steps in limits if steps), default=None)
-        return FunctionalSimulator(functional, num_envs, device, limit, name)
+        functional = replace(functional, max_episode_steps=limit)
+        return FunctionalSimulator(functional, num_envs, device, name)
     simulator = TensorSimulator(env, name)
     if simulator.num_envs != num_envs:
         simulator.close()

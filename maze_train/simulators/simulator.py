@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from maze_train.core.errors import EnvError
-from maze_train.core.step_end import StepBatch, has_ended
+from maze_train.core.step_end import TERMINATED, TRUNCATED, StepBatch, has_ended
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key
 from maze_train.spaces.describe import FlatView
 
@@ -32,6 +32,8 @@ class Simulator(ABC):
             observation, see `EnvConfig.truncation`.
         has_lasting_state: Whether that state holds more than a reset begins anew.
         name: Name in messages.
+        replaced_ends: Whether `truncation` has replaced the end of an episode, as a bool tensor on
+            the device once there may have been one.
     """
 
     num_envs: int
@@ -42,14 +44,14 @@ class Simulator(ABC):
     truncation: Literal["bootstrap_previous", "as_termination"] = "bootstrap_previous"
     has_lasting_state: bool = False
     name: str = "the simulator"
+    replaced_ends: Tensor | bool = False
 
     @abstractmethod
     def reset(self, seed: int) -> TensorTree:
         """Begin new episodes everywhere; returns the first observations, `[B, ...]`."""
 
-    @abstractmethod
     def step(self, actions: TensorTree) -> StepBatch[Tensor]:
-        """Step every environment once.
+        """Step every environment once, and apply `truncation`.
 
         Args:
             actions: As the action space says, `[B, ...]`.
@@ -57,6 +59,16 @@ class Simulator(ABC):
         Returns:
             `final_obs` is None if the simulator does not give the last observations.
         """
+        batch = self._step(actions)
+        if batch.final_obs is None and self.truncation == "as_termination":
+            cut = batch.end == TRUNCATED
+            self.replaced_ends = cut.any() | self.replaced_ends
+            batch.end = batch.end.masked_fill(cut, TERMINATED)
+        return batch
+
+    @abstractmethod
+    def _step(self, actions: TensorTree) -> StepBatch[Tensor]:
+        """Step every environment once; see `step`."""
 
     def reset_arrays(self, seed: int) -> dict[str, Array]:
         """As `reset`; returns copies of the first observations as arrays by leaf."""

@@ -82,7 +82,7 @@ class TensorSimulator(Simulator):
                 raise ShapeError(f"{where} has shape {found}, its space says {list(shape)}")
         return obs
 
-    def step(self, actions: TensorTree) -> StepBatch[Tensor]:
+    def _step(self, actions: TensorTree) -> StepBatch[Tensor]:
         """Step every environment once."""
         nested = actions if self._action.is_single else self._action.build(actions)  # type: ignore[arg-type]  # a mapping
         obs, rewards, *ends, info = self._env.step(nested)

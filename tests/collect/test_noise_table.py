@@ -9,6 +9,7 @@ import pytest
 
 from maze_train.algorithms.es.population import SharedNoiseTable
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
+from maze_train.workers.pool import Worker
 from maze_train.workers.process_pool import LocalProcesses
 
 COUNT = 100_000
@@ -92,7 +93,7 @@ def test_a_state_of_other_numbers_is_refused(table):
             table.load_state_dict(state)
 
 
-class Reader:
+class Reader(Worker):
     """A worker that has a table."""
 
     def __init__(self, context):
