@@ -224,6 +224,7 @@ class EpisodicLifeWrapper(ContinuingWrapper):
             if not (terminated or truncated):
                 self._lives = lives_of(info)
                 return obs, info
+            self.game_end = bool(terminated), info
         obs, info = self.env.reset(seed=seed, options=options)
         self._lives = lives_of(info)
         return obs, info

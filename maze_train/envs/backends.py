@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import gymnasium
@@ -269,7 +269,10 @@ def load_creator(name: str, spec: EnvSpec | None, kwargs: Mapping[str, Any]) -> 
     return creator  # type: ignore[no-any-return]
 
 
-def built(name: str, config: EnvConfig, make: Callable[[], Any]) -> VectorEnv[Any, Any, Any]:
+Made = TypeVar("Made", bound=VectorEnv[Any, Any, Any])
+
+
+def built(name: str, config: EnvConfig, make: Callable[[], Made]) -> Made:
     """The vector environment that `make` returns, with its complaints turned into ours.
 
     Raises:
@@ -476,25 +479,16 @@ def build_envpool(
         hint = f"; nearest ids: {', '.join(close)}" if close else ""
         problem = f"EnvPool has no environment of this name: use env.backend=gymnasium{hint}"
         raise ConfigError("env.id", problem, config.id)
-    default = pool_of(name, config, 1, {})
+    default = built(name, config, lambda: EnvPoolVectorEnv(name, 1, {}))
     is_atari = check_preprocessing(config, "zero_discount_on_life_loss" in default.config._fields)
     options = {**(ENVPOOL_ATARI if is_atari else {}), **config.kwargs}
     limit = config.max_episode_steps or default.config.max_episode_steps
     options["max_episode_steps"] = smaller(limit, max_episode_steps)
     if num_threads:
         options.setdefault("num_threads", num_threads)
-    env = pool_of(name, config, num_envs, options)
+    env = built(name, config, lambda: EnvPoolVectorEnv(name, num_envs, options))
     stack = options["stack_num"] if is_atari and options["gray_scale"] else 1
     return Backend(env, is_atari, {"": stack} if stack > 1 else {})
-
-
-def pool_of(
-    name: str, config: EnvConfig, num_envs: int, options: dict[str, Any]
-) -> EnvPoolVectorEnv:
-    """An EnvPool, with its complaints turned into ours."""
-    env = built(name, config, lambda: EnvPoolVectorEnv(name, num_envs, options))
-    assert isinstance(env, EnvPoolVectorEnv)
-    return env
 
 
 def import_envpool() -> Any:

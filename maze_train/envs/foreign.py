@@ -22,27 +22,11 @@ from maze_train.core.step_end import (
     has_ended,
     is_terminated,
 )
-from maze_train.envs.backends import (
-    IN_USE,
-    autoreset_mode,
-    build_envpool,
-    build_native,
-    check_settings,
-    seed_for,
-)
+from maze_train.envs import backends, faults
 from maze_train.envs.batch import asked_keys, episode_end
 from maze_train.envs.building import close_all, closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.facade import info_of
-from maze_train.envs.faults import (
-    NonFiniteError,
-    are_finite,
-    check_finite,
-    check_finite_reward,
-    explained,
-    non_finite_rewards,
-    non_finite_rows,
-)
 from maze_train.envs.lives import AtariLives
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.simulated import simulator_of
@@ -98,14 +82,14 @@ def make_foreign_env(
         MissingExtraError: If a package that it needs is not installed.
         SpaceError: If a space cannot be flattened.
     """
-    check_settings(config)
+    backends.check_settings(config)
     settings: dict[str, Any] = {"empty_mask": config.empty_mask, "info_keys": info_keys}
     settings |= {"copy": False, "step_infos": False}
     if config.backend == "tensor":
         simulator = simulator_of(config, num_envs, device, max_episode_steps)
         with closed_on_error([simulator]):
             return SimulatorVectorEnv(simulator, max_episode_steps, **settings)
-    build = build_native if config.backend == "native" else build_envpool
+    build = backends.build_native if config.backend == "native" else backends.build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     with closed_on_error([backend.env]):
         return foreign_env(
@@ -260,21 +244,21 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
 
     def _check_rewards(self, rewards: Array) -> None:
         """Raise EnvError if a reward is not finite."""
-        for i in non_finite_rewards(rewards).nonzero()[0].tolist():
+        for i in faults.non_finite_rewards(rewards).nonzero()[0].tolist():
             with self._failure_of(i):
-                check_finite_reward(float(rewards[i]))
+                faults.check_finite_reward(float(rewards[i]))
 
     def _check_finite(
         self, columns: Columns, rows: Mask | None = None, name: str = "observation"
     ) -> None:
         """Raise EnvError if an observation in these rows (None: all) is not finite."""
         floats = [column for column in columns.values() if column.dtype.kind == "f"]
-        if all(are_finite(column).all() for column in floats):
+        if all(faults.are_finite(column).all() for column in floats):
             return
-        bad = non_finite_rows(columns)
+        bad = faults.non_finite_rows(columns)
         for i in (bad if rows is None else bad & rows).nonzero()[0].tolist():
             with self._failure_of(i):
-                check_finite({key: column[i] for key, column in columns.items()}, name)
+                faults.check_finite({key: column[i] for key, column in columns.items()}, name)
 
     def _act_on(self, columns: Columns) -> None:
         """Keep the observations to act on.
@@ -302,7 +286,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         """Name the environment and its step in errors about what it returned."""
         try:
             yield
-        except (NonFiniteError, SpaceError) as error:
+        except (faults.NonFiniteError, SpaceError) as error:
             step = f"step {self._lengths[i]} of its episode"
             raise EnvError(f"environment {self.first_env + i} failed at {step}: {error}") from error
 
@@ -311,13 +295,8 @@ class SameStepVectorEnv(ForeignVectorEnv):
     """A vector environment of gymnasium that resets an environment in the step that ends it."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], **settings: Any) -> None:
-        name, spaces = (
-            type(env.unwrapped).__name__,
-            (
-                env.single_observation_space,
-                env.single_action_space,
-            ),
-        )
+        name = type(env.unwrapped).__name__
+        spaces = env.single_observation_space, env.single_action_space
         super().__init__(name, env.num_envs, spaces, metadata_of(env), **settings)
         self._env, self.render_mode = env, env.render_mode
 
@@ -326,7 +305,7 @@ class SameStepVectorEnv(ForeignVectorEnv):
     ) -> tuple[Columns, dict[str, Any]]:
         """Begin new episodes everywhere."""
         try:
-            obs, infos = self._env.reset(seed=seed_for(self._env, seed), options=options)
+            obs, infos = self._env.reset(seed=backends.seed_for(self._env, seed), options=options)
         except BaseException as error:
             raise self._fault("reset()", error) from error
         return self._columns(self._observation.read(obs)), dict(infos)
@@ -361,7 +340,7 @@ class SameStepVectorEnv(ForeignVectorEnv):
         """Close the environment, and let go of it: some end their threads only then."""
         env = vars(self).pop("_env", None)
         if env is not None:
-            IN_USE.discard(env)
+            backends.IN_USE.discard(env)
             self.root_seed = None
             close_all([env])
 
@@ -384,7 +363,7 @@ class SameStepVectorEnv(ForeignVectorEnv):
         return columns
 
     def _fault(self, where: str, error: BaseException) -> EnvError:
-        return EnvError(f"{where} of {self._name} failed: {explained(error)}")
+        return EnvError(f"{where} of {self._name} failed: {faults.explained(error)}")
 
 
 class NextStepVectorEnv(SameStepVectorEnv):
@@ -409,7 +388,7 @@ class NextStepVectorEnv(SameStepVectorEnv):
         Networks read them, but the results are not used. A product with a discount or a weight of 0
         would keep NaN.
         """
-        bad = is_terminated(end) & non_finite_rows(columns)
+        bad = is_terminated(end) & faults.non_finite_rows(columns)
         if bad.any():
             columns = {key: column.copy() for key, column in columns.items()}
             for column in columns.values():
@@ -545,7 +524,7 @@ def foreign_env(
         EnvError: If the environment does not say how it resets.
         SpaceError: If a space cannot be flattened.
     """
-    mode = autoreset_mode(env)
+    mode = backends.autoreset_mode(env)
     if mode is AutoresetMode.DISABLED:
         return DisabledVectorEnv(env, max_episode_steps, **settings)
     if max_episode_steps is not None:

@@ -1,4 +1,4 @@
-"""Layers of a wrapped environment: what they declare, count, and continue with."""
+"""Layers of a wrapped environment: what they declare, count, remember, and continue with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+from gymnasium import wrappers as known
 from gymnasium.wrappers import TimeLimit
 
-from maze_train.core.errors import ConfigError
+from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.faults import checked_info
 from maze_train.envs.types import Env, Reset, Space, Step, Wrapper
 from maze_train.spaces.describe import MASK_KEY, FlatView, choice_sizes, flat_spaces
@@ -32,9 +33,12 @@ class ContinuingWrapper(Wrapper):
     Attributes:
         goes_on: Whether the next reset continues with the running game; set it to False to begin a
             new game.
+        game_end: How the game ended while a reset continued with it: whether it terminated, and the
+            info; None: it did not.
     """
 
     goes_on: bool = False
+    game_end: tuple[bool, Any] | None = None
 
 
 def continuing_layers(env: Env) -> list[ContinuingWrapper]:
@@ -46,6 +50,130 @@ def gives_state(layer: Any) -> bool:
     """Whether a layer gives its state itself."""
     return all(callable(getattr(layer, name, None)) for name in ("state_dict", "load_state_dict"))
 
+
+# -- the state that environments give ------------------------------------------------------------
+
+# An environment with `state_dict()` and `load_state_dict(state)` is not replayed: its state is
+# saved, which consists of plain values and arrays. Every layer around it must have both methods,
+# or be known here.
+
+STATELESS = (
+    known.ClipAction,
+    known.ClipReward,
+    known.DtypeObservation,
+    known.FilterObservation,
+    known.FlattenObservation,
+    known.GrayscaleObservation,
+    known.OrderEnforcing,
+    known.PassiveEnvChecker,
+    known.RescaleAction,
+    known.RescaleObservation,
+    known.ReshapeObservation,
+    known.ResizeObservation,
+)
+"""Wrappers of gymnasium whose state a reset with a seed restores."""
+
+REMEMBERED: dict[type[Any], tuple[str, ...]] = {
+    known.TimeLimit: ("_elapsed_steps",),
+    **dict.fromkeys(STATELESS, ()),
+}
+"""Attributes in which known wrappers remember; those of this package name them in `remembers`."""
+
+
+def offers_own_state(env: Env) -> bool:
+    """Whether the environment and all its wrappers can give their state."""
+    *around, inner = layers_of(env)
+    return gives_state(inner) and all(
+        gives_state(layer) or remembered_by(layer) is not None for layer in around
+    )
+
+
+def own_state(env: Env) -> dict[str, Any]:
+    """The state of an environment that offers it, as plain values and copies of arrays.
+
+    Raises:
+        EnvError: If the state holds anything else.
+    """
+    names, states = [], []
+    for layer in layers_of(env):
+        name = type(layer).__name__
+        if gives_state(layer):
+            state = layer.state_dict()
+        else:
+            state = {key: vars(layer)[key] for key in remembered_by(layer) or ()}
+        names.append(name)
+        states.append(plain_copy(state, f"{name}.state_dict()"))
+    return {"layers": names, "states": states}
+
+
+def load_own_state(env: Env, state: Any) -> None:
+    """Give an environment the state that it had; layer by layer, from the inside out.
+
+    Args:
+        env: The environment, after a reset with the seed of the episode.
+        state: Result of `own_state`.
+
+    Raises:
+        EnvError: If the state is of an environment with other layers.
+    """
+    layers = list(layers_of(env))
+    names = [type(layer).__name__ for layer in layers]
+    given = state.get("layers") if isinstance(state, dict) else None
+    states = state.get("states") if isinstance(state, dict) else None
+    if given != names or not isinstance(states, list) or len(states) != len(names):
+        raise EnvError(
+            f"its own state is of the layers {given}, but it consists of {names}: restore it with "
+            "the same wrappers"
+        )
+    for layer, part in zip(reversed(layers), reversed(states), strict=True):
+        if gives_state(layer):
+            layer.load_state_dict(plain_copy(part, "state"))
+            continue
+        for key in remembered_by(layer) or ():
+            restore_attribute(layer, key, part[key])
+
+
+def restore_attribute(layer: Any, name: str, value: Any) -> None:
+    """Set an attribute; arrays by key are overwritten, because others hold them too."""
+    if not isinstance(value, dict):
+        setattr(layer, name, value)
+        return
+    for key, array in vars(layer)[name].items():
+        array[...] = value[key]
+
+
+def remembered_by(layer: Any) -> tuple[str, ...] | None:
+    """The attributes in which a known wrapper remembers; None for others."""
+    # Of the very class: a subclass may remember more.
+    found: tuple[str, ...] | None = vars(type(layer)).get("remembers")
+    return REMEMBERED.get(type(layer)) if found is None else found
+
+
+def plain_copy(value: Any, path: str) -> Any:
+    """A deep copy of plain values, lists, tuples, dicts with keys of text, and arrays of numbers.
+
+    Args:
+        value: The value to copy.
+        path: Name in messages.
+
+    Raises:
+        EnvError: If there is anything else in it, naming its path.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        return value.copy()
+    if type(value) in (list, tuple):
+        return type(value)(plain_copy(part, f"{path}[{i}]") for i, part in enumerate(value))
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: plain_copy(part, f"{path}[{key!r}]") for key, part in value.items()}
+    raise EnvError(
+        f"{path} is {type(value).__name__} {str(value)[:80]!r}: expected None, bool, int, float, "
+        "str, lists, dicts with keys of text, or numpy arrays of numbers"
+    )
+
+
+# -- statistics and games -----------------------------------------------------------------------
 
 FRAME_STACK, MONITORED = "frame_stack", "monitored"
 """Keys of the metadata of an environment by which wrappers declare themselves."""
@@ -102,44 +230,21 @@ def monitor_of(env: Env) -> MonitoringWrapper | None:
     return found[-1] if found else None
 
 
-class WatchedGame(Wrapper):
-    """Remembers how the game ended last that a layer around it continues with.
-
-    Attributes:
-        end: Whether it terminated (else it was truncated), and the last info; None: it continues.
-    """
-
-    def __init__(self, env: Env) -> None:
-        super().__init__(env)
-        self.end: tuple[bool, dict[str, Any]] | None = None
-
-    def step(self, action: Any) -> Any:
-        """Step."""
-        result = self.env.step(action)
-        if result[2] or result[3]:
-            self.end = bool(result[2]), checked_info(result[4])
-        return result
-
-
-def watched_game(continuing: Sequence[ContinuingWrapper]) -> WatchedGame | None:
-    """Watch the game that the layers continue with; None without such layers."""
-    if not continuing:
-        return None
-    continuing[-1].env = game = WatchedGame(continuing[-1].env)
-    return game
-
-
 def continue_game(
-    env: Env, game: WatchedGame | None
+    env: Env, continuing: Sequence[ContinuingWrapper]
 ) -> tuple[Any, tuple[bool, dict[str, Any]] | None]:
     """Continue with a game after a wrapper ended an episode; limits of steps around it count on.
+
+    Args:
+        env: The environment.
+        continuing: Its layers that continue with a game.
 
     Returns:
         The observation to act on, and how the game ended if it did: continuing takes steps without
         the agent.
     """
-    if game is not None:
-        game.end = None
+    for game in continuing:
+        game.game_end = None
     around = takewhile(lambda layer: not isinstance(layer, ContinuingWrapper), layers_of(env))
     limits = [layer for layer in around if isinstance(layer, TimeLimit)]
     elapsed = [layer._elapsed_steps for layer in limits]
@@ -147,7 +252,8 @@ def continue_game(
     checked_info(info)
     for layer, steps in zip(limits, elapsed, strict=True):
         layer._elapsed_steps = steps
-    return obs, None if game is None else game.end
+    ends = [game.game_end for game in continuing if game.game_end is not None]
+    return obs, (ends[-1][0], checked_info(ends[-1][1])) if ends else None
 
 
 def metadata_of(env: Any) -> Mapping[str, Any]:

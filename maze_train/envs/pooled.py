@@ -21,7 +21,8 @@ from maze_train.envs.facade import columns_of
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
-from maze_train.envs.slice import EnvSlice, SliceSettings
+from maze_train.envs.restoring import TrainingSlice
+from maze_train.envs.slice import SliceSettings
 from maze_train.envs.types import Env
 from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers
 from maze_train.spaces.describe import MASK_KEY, FlatView
@@ -269,7 +270,7 @@ class PooledVectorEnv(MazeVectorEnv):
         settings = SliceSettings(step_infos, info_keys, on_non_finite, final_obs)
         make_workers = [
             partial(
-                EnvSlice,
+                TrainingSlice,
                 Portable(list(env_factories[part.start : part.stop]), "env"),
                 part.start,
                 n,
@@ -316,7 +317,7 @@ class PooledVectorEnv(MazeVectorEnv):
     @property
     def envs(self) -> list[Env]:
         """The environments that live in this process; none where workers are elsewhere."""
-        slices = [worker for worker in self._pool.workers if isinstance(worker, EnvSlice)]
+        slices = [worker for worker in self._pool.workers if isinstance(worker, TrainingSlice)]
         return [env for part in slices for env in part.envs]
 
     @property
@@ -438,14 +439,9 @@ class PooledVectorEnv(MazeVectorEnv):
         if root is None:
             return self._observations(), began
         journal.invalidate()
-        for index, part in enumerate(self._slices):
-            own = records[part.start : part.stop]
-            self._pool.call(index, "restore", root, own, allow_new_episodes)
-        try:
-            problems: list[tuple[int, Difference]] = [*chain(*self._pool.receive_all())]
-        except BaseException:
-            self._give_up()
-            raise
+        own = [records[part.start : part.stop] for part in self._slices]
+        found = self._call_each("restore", [(root, each, allow_new_episodes) for each in own])
+        problems: list[tuple[int, Difference]] = [*chain(*found)]
         self.differences = [problem for _, problem in problems]
         self.is_exact = not problems
         refused = [problem for problem in self.differences if not problem.is_rounding]
@@ -495,15 +491,19 @@ class PooledVectorEnv(MazeVectorEnv):
         """Restore the states that the environments gave of themselves, see `MazeVectorEnv`."""
         if len(states) != self.num_envs:
             raise EnvError(f"there are {len(states)} states of {self.num_envs} environments")
+        self._call_each("load_own_states", [(states[x.start : x.stop],) for x in self._slices])
+
+    # -- calls of the workers --------------------------------------------------------------------
+
+    def _call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of every worker with its own arguments; returns the results."""
         try:
-            for index, part in enumerate(self._slices):
-                self._pool.call(index, "load_own_states", states[part.start : part.stop])
-            self._pool.receive_all()
+            for index, own in enumerate(arguments):
+                self._pool.call(index, method, *own)
+            return self._pool.receive_all()
         except BaseException:
             self._give_up()
             raise
-
-    # -- calls of the workers --------------------------------------------------------------------
 
     def _call(self, method: str, *args: Any) -> None:
         """Start a call in all workers."""

@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import DROPPED, RUNNING, TERMINATED, TRUNCATED, EpisodeEnd
+from maze_train.envs import faults
 from maze_train.envs.batch import StepReport, asked_keys, episode_end
 from maze_train.envs.building import build_envs, close_all, closed_on_error
-from maze_train.envs.faults import (
-    MAX_FLOAT32,
-    EpisodeError,
-    FiniteCheck,
-    NonFiniteError,
-    check_finite,
-    check_finite_reward,
-    checked_info,
-    episode_fault,
-    explained,
-    non_finite_rewards,
-    non_finite_rows,
-)
-from maze_train.envs.journal import (
-    NOT_KEPT,
-    Difference,
-    EpisodeRecord,
-    load_own_state,
-    offers_own_state,
-    own_state,
-)
 from maze_train.envs.monitoring import (
     continue_game,
     continuing_layers,
     described_metadata,
+    load_own_state,
     monitor_of,
-    watched_game,
+    offers_own_state,
+    own_state,
 )
 from maze_train.envs.types import Env, Reset
 from maze_train.envs.vector import Array, StepBuffers, masked_writer, row_writer
 from maze_train.spaces.agents import agent_spaces
-from maze_train.spaces.describe import MASK_KEY, FlatView
+from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 from maze_train.workers.places import Portable
-from maze_train.workers.pool import CallCancelledError, PrivateMemory, Worker, WorkerContext
+from maze_train.workers.pool import PrivateMemory, Worker, WorkerContext
 
 if TYPE_CHECKING:
     from maze_train.envs.agents import JointEnv
@@ -139,8 +119,6 @@ class EnvSlice(Worker):
             self._continuing = [continuing_layers(env) for env in self.envs]
             self._monitors = [monitor_of(env) for env in self.envs]
             self._offers_own_state = [offers_own_state(env) for env in self.envs]
-            games = self._continuing if settings.whole_games else [[]] * len(self.envs)
-            self._games = [watched_game(layers) for layers in games]
         for inner in (env.unwrapped for env in self.envs if self._skips):
             if agent_spaces(inner.observation_space, inner.action_space) is not None:
                 cast("JointEnv", inner).skips_non_finite = True
@@ -148,7 +126,6 @@ class EnvSlice(Worker):
         self._agents = several.agents if several is not None else ()
         keys = settings.info_keys
         self._keys = None if keys is None else asked_keys(keys, self._agents)
-        self._run: list[EpisodeSeeds] = []
         self._next_seed: SeedSource = lambda i: None
         self._unplayed: dict[int, dict[str, Any]] = {}
         self.seeds = [0] * len(self.envs)
@@ -212,7 +189,7 @@ class EnvSlice(Worker):
         if masks is not None:
             self._write_obs = masked_writer(self._write_obs, masks, self.obs)
         self._write_final_obs = row_writer(self.observation, self.final_obs, is_last=True)
-        self._finite = FiniteCheck(self.obs)
+        self._finite = faults.FiniteCheck(self.obs)
         self._columns = [*self.obs.values(), self.rewards, self.end]
 
     def written(self) -> list[Any]:
@@ -247,7 +224,7 @@ class EnvSlice(Worker):
             obs, info = self._reset(i, seed, options)
             self._counted(i)
             self._write_obs(i, obs)
-            check_finite(self._row(i))
+            faults.check_finite(self._row(i))
         except BaseException as error:
             raise self._fault(i, error) from error
         if i in self.resting:
@@ -282,7 +259,7 @@ class EnvSlice(Worker):
         if self._settings.whole_games and self._offers_own_state[i]:
             self._forget_earlier_episodes(i)
         obs, info = self.envs[i].reset(seed=seed, options=options)
-        return obs, checked_info(info)
+        return obs, faults.checked_info(info)
 
     def _forget_earlier_episodes(self, i: int) -> None:
         """Restore the state in which no episode was played."""
@@ -306,10 +283,12 @@ class EnvSlice(Worker):
         monitor = self._monitors[i]
         return None if monitor is None else monitor.take()
 
-    def _fault(self, i: int, error: BaseException) -> EpisodeError:
+    def _fault(self, i: int, error: BaseException) -> faults.EpisodeError:
         """The error about an environment that failed."""
         seed = self.seeds[i]
-        return EpisodeError(episode_fault(self._number + i, self.steps_of(i), seed, error), seed)
+        return faults.EpisodeError(
+            faults.episode_fault(self._number + i, self.steps_of(i), seed, error), seed
+        )
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -329,7 +308,7 @@ class EnvSlice(Worker):
         total = self._step_envs(infos)
         if infos is not None:
             self._report_of_step().infos += [(self._first + i, info) for i, info in infos]
-        if not (total <= MAX_FLOAT32 and self._finite.passes()):
+        if not (total <= faults.MAX_FLOAT32 and self._finite.passes()):
             self._drop_non_finite()
         self._busy_s += time.perf_counter() - started
         return self._report
@@ -350,7 +329,7 @@ class EnvSlice(Worker):
                     obs, info = following
                 write_obs(i, obs)
                 if infos is not None:
-                    infos.append((i, checked_info(info)))
+                    infos.append((i, faults.checked_info(info)))
         except BaseException as error:
             raise self._fault(i, error) from error
         return total
@@ -386,22 +365,22 @@ class EnvSlice(Worker):
         """Report the end of an episode; returns where to continue, None: the environment rests."""
         kept = self._settings.final_obs
         if self._settings.whole_games and not truncated and self._goes_on(i):
-            following, game_end = continue_game(self.envs[i], self._games[i])
+            following, game_end = continue_game(self.envs[i], self._continuing[i])
             if game_end is None:
-                return following, checked_info(info)
+                return following, faults.checked_info(info)
             terminated, last_info = game_end
-            info = {**checked_info(info), **last_info}
+            info = {**faults.checked_info(info), **last_info}
         self.end[i] = TERMINATED if terminated else TRUNCATED
         if kept != "none":
             self._write_final_obs(i, obs)
         # Before the reset: the environment may use the memory of the info again.
-        end = episode_end(self._first + i, checked_info(info), self._keys, self._agents)
+        end = episode_end(self._first + i, faults.checked_info(info), self._keys, self._agents)
         try:
-            check_finite_reward(self.rewards[i])
+            faults.check_finite_reward(self.rewards[i])
             if kept == "all" or (kept == "truncated" and not terminated):
                 final = {key: column[i] for key, column in self.final_obs.items()}
-                check_finite(final, "final observation")
-        except NonFiniteError:
+                faults.check_finite(final, "final observation")
+        except faults.NonFiniteError:
             if not self._skips:
                 raise
             self._drop(i)
@@ -436,12 +415,12 @@ class EnvSlice(Worker):
 
     def _drop_non_finite(self) -> None:
         """Look for numbers that are not finite, and raise or drop the episodes."""
-        bad = non_finite_rows(self.obs) | non_finite_rewards(self.rewards)
+        bad = faults.non_finite_rows(self.obs) | faults.non_finite_rewards(self.rewards)
         for i in [k for k in self.playing if bad[k]]:
             try:
-                check_finite_reward(self.rewards[i])
-                check_finite(self._row(i))
-            except NonFiniteError as error:
+                faults.check_finite_reward(self.rewards[i])
+                faults.check_finite(self._row(i))
+            except faults.NonFiniteError as error:
                 # There is nothing to drop in the first observation of an episode.
                 if not self._skips or self._episode_start[i] == self._steps:
                     raise self._fault(i, error) from error
@@ -454,147 +433,3 @@ class EnvSlice(Worker):
             self._arrange()
             for column in self.obs.values():
                 column[i] = 0
-
-    # -- a run of episodes, and its state --------------------------------------------------------
-
-    def reset(self, seed: int, options: dict[str, Any] | None) -> StepReport:
-        """Start the first episodes of the run of episodes that `seed` names."""
-        self._begin_run(seed)
-        report = StepReport()
-        for i, source in enumerate(self._run):
-            # A copy: an environment may change it.
-            info = self.start(i, source.next(), copy.deepcopy(options))
-            if self._keys is not None and not self._settings.step_infos:
-                info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}
-            report.infos.append((self._first + i, info))
-        return report
-
-    def begin_anew(self, seed: int, episodes: Sequence[int]) -> StepReport:
-        """Start the next episode of every environment.
-
-        Args:
-            seed: Names the run of episodes.
-            episodes: How many episodes each environment has started before.
-        """
-        self._begin_run(seed)
-        self.end.fill(DROPPED)
-        report = StepReport(lost=[self._first + i for i in range(len(self.envs))])
-        for i, count in enumerate(episodes):
-            self._run[i].episodes_started = count
-            info = self.start(i, self._run[i].next())
-            if self._settings.step_infos:
-                report.infos.append((self._first + i, info))
-        return report
-
-    def _begin_run(self, seed: int) -> None:
-        indices = range(self._first, self._first + len(self.envs))
-        self._run = [EpisodeSeeds(seed, index, self._num_envs) for index in indices]
-        self._next_seed = lambda i: self._run[i].next()
-        self._context.seed_generators(seed)
-        self._clear_rows(slice(None))
-        self._steps = 0
-        self.resting = set()
-        self._arrange()
-
-    def _clear_rows(self, rows: int | slice) -> None:
-        self.rewards[rows] = 0.0
-        self.end[rows] = RUNNING
-
-    def restore(
-        self, seed: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
-    ) -> list[tuple[int, Difference]]:
-        """Put every environment where its record says, by playing its episode again.
-
-        Args:
-            seed: Names the run of episodes.
-            records: One per environment.
-            allow_new_episodes: Whether an environment that did not do the same again begins a new
-                episode. One whose replay differs within rounding continues its episode in any case,
-                with the observation of the record.
-
-        Returns:
-            The environments whose replay differed, and how.
-        """
-        self._begin_run(seed)
-        problems = []
-        for i, record in enumerate(records):
-            problem: Difference | None
-            try:
-                problem = self._replay(i, record)
-            except CallCancelledError:
-                raise  # no one needs the result
-            except BaseException as error:
-                problem = Difference(f"it raised {explained(error)}")
-            self._counted(i)
-            self.rewards[i] = record.reward
-            self._episode_start[i] = -record.steps
-            if problem is None:
-                continue
-            name = f"environment {self._number + i} "
-            name += "" if problem.is_rounding else "could not be put back where it was: "
-            name += f"after {record.num_actions} actions in the episode with seed "
-            text = f"{name}{self.seeds[i]}, {problem.text}"
-            problems.append((self._first + i, replace(problem, text=text)))
-            if problem.is_rounding:
-                self._restore_obs(i, record)
-            elif allow_new_episodes:
-                self._run[i].episodes_started = record.episodes
-                self._clear_rows(i)
-                self.start(i, self._run[i].next())
-        return problems
-
-    def _restore_obs(self, i: int, record: EpisodeRecord) -> None:
-        """Let the observation to act on be that of a record."""
-        for key, column in self.obs.items():
-            column[i] = record.obs[key]
-
-    def _replay(self, i: int, record: EpisodeRecord) -> Difference | None:
-        """Play an episode again; returns the difference."""
-        env, seeds = self.envs[i], self._run[i]
-        seeds.episodes_started = record.base_episodes - 1
-        self._let_go(i)
-        self.seeds[i] = seed = seeds.next()
-        if not record.is_kept:
-            return Difference(NOT_KEPT)
-        obs, _ = self._reset(i, seed, copy.deepcopy(record.options))
-        if record.own is not None:
-            load_own_state(env, record.own)
-        reward: Any = record.reward
-        actions = {key: column.copy() for key, column in record.actions.items()}
-        for k, action in enumerate(self._built(actions, record.num_actions), start=1):
-            self._episode_start[i] -= 1
-            obs, reward, terminated, truncated, _ = env.step(action)
-            self._context.count()
-            if terminated or truncated:
-                if seeds.episodes_started == record.episodes:
-                    return Difference(f"the episode has ended, already after {k} of them")
-                obs, _ = self._reset(i, seeds.next(), None)
-        if seeds.episodes_started != record.episodes:
-            left = record.episodes - seeds.episodes_started
-            return Difference(f"{left} episodes have not ended")
-        if record.own is not None and not record.num_actions:
-            self._restore_obs(i, record)
-            return None
-        self._write_obs(i, obs)
-        return record.difference(self._row(i), float(reward))
-
-    def own_states(self) -> list[dict[str, Any] | None] | str:
-        """States that environments give of themselves, or None; a text if one cannot."""
-        states: list[dict[str, Any] | None] = []
-        for i, env in enumerate(self.envs):
-            try:
-                states.append(own_state(env) if self._offers_own_state[i] else None)
-            except BaseException as error:
-                return str(self._fault(i, error))
-        return states
-
-    def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Give the environments the states that `own_states` returned; a reset has to follow."""
-        self._begin_run(0)
-        for i, state in enumerate(states):
-            if state is not None:
-                self.start(i, self._run[i].next())
-                try:
-                    load_own_state(self.envs[i], state)
-                except BaseException as error:
-                    raise self._fault(i, error) from error

@@ -1,0 +1,168 @@
+"""A slice of training environments, whose running episodes can be restored."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from maze_train.core.seeding import EpisodeSeeds
+from maze_train.core.step_end import DROPPED, RUNNING
+from maze_train.envs.batch import StepReport
+from maze_train.envs.faults import explained
+from maze_train.envs.journal import NOT_KEPT, Difference, EpisodeRecord
+from maze_train.envs.monitoring import load_own_state, own_state
+from maze_train.envs.slice import EnvSlice
+from maze_train.spaces.describe import MASK_KEY
+from maze_train.workers.pool import CallCancelledError
+
+
+class TrainingSlice(EnvSlice):
+    """Environments whose episodes follow from one seed, the worker of a `PooledVectorEnv`.
+
+    The running episodes are restored from the records of a journal, or from the states that
+    environments give.
+    """
+
+    _run: list[EpisodeSeeds]
+
+    def reset(self, seed: int, options: dict[str, Any] | None) -> StepReport:
+        """Begin a run of episodes, which follows from the seed."""
+        self._begin_run(seed)
+        report = StepReport()
+        for i, source in enumerate(self._run):
+            # A copy: an environment may change it.
+            info = self.start(i, source.next(), copy.deepcopy(options))
+            if self._keys is not None and not self._settings.step_infos:
+                info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}
+            report.infos.append((self._first + i, info))
+        return report
+
+    def begin_anew(self, seed: int, episodes: Sequence[int]) -> StepReport:
+        """Begin the next episode in every environment; the running ones are dropped.
+
+        Args:
+            seed: Seed of the run of episodes.
+            episodes: Number of episodes that each environment has started before.
+        """
+        self._begin_run(seed)
+        self.end.fill(DROPPED)
+        report = StepReport(lost=[self._first + i for i in range(len(self.envs))])
+        for i, count in enumerate(episodes):
+            self._run[i].episodes_started = count
+            info = self.start(i, self._run[i].next())
+            if self._settings.step_infos:
+                report.infos.append((self._first + i, info))
+        return report
+
+    def _begin_run(self, seed: int) -> None:
+        indices = range(self._first, self._first + len(self.envs))
+        self._run = [EpisodeSeeds(seed, index, self._num_envs) for index in indices]
+        self._next_seed = lambda i: self._run[i].next()
+        self._context.seed_generators(seed)
+        self._clear_rows(slice(None))
+        self._steps = 0
+        self.resting = set()
+        self._arrange()
+
+    def _clear_rows(self, rows: int | slice) -> None:
+        self.rewards[rows] = 0.0
+        self.end[rows] = RUNNING
+
+    def restore(
+        self, seed: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
+    ) -> list[tuple[int, Difference]]:
+        """Restore every environment from its record by replaying the actions.
+
+        Args:
+            seed: Seed of the run of episodes.
+            records: One per environment.
+            allow_new_episodes: Whether an environment whose replay differs begins a new episode. If
+                it differs within rounding, the episode always continues, with the observation of
+                the record.
+
+        Returns:
+            The environments whose replay differed, and how.
+        """
+        self._begin_run(seed)
+        problems = []
+        for i, record in enumerate(records):
+            try:
+                problem = self._replay(i, record)
+            except CallCancelledError:
+                raise  # no one needs the result
+            except BaseException as error:
+                problem = Difference(f"it raised {explained(error)}")
+            self._counted(i)
+            self.rewards[i] = record.reward
+            self._episode_start[i] = -record.steps
+            if problem is None:
+                continue
+            outcome = "" if problem.is_rounding else "could not be put back where it was: "
+            place = f"{record.num_actions} actions in the episode with seed {self.seeds[i]}"
+            text = f"environment {self._number + i} {outcome}after {place}, {problem.text}"
+            problems.append((self._first + i, replace(problem, text=text)))
+            if problem.is_rounding:
+                self._restore_obs(i, record)
+            elif allow_new_episodes:
+                self._run[i].episodes_started = record.episodes
+                self._clear_rows(i)
+                self.start(i, self._run[i].next())
+        return problems
+
+    def _restore_obs(self, i: int, record: EpisodeRecord) -> None:
+        """Set the observation to act on to that of the record."""
+        for key, column in self.obs.items():
+            column[i] = record.obs[key]
+
+    def _replay(self, i: int, record: EpisodeRecord) -> Difference | None:
+        """Replay an episode; returns the difference from the record, or None."""
+        env, seeds = self.envs[i], self._run[i]
+        seeds.episodes_started = record.base_episodes - 1
+        self._let_go(i)
+        self.seeds[i] = seed = seeds.next()
+        if not record.is_kept:
+            return Difference(NOT_KEPT)
+        obs, _ = self._reset(i, seed, copy.deepcopy(record.options))
+        if record.own is not None:
+            load_own_state(env, record.own)
+        reward: Any = record.reward
+        actions = {key: column.copy() for key, column in record.actions.items()}
+        for k, action in enumerate(self._built(actions, record.num_actions), start=1):
+            self._episode_start[i] -= 1
+            obs, reward, terminated, truncated, _ = env.step(action)
+            self._context.count()
+            if terminated or truncated:
+                if seeds.episodes_started == record.episodes:
+                    return Difference(f"the episode has ended, already after {k} of them")
+                obs, _ = self._reset(i, seeds.next(), None)
+        if seeds.episodes_started != record.episodes:
+            left = record.episodes - seeds.episodes_started
+            return Difference(f"{left} episodes have not ended")
+        if record.own is not None and not record.num_actions:
+            self._restore_obs(i, record)
+            return None
+        self._write_obs(i, obs)
+        return record.difference(self._row(i), float(reward))
+
+    def own_states(self) -> list[dict[str, Any] | None] | str:
+        """Return the state of each environment, or None; an error message if one fails."""
+        states: list[dict[str, Any] | None] = []
+        for i, env in enumerate(self.envs):
+            try:
+                states.append(own_state(env) if self._offers_own_state[i] else None)
+            except BaseException as error:
+                return str(self._fault(i, error))
+        return states
+
+    def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Load the states that `own_states` returned; a reset has to follow."""
+        self._begin_run(0)
+        for i, state in enumerate(states):
+            if state is not None:
+                self.start(i, self._run[i].next())
+                try:
+                    load_own_state(self.envs[i], state)
+                except BaseException as error:
+                    raise self._fault(i, error) from error
