@@ -179,7 +179,7 @@ def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any
     values = merged(options, values)
     for key, value in node.items():
         if "." in key:
-            _set_dotted(values, key, value)
+            set_dotted(values, key, value)
     return values
 
 
@@ -309,7 +309,7 @@ def named_option(group: str, name: str) -> dict[str, Any]:
     return values | content
 
 
-def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
     """Set one value in nested mappings, which are copied on the way down."""
     *parents, last = key.split(".")
     node = values

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from maze_train.config.loading import load_settings, named_option
+from maze_train.config.loading import load_settings, merged, named_option, set_dotted
 from maze_train.config.options import list_options
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
@@ -163,15 +160,16 @@ def _merged(ranges: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(ranges, dict):
         raise ConfigError(GROUP, "expected ranges by setting", ranges)
-    nested = OmegaConf.create({}, flags={"allow_objects": True})
+    found: dict[str, Any] = {}
     for key, value in [*ranges.items(), *changes.items()]:
         is_group = isinstance(value, dict) and not field_of_key(SearchRange).keys() & value.keys()
+        node: dict[str, Any] = {} if is_group else found
         try:
-            OmegaConf.update(nested, key, value, merge=is_group)
-        except (OmegaConfBaseException, ValueError) as error:
+            set_dotted(node, key, value)
+        except ConfigError as error:
             problem = "changes a part of a range that has none: give the whole range"
             raise ConfigError(join(GROUP, key), problem, value) from error
-    found: dict[str, Any] = OmegaConf.to_container(nested)  # type: ignore[assignment]  # a mapping
+        found = merged(found, node)
     return found
 
 
