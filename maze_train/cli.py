@@ -17,8 +17,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
@@ -30,12 +29,9 @@ from maze_train.config.overrides import (
     COMPLETION,
     OPTIONS,
     RUN_DIR_PROBLEM,
-    check_choices,
     completions,
     config_folders,
     config_name_of,
-    normalise,
-    normalise_completion,
     overrides_of,
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
@@ -106,26 +102,17 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
         _check_spelling(arguments, config_names(folders))
     own_groups = {name for folder in folders for name in group_names(Path(folder))}
 
-    import hydra
-
+    from maze_train.config.hydra_input import check_choices, normalise, normalise_completion, start
     from maze_train.config.plugins import extended_hydra
     from maze_train.jobs import Job
 
     job = Job(arguments, debug)
-    # Hydra prints errors itself and exits, unless this variable is set.
-    variables = {DEBUG_VARIABLE: "1"}
-    if line:
-        variables["COMP_LINE"] = normalise_completion(line, groups)
-    start = hydra.main(
-        version_base="1.3",
-        config_path="pkg://maze_train.conf",
-        config_name=config_name_of(line) or "train",
-    )(job)
     words = normalise(arguments, groups, own_groups)
     if not is_completion:
         check_choices(overrides_of(words), [*groups, *own_groups])
-    with extended_hydra(), _process_with(words, variables):
-        start()
+    completed = normalise_completion(line, groups) if line else ""
+    with extended_hydra():
+        start(job, config_name_of(line) or "train", words, completed)
     return job.exit_code()
 
 
@@ -180,24 +167,6 @@ def _split_by_shell(words: Sequence[str], i: int) -> str:
         if opened[0] > closed[0] and opened[1] == closed[1]:
             return whole
     return ""
-
-
-@contextmanager
-def _process_with(arguments: list[str], variables: dict[str, str]) -> Iterator[None]:
-    """Run the block with other arguments and environment variables."""
-    before = sys.argv
-    values = {name: os.environ.get(name) for name in variables}
-    sys.argv = [PROGRAM, *arguments]
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        sys.argv = before
-        for name, value in values.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 if __name__ == "__main__":

@@ -15,25 +15,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-
 from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
+from maze_train.config.hydra_input import (
+    CONFIGURATION_ERRORS,
+    ComposedJob,
+    Task,
+    explain,
+    key_of,
+    settings_of,
+    unsettable,
+    varied_keys,
+)
 from maze_train.config.loading import load_settings
-from maze_train.config.messages import CONFIGURATION_ERRORS, explain, unsettable
-from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM, group_names
-from maze_train.config.overrides import RUN_DIR_PROBLEM, overrides_of, shell_word
+from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM
+from maze_train.config.overrides import shell_word
 from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
 from maze_train.config.search_config import load_search_config, without_search
-from maze_train.config.sweepers import stops_at_failures
 from maze_train.config.sweeps import JobRecord, write_jobs
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.core.checks import expanded
 from maze_train.core.errors import (
-    ConfigError,
     EnvError,
     MazeTrainError,
     RunDirectoryError,
@@ -49,7 +50,7 @@ NAME, LONGEST_NAME = "tracking.name", 100
 """Setting with the name of a run, and the most characters of one that a sweep gives."""
 
 
-class Job:
+class Job(Task):
     """Runs a composed configuration; called by Hydra, several times in a sweep.
 
     Errors do not go through Hydra, which would stop a sweep and print them in its own way: they are
@@ -70,101 +71,70 @@ class Job:
         # Numbers of processes may be the same on two machines.
         self.__dict__.update(state, _pid=None)
 
-    def __call__(self, composed: DictConfig) -> float:
+    def run(self, job: ComposedJob) -> float:
         """Train, play, compare, search or export, and return the value that a sweeper optimises.
 
         Of training, this is the best metric; of a rollout, the mean return; of a search, the value
         of its best trial; of all else, and after a failure, NaN.
         """
-        settings = HydraConfig.get()
-        is_sweep = settings.mode == RunMode.MULTIRUN
-        directory = settings.runtime.output_dir if is_sweep else None
-        # As the user wrote them: what they refer to is resolved in the configuration.
-        overrides: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
         record = JobRecord(
-            number=settings.job.num if is_sweep else 0,
-            settings=" ".join(str(word).lstrip("+") for word in overrides),
-            run_dir=os.path.abspath(_given_directory(composed) or directory or ""),
-            sweep_dir=os.path.join(settings.runtime.cwd, settings.sweep.dir) if is_sweep else "",
+            number=job.number,
+            settings=job.settings,
+            run_dir=os.path.abspath(_given_directory(job.select) or job.directory or ""),
+            sweep_dir=job.sweep_dir,
         )
-        if is_sweep:
+        if job.is_sweep:
             say(f"{PROGRAM}: {record.title}")
-            self._name_run(composed, overrides)
+            self._name_run(job)
         started_in = os.getcwd()
         try:
-            if not is_sweep and settings.run.dir != ".":
-                raise unused_directory(settings)
-            objective = self._work(composed, directory, overrides)()
+            job.check_run_dir()
+            objective = self.check(job)()
             self.note(replace(record, objective=objective))
-            if is_sweep:
-                self._drop_empty(settings)
+            job.drop_empty()
             return objective
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit(), too: it must not end the other jobs
-            code = report(error, self.argv, self.debug, f"{record.label}: " if is_sweep else "")
+            label = f"{record.label}: " if job.is_sweep else ""
+            code = report(error, self.argv, self.debug, label)
             self.note(replace(record, error=message_of(error, self.argv), code=code))
-            if is_sweep:
-                self._drop_empty(settings)
-                if not self._is_here or stops_at_failures(settings):
-                    raise
+            job.drop_empty()
+            if job.is_sweep and (not self._is_here or job.stops_at_failures):
+                raise
             return math.nan
         finally:
             os.chdir(started_in)  # an environment may have left it; the next job begins here
 
-    def _work(
-        self, composed: DictConfig, directory: str | None, overrides: Sequence[str]
-    ) -> Callable[[], float]:
-        """Check the settings of a job, and return what does its work."""
-        values = plain_values(composed)
-        command = COMMANDS[command_of(HydraConfig.get().job.config_name, values)]
-        return command.work(values, directory, overrides)
-
-    def check(self, config: DictConfig) -> None:
-        """Check a job of a sweep before the first one begins.
-
-        Args:
-            config: Its configuration, with that of Hydra.
+    def check(self, job: ComposedJob) -> Work:
+        """Check the settings of a job, and return what does its work.
 
         Raises:
             ConfigError: If it cannot run.
         """
-        hydra = HydraConfig.get()
-        directory = str(Path(str(hydra.sweep.dir), str(hydra.sweep.subdir)).absolute())
-        composed = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-        self._work(composed, directory, overrides)
+        values = job.values()
+        command = COMMANDS[command_of(job.config_name, values)]
+        return command.work(values, job.directory, job.overrides)
 
     def message_of(self, error: BaseException) -> str:
-        """The message of an error of `check`."""
+        """Return the message of an error of `check`."""
         return message_of(error, self.argv)
 
-    def tell_how_to_continue(self, config: DictConfig, sweep_dir: Path) -> None:
+    def tell_how_to_continue(self, resume: str | None, sweep_dir: Path) -> None:
         """Print the command that continues a sweep of training which was interrupted."""
-        resume = OmegaConf.select(config, "resume", default="")
         if not self._is_here or resume not in (None, AUTO):
             return
         replaced = ("hydra.sweep.dir", "resume")
-        words = [word for word in self.argv if _key_of(word) not in replaced]
+        words = [word for word in self.argv if key_of(word) not in replaced]
         command = " ".join([PROGRAM, *map(shlex.quote, words)])
         place = shell_word("hydra.sweep.dir", str(sweep_dir))
         notify(f"to continue the sweep: {command} {place} resume={AUTO}")
 
-    def _name_run(self, composed: DictConfig, overrides: Sequence[str]) -> None:
+    def _name_run(self, job: ComposedJob) -> None:
         """Name the run after what differs between the jobs, unless the user names it."""
-        if OmegaConf.select(composed, NAME, throw_on_resolution_failure=False) != "":
-            return
-        fixed: set[str] = set()
-        parser = OverridesParser.create()
-        for word in overrides_of(self.argv):
-            is_varied = False
-            with suppress(HydraException):  # it is written so that the command line understands it
-                is_varied = parser.parse_override(word).is_sweep_override()
-            if not is_varied:
-                fixed.add(_key_of(word))
-        varied = [word.lstrip("+") for word in overrides if _key_of(word) not in fixed]
-        name = re.sub(r"[^\w.,=+-]+", "-", ",".join(varied))
-        OmegaConf.update(composed, NAME, name[:LONGEST_NAME])
+        if job.select(NAME) == "":
+            varied = ",".join(varied_keys(self.argv, job.overrides))
+            job.put(NAME, re.sub(r"[^\w.,=+-]+", "-", varied)[:LONGEST_NAME])
 
     @property
     def _is_here(self) -> bool:
@@ -204,25 +174,6 @@ class Job:
             except MazeTrainError as error:
                 notify(f"note: the runs are not compared: {error}")
 
-    def _drop_empty(self, settings: Any) -> None:
-        """Remove the directory that Hydra made for the job, if nothing was put there."""
-        with suppress(OSError):
-            os.rmdir(settings.runtime.output_dir)
-
-
-def unused_directory(settings: Any) -> ConfigError:
-    """The error for `hydra.run.dir`, in whose directory nothing would be; an empty one goes."""
-    path = Path(settings.runtime.output_dir)
-    with suppress(OSError, ValueError):
-        while path.relative_to(settings.runtime.cwd).parts:
-            path.rmdir()
-            path = path.parent
-    return ConfigError("hydra.run.dir", RUN_DIR_PROBLEM, settings.run.dir)
-
-
-def _key_of(override: str) -> str:
-    return override.partition("=")[0].lstrip("+")
-
 
 def command_of(name: str | None, values: Mapping[Any, Any]) -> str:
     """The command of a composed configuration.
@@ -236,10 +187,10 @@ def command_of(name: str | None, values: Mapping[Any, Any]) -> str:
     return next(key for key, command in COMMANDS.items() if command.keys <= values.keys())
 
 
-def _given_directory(composed: DictConfig) -> str | None:
-    """The directory that the user names for the results, as far as it can be reported."""
+def _given_directory(select: Callable[[str], Any]) -> str | None:
+    """Return the directory that the user names for the results, as far as it can be reported."""
     for key in ("run_dir", "output_dir", "resume"):
-        found = OmegaConf.select(composed, key, throw_on_resolution_failure=False)
+        found = select(key)
         if found not in (None, AUTO):
             path = expanded(str(found))
             return str(RunDirectory.to_resume(path).path) if key == "resume" else path
@@ -376,40 +327,6 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "train": Command(train),
     }
 )
-
-
-def plain_values(composed: DictConfig) -> dict[str, Any]:
-    """Convert Hydra's configuration to plain values, with interpolations resolved."""
-    node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    assert isinstance(node, dict)
-    return {str(key): value for key, value in node.items()}
-
-
-def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted name, of a group the name of its option.
-
-    Args:
-        overrides: Settings of the user, in Hydra's spelling.
-        composed: Its configuration as Hydra composed it, where interpolations are resolved.
-
-    Raises:
-        ConfigError: If one deletes a setting.
-    """
-    settings: dict[str, Any] = {}
-    groups = group_names()
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        if override.is_delete() or override.is_sweep_override():
-            problem = "with resume=<run dir> settings can only be set: key=value"
-            raise ConfigError(override.input_line or "", problem)
-        key = override.key_or_group
-        settings[key] = override.value() if key in groups else _select(composed, key)
-    return settings
-
-
-def _select(node: Any, key: str) -> Any:
-    for part in key.split("."):
-        node = node[part]
-    return node
 
 
 def report(

@@ -98,6 +98,7 @@ def test_the_source_distribution_holds_what_it_should(installation: Installation
     assert {p.suffix for p in paths if p.parts[0] in SOURCES[:2]} == {
         ".py",
         ".pyi",
+        ".txt",
         ".yaml",
         ".typed",
     }

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import hydra
 import yaml
 
+from maze_train.config.hydra_input import normalise, plain_values
 from maze_train.config.loading import load_config
 from maze_train.config.options import group_names
-from maze_train.config.overrides import normalise
 from maze_train.config.plugins import extended_hydra
 from maze_train.config.writing import config_to_dict
 from maze_train.core.conversion import is_within
-from maze_train.jobs import plain_values
 from maze_train.run.pipeline import configure
 from maze_train.tools.runs import NOT_COMPARED
 from maze_train.tracking.services import flattened

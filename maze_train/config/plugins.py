@@ -26,11 +26,17 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from maze_train.config.hydra_input import Task
+from maze_train.config.launchers import (
+    SWEEP_DIR,
+    LocalLauncher,
+    LocalLauncherConf,
+    RayLauncher,
+    RayLauncherConf,
+    SweepStart,
+)
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
-from maze_train.config.ray_jobs import RayLauncher, RayLauncherConf
-from maze_train.config.sweepers import SWEEP_DIR, SweepStart
-from maze_train.config.sweeps import LocalLauncher, LocalLauncherConf
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import import_failure
 from maze_train.envs.config import SIMULATORS
@@ -157,6 +163,7 @@ def extended_hydra() -> Iterator[None]:
         chosen = Plugins.instantiate_sweeper(
             plugins, config=config, hydra_context=hydra_context, task_function=task_function
         )
+        assert isinstance(task_function, Task)
         return SweepStart(chosen, config, hydra_context, task_function)
 
     plugins.instantiate_sweeper = sweeper

@@ -6,20 +6,14 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
-
-from hydra.core.singleton import Singleton
-from omegaconf import DictConfig
 
 from maze_train.config.options import PROGRAM
-from maze_train.config.sweeps import JobProcesses, JobRecord, LocalLauncher, ProcessJob, StartedJob
-from maze_train.core.checks import check_at_least, check_positive
+from maze_train.config.sweeps import JobProcesses, JobRecord, ProcessJob, StartedJob
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.core.notices import notify, say
-from maze_train.training.outcome import Interruption
 from maze_train.workers.places import Place, Portable
 from maze_train.workers.pool import (
     CallCancelledError,
@@ -37,28 +31,6 @@ POLL_S = 1.0
 
 MOST_SIGNALS = 3
 """Signals of which the last one kills the jobs."""
-
-
-@dataclass
-class RayLauncherConf:
-    """Settings of the launcher for a Ray cluster, `hydra.launcher.<name>`."""
-
-    _target_: str = "hydra_plugins.maze_train.RayLauncher"
-
-    address: str = "auto"
-    """`<head>:<port>`: a cluster that runs; `auto`: that of this machine, or of RAY_ADDRESS."""
-
-    n_jobs: int = 0
-    """Jobs at a time; 0: the number that there is room for. >= 0."""
-
-    cpus_per_job: float = 1.0
-    """CPUs that are reserved for a job, > 0."""
-
-    gpus_per_job: float = 0.0
-    """GPUs that are reserved for a job, or a part of one; it sees no others. >= 0."""
-
-    working_dir: str | None = None
-    """Folder with your own modules, which is sent to all machines."""
 
 
 class JobWorker(Worker):
@@ -203,60 +175,3 @@ class JobPool:
                     break
         for started in self._running.values():
             self._note(started, replace(started.job.record, error="killed"))
-
-
-class RayLauncher(LocalLauncher):
-    """Runs jobs in parallel on the machines of a Ray cluster, within the room that it has.
-
-    Args:
-        address: Address of the cluster, see `RayPlace`.
-        n_jobs: Jobs at a time; 0: the number that there is room for.
-        cpus_per_job: CPUs that are reserved for a job, > 0.
-        gpus_per_job: GPUs, >= 0.
-        working_dir: Folder that is sent to all machines, from where jobs import.
-    """
-
-    def __init__(
-        self,
-        address: str = "auto",
-        n_jobs: int = 0,
-        cpus_per_job: float = 1.0,
-        gpus_per_job: float = 0.0,
-        working_dir: str | None = None,
-    ) -> None:
-        super().__init__(n_jobs)
-        self._settings: dict[str, Any] = {
-            "address": address,
-            "cpus_per_worker": cpus_per_job,
-            "gpus_per_worker": gpus_per_job,
-            "working_dir": working_dir,
-            "section": "hydra.launcher",
-            "remedy": "hydra.launcher.n_jobs or hydra.launcher.cpus_per_job",
-        }
-
-    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobPool:
-        """Return the pool that runs a number of jobs.
-
-        Raises:
-            ConfigError: If a setting is out of its range.
-        """
-        check_positive("hydra.launcher.cpus_per_job", self._settings["cpus_per_worker"])
-        check_at_least("hydra.launcher.gpus_per_job", self._settings["gpus_per_worker"], 0)
-        from maze_train.workers.ray_pool import RayPlace  # Imported here, since Ray is optional.
-
-        place = RayPlace(
-            self._n_jobs, on_worker_failure="restart", max_worker_restarts=count, **self._settings
-        )
-        sweep_dir = os.path.abspath(str(self._config.hydra.sweep.dir))
-        return JobPool(ended, place, count, [os.getcwd(), sweep_dir])
-
-    def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
-        """Return the function that a job runs in its process."""
-        return partial(self._run_there, Singleton.get_state(), os.getcwd(), config)
-
-    def _run_there(self, state: Any, folder: str, config: DictConfig) -> JobRecord | None:
-        """Run a job in a process that knows nothing of this one."""
-        Singleton.set_state(state)
-        os.chdir(folder)
-        with Interruption():
-            return self._run(config)

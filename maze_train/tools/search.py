@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import yaml
 
-from maze_train.config.messages import CONFIGURATION_ERRORS, explain
+from maze_train.config.hydra_input import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, SearchConfig, load_search_config
 from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob

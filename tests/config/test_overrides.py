@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from maze_train.config.overrides import as_typed, normalise, shell_word
+from maze_train.config.hydra_input import normalise
+from maze_train.config.overrides import as_typed, shell_word
 
 GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tracking")
 

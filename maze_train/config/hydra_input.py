@@ -1,0 +1,548 @@
+"""Hydra on the way in: its grammar, its composed configurations, and its errors.
+
+Besides `plugins` and `launchers`, which Hydra calls, this is the only module that knows Hydra. It
+brings arguments into the form that Hydra accepts, starts it, and gives each job that Hydra composed
+as a `ComposedJob`.
+
+Hydra has one spelling for each kind of override: `algorithm=ppo` if a defaults list names the
+group, `+a.b=c` for a new key, `++a.b=c` for any key. Here every key may be written without a sign,
+and unknown keys are reported by the settings, which know the closest one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Quote, QuotedString
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from maze_train.config.loading import unknown_option
+from maze_train.config.options import PROGRAM, config_names, group_names, list_options, shipped_root
+from maze_train.config.overrides import (
+    ASSIGNMENT,
+    COMPLETION,
+    OPTIONS_WITH_VALUE,
+    PATHS,
+    RUN_DIR_PROBLEM,
+    SWEEP,
+    as_typed,
+    classified,
+    config_folders,
+    overrides_of,
+)
+from maze_train.config.sweeps import JobRecord
+from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
+from maze_train.core.targets import TARGET, target_name
+
+DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
+STAYS = "."
+"""`hydra.run.dir` if the user does not set it: a single run has no directory of Hydra's."""
+
+NO_TEXT = re.compile(r"[-+]?\.?\d[\d._]*(e[-+]?\d+)?|true|false|null|inf|nan", re.IGNORECASE)
+"""Values that Hydra does not read as text, which it wants for a choice."""
+
+CONFIGURATION_ERRORS = (
+    ConfigError,
+    SpaceError,
+    MissingExtraError,
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+)
+"""Errors of the configuration: `maze-run` ends with exit code 2."""
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def normalise(
+    argv: Sequence[str], groups: Collection[str], own_groups: Collection[str] = ()
+) -> list[str]:
+    """The arguments with every override in the form in which Hydra accepts it, options first.
+
+    Hydra's parser wants overrides in one row, and `--` before them says where it begins.
+    `+algorithm=ppo` becomes `algorithm=ppo`, `algorithm.lr=1` and `+algorithm.lr=1` become
+    `++algorithm.lr=1`. A path gets quotes where it needs some. Options, deletions (`~key`),
+    settings of Hydra, and keys with a package (`env@eval_env`) or a path stay as they are.
+
+    Args:
+        argv: The arguments after the name of the program.
+        groups: Groups of the shipped configuration, all of which its defaults list names.
+        own_groups: Further groups in folders of the user; how they are spelled is left to him.
+    """
+    if any(word in COMPLETION for word in argv):
+        return list(argv)
+    options = [word for word, is_override in classified(argv) if not is_override and word != "--"]
+    words = [_with_quotes(word, is_sweep=bool({*SWEEP} & {*argv})) for word in overrides_of(argv)]
+    overrides = [_normalise_override(word, groups, own_groups) for word in words]
+    return [*options, "--", *overrides] if options and overrides else options + overrides
+
+
+def normalise_completion(line: str, groups: Collection[str]) -> str:
+    """A command line that a shell wants completed: only the word being typed stays as it is."""
+    words = line.split(" ")
+    if words[-2:-1] and words[-2] in OPTIONS_WITH_VALUE:  # no override is being typed
+        return line
+    return " ".join([*words[:1], *normalise(words[1:-1], groups), *words[1:][-1:]])
+
+
+def _with_quotes(word: str, is_sweep: bool) -> str:
+    """An override as it is; the path of one that names a path is taken letter by letter."""
+    match = ASSIGNMENT.fullmatch(word)
+    if match is None or PATHS.fullmatch(match["key"]) is None:
+        return word
+    return word[: match.start("value")] + as_path(match["value"], is_sweep)
+
+
+def _normalise_override(word: str, groups: Collection[str], own_groups: Collection[str]) -> str:
+    match = ASSIGNMENT.fullmatch(word)
+    if match is None:
+        return word
+    key = match["key"]
+    if key in groups and not match["value"].startswith("{"):
+        value = match["value"]
+        return f"{key}='{value}'" if NO_TEXT.fullmatch(value) else f"{key}={value}"
+    is_hydras = key == "hydra" or key.startswith(("hydra.", "hydra/"))
+    if is_hydras or key in own_groups or "@" in key or "/" in key:
+        return word
+    return f"++{key}={match['value']}"
+
+
+def quoted(text: str) -> str:
+    """A text in the quotes in which Hydra reads it letter by letter."""
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def as_path(value: str, is_sweep: bool) -> str:
+    """The value of a setting that names a file or directory, in quotes where it needs some.
+
+    Hydra reads it as it is if that gives a text, null, a list, or the values of a sweep.
+
+    Args:
+        value: What was typed: a path, several in brackets, or in a sweep several with commas.
+        is_sweep: Whether commas divide the values of a sweep.
+    """
+    with suppress(HydraException):
+        read = OverridesParser.create().parse_override(f"path={value}").value()
+        if not isinstance(read, (bool, int, float)):
+            return value
+    if value[:1] + value[-1:] == "[]":
+        return f"[{_each_as_path(value[1:-1])}]"
+    return _each_as_path(value) if is_sweep and "," in value else quoted(value)
+
+
+def _each_as_path(values: str) -> str:
+    return ",".join(as_path(value.strip(), is_sweep=False) for value in values.split(","))
+
+
+def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
+    """Refuse choices that are not names of options; Hydra has no message for them.
+
+    Args:
+        overrides: Overrides in the form in which Hydra accepts them.
+        groups: All groups but those of Hydra, whose names have a slash.
+
+    Raises:
+        ConfigError: If there is such a choice.
+    """
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0].partition("@")[0]
+        is_group = key in groups or "/" in key or key == "hydra"
+        if not is_group and key != "hydra.verbose":
+            continue
+        texts = (str, QuotedString, Glob if is_group else bool)
+        with suppress(HydraException):  # Hydra reports what it cannot read
+            override = OverridesParser.create().parse_override(word)
+            value: Any = override.value()
+            if override.is_delete() and value is None:
+                continue
+            for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
+                if is_group and isinstance(choice, dict):
+                    continue  # settings may stand in the place of an option
+                entries = choice if isinstance(choice, list) else [choice]
+                if not all(isinstance(entry, texts) for entry in entries):
+                    expected = "the name of an option" if is_group else "true, false or names"
+                    raise ConfigError(key, f"expected {expected}", word.partition("=")[2])
+
+
+def start(task: Task, config_name: str, words: Sequence[str], completed: str = "") -> None:
+    """Let Hydra compose the configuration and call `task`, in a sweep once for each job.
+
+    Args:
+        task: Called with each composed configuration.
+        config_name: Name of the primary config, unless `words` choose one.
+        words: Arguments as `normalise` returns them.
+        completed: The command line that a shell wants completed, if any.
+    """
+    # Hydra prints errors itself and exits, unless this variable is set.
+    variables = {DEBUG_VARIABLE: "1"} | ({"COMP_LINE": completed} if completed else {})
+    run = hydra.main(
+        version_base="1.3", config_path="pkg://maze_train.conf", config_name=config_name
+    )(task)
+    with _process_with(words, variables):
+        run()
+
+
+@contextmanager
+def _process_with(arguments: Sequence[str], variables: dict[str, str]) -> Iterator[None]:
+    """Run the block with other arguments and environment variables."""
+    before = sys.argv
+    values = {name: os.environ.get(name) for name in variables}
+    sys.argv = [PROGRAM, *arguments]
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        sys.argv = before
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# -- composed jobs ---------------------------------------------------------------------------------
+
+
+class ComposedJob:
+    """A job as Hydra composed it; hides Hydra's containers.
+
+    Args:
+        config: Its configuration.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        names = [str(key) for key in config if key != "hydra"]
+        self._config = OmegaConf.masked_copy(config, names)
+        self._hydra = HydraConfig.get()
+        self.is_sweep = self._hydra.mode == RunMode.MULTIRUN
+        """Whether it is one of the jobs of a sweep."""
+        self.number: int = self._hydra.job.num if self.is_sweep else 0
+        """Its number in the sweep; 0 without one."""
+        self.config_name: str | None = self._hydra.job.config_name
+        """Name of the primary config."""
+        overrides: Any = OmegaConf.to_container(self._hydra.overrides.task, resolve=False)
+        self.overrides: list[str] = overrides
+        """Settings of the user, as he wrote them: interpolations are not resolved."""
+
+    @property
+    def settings(self) -> str:
+        """Settings of the user, as on the command line."""
+        return " ".join(str(word).lstrip("+") for word in self.overrides)
+
+    @property
+    def sweep_dir(self) -> str:
+        """Directory of the sweep; empty without one."""
+        base, sweep = self._hydra.runtime.cwd, self._hydra.sweep
+        return os.path.join(base, str(sweep.dir)) if self.is_sweep else ""
+
+    @property
+    def directory(self) -> str | None:
+        """Directory of the job in the sweep; None without one."""
+        if not self.is_sweep:
+            return None
+        return os.path.join(self.sweep_dir, str(self._hydra.sweep.subdir))
+
+    @property
+    def stops_at_failures(self) -> bool:
+        """Whether the sweeper has to know of a failure."""
+        return stops_at_failures(self._hydra)
+
+    def values(self) -> dict[str, Any]:
+        """Return plain values, with interpolations resolved."""
+        return plain_values(self._config)
+
+    def select(self, key: str) -> Any:
+        """Return the value of a dotted key; None if there is none."""
+        return OmegaConf.select(self._config, key, throw_on_resolution_failure=False)
+
+    def put(self, key: str, value: Any) -> None:
+        """Set the value of a dotted key."""
+        OmegaConf.update(self._config, key, value)
+
+    def check_run_dir(self) -> None:
+        """Refuse `hydra.run.dir`, in whose directory nothing would be; an empty one is removed.
+
+        Raises:
+            ConfigError: If the user has set it.
+        """
+        if self.is_sweep or self._hydra.run.dir == STAYS:
+            return
+        path = Path(self._hydra.runtime.output_dir)
+        with suppress(OSError, ValueError):
+            while path.relative_to(self._hydra.runtime.cwd).parts:
+                path.rmdir()
+                path = path.parent
+        raise ConfigError("hydra.run.dir", RUN_DIR_PROBLEM, self._hydra.run.dir)
+
+    def drop_empty(self) -> None:
+        """Remove the directory that Hydra made for the job of a sweep, if nothing was put there."""
+        if self.is_sweep:
+            with suppress(OSError):
+                os.rmdir(self._hydra.runtime.output_dir)
+
+
+class Task(ABC):
+    """What Hydra calls with each configuration that it composed.
+
+    Launchers may send it to other processes.
+    """
+
+    records: list[JobRecord]
+    """The jobs that ended in this process."""
+
+    def __call__(self, composed: DictConfig) -> float:
+        """Run a job, and return the value that a sweeper optimises."""
+        return self.run(ComposedJob(composed))
+
+    @abstractmethod
+    def run(self, job: ComposedJob) -> float:
+        """Run a job, and return the value that a sweeper optimises; NaN if there is none."""
+
+    @abstractmethod
+    def check(self, job: ComposedJob) -> Callable[[], float]:
+        """Check the settings of a job, and return what does its work.
+
+        Raises:
+            ConfigError: If it cannot run.
+        """
+
+    @abstractmethod
+    def message_of(self, error: BaseException) -> str:
+        """Return the message of an error of `check`."""
+
+    @abstractmethod
+    def note(self, record: JobRecord) -> None:
+        """Keep what became of a job; in a sweep it is written at once."""
+
+    @abstractmethod
+    def preload(self) -> None:
+        """Import what jobs need, before processes are forked from this one."""
+
+    @abstractmethod
+    def tell_how_to_continue(self, resume: str | None, sweep_dir: Path) -> None:
+        """Print the command that continues a sweep of training which was interrupted."""
+
+
+def stops_at_failures(hydra_settings: Any) -> bool:
+    """Return whether a sweeper has to know of a failure: some count them, Hydra's own stops."""
+    sweeper = str(OmegaConf.select(hydra_settings, "sweeper._target_"))
+    return not sweeper.endswith(".BasicSweeper")
+
+
+def varied_keys(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return those of the overrides of a job that differ between the jobs of its sweep.
+
+    Args:
+        argv: Arguments of the command as the user typed them.
+        overrides: Overrides of the job.
+    """
+    fixed = set()
+    parser = OverridesParser.create()
+    for word in overrides_of(argv):
+        is_varied = False
+        with suppress(HydraException):  # it is written so that the command line understands it
+            is_varied = parser.parse_override(word).is_sweep_override()
+        if not is_varied:
+            fixed.add(key_of(word))
+    return [word.lstrip("+") for word in overrides if key_of(word) not in fixed]
+
+
+def key_of(override: str) -> str:
+    """Return the key of an override, without signs."""
+    return override.partition("=")[0].lstrip("+")
+
+
+def plain_values(composed: DictConfig) -> dict[str, Any]:
+    """Convert Hydra's configuration to plain values, with interpolations resolved."""
+    node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    assert isinstance(node, dict)
+    return {str(key): value for key, value in node.items()}
+
+
+def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted name, of a group the name of its option.
+
+    Args:
+        overrides: Settings of the user, in Hydra's spelling.
+        composed: Its configuration as Hydra composed it, where interpolations are resolved.
+
+    Raises:
+        ConfigError: If one deletes a setting.
+    """
+    settings: dict[str, Any] = {}
+    groups = group_names()
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        if override.is_delete() or override.is_sweep_override():
+            problem = "with resume=<run dir> settings can only be set: key=value"
+            raise ConfigError(override.input_line or "", problem)
+        key = override.key_or_group
+        settings[key] = override.value() if key in groups else _select(composed, key)
+    return settings
+
+
+def _select(node: Any, key: str) -> Any:
+    for part in key.split("."):
+        node = node[part]
+    return node
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
+    """The message of an error that is one of `CONFIGURATION_ERRORS`.
+
+    Args:
+        error: The error.
+        argv: Arguments of the command as the user typed them: options in his folders count as
+            available, and overrides are shown in his spelling.
+    """
+    if isinstance(error, MissingConfigException):
+        return _line_of(error, argv) + str(_missing_config(error, config_folders(argv)))
+    if isinstance(error, OverrideParseException):
+        return as_typed(f"{error.override}: cannot be read: {_first_line(error)}", argv)
+    if isinstance(error, HydraException):
+        return _line_of(error, argv) + as_typed(_composition(error), argv)
+    if isinstance(error, OmegaConfBaseException):
+        key = f"{error.full_key}: " if error.full_key else ""
+        return f"{key}{_first_line(error)}"
+    if isinstance(error, yaml.YAMLError):
+        return " ".join(str(error).split())
+    return str(error)
+
+
+def unsettable(error: BaseException) -> ConfigError | None:
+    """The error for an override that Hydra cannot set, where it raises one of Python's own.
+
+    A key below a list is one: `model.hidden_sizes.a=1` where the list is given, too. The override
+    is known to the function of Hydra alone.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        override = frame.f_locals.get("override")
+        if frame.f_code.co_name == "_apply_overrides_to_config" and override is not None:
+            problem = f"cannot be set in the configuration: {_first_line(error)}"
+            return ConfigError(override.key_or_group, problem, override.value())
+    return None
+
+
+def _line_of(error: HydraException, argv: Sequence[str]) -> str:
+    """File and line of an `override /<group>: <name>` that Hydra refuses; else an empty text."""
+    folders = [*config_folders(argv), str(shipped_root())]
+    group, _, name = (getattr(error, "missing_cfg_file", "") or "").rpartition("/")
+    if "No match in the defaults list" in str(error):
+        group, name = _not_overridden(str(error)), ""
+    wanted = re.compile(rf"\s*-?\s*override\s+/?{re.escape(group)}\s*:\s*{re.escape(name)}")
+    chosen = re.findall(r"experiment=(\S+)", " ".join(argv)) if group else []
+    for option in chosen:
+        for path in (Path(folder, "experiment", f"{option}.yaml") for folder in folders):
+            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+            for number, line in enumerate(lines, 1):
+                if wanted.match(line):
+                    return f"{path}, line {number}: "
+    return ""
+
+
+def _not_overridden(text: str) -> str:
+    """The group that Hydra could not override, as the user named it."""
+    found = text.split("Could not override '")[1].partition("'")[0].partition("@")[0]
+    return found.removeprefix("experiment/")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].strip()
+
+
+def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> ConfigError:
+    """The error for an option, or a primary config, that no folder has."""
+    missing = (error.missing_cfg_file or "").removesuffix(".yaml")
+    group, slash, name = missing.partition("/")
+    if not slash:
+        searched = [*folders, str(shipped_root())]
+        names = config_names(folders)
+        hint = did_you_mean(nearest(missing, names, count=1))
+        problem = f"there is no {missing}.yaml in {', '.join(searched)}{hint or ';'}"
+        return ConfigError("-cn", f"{problem} available: {', '.join(names)}", missing)
+    if group == "env":
+        return _unknown_environment(name, folders)
+    if group in group_names():
+        return unknown_option(group, name, folders)
+    group, _, name = missing.rpartition("/")
+    available = ", ".join(error.options or ()) or "none"
+    return ConfigError(group, f"no such option; available: {available}", name)
+
+
+def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
+    from maze_train.envs.pettingzoo import nearest_names
+    from maze_train.envs.registered import known_about, missing_package, nearest_ids
+
+    missing = missing_package(env_id)
+    if missing is not None:
+        return ConfigError("env", str(missing), env_id)
+    own = [name for name in list_options("env", folders) if name != "default"]
+    path = target_name(env_id)
+    if path:
+        close = [f"env.{TARGET}={path}"]
+    else:
+        ids = nearest_ids(env_id)
+        same = [found for found in ids if found.endswith(f"/{env_id}")]
+        close = [*nearest(env_id, own), *same, *nearest_names(env_id), *ids]
+        close = list(dict.fromkeys(close))
+    hint = did_you_mean(close) or "."
+    return ConfigError(
+        "env",
+        f"no such environment{hint} Give a registered gymnasium id, `my_module:MyEnv-v0` to "
+        f"import a module first, or env._target_=<class or function>{known_about(env_id)}",
+        env_id,
+    )
+
+
+def _without_comma(override: str) -> str:
+    """Say how the number is written that `100,000` or `0,001` may mean; else an empty text."""
+    key, _, value = override.partition("=")
+    if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", value):
+        number = value.replace(",", "")
+    elif re.fullmatch(r"-?\d+,\d+(e-?\d+)?", value):
+        number = value.replace(",", ".")
+    else:
+        return ""
+    return f"; a number has no comma: {key}={number}"
+
+
+def _composition(error: HydraException) -> str:
+    """The message for overrides that do not fit the configuration."""
+    text = _first_line(error)
+    if text.startswith("Ambiguous value for argument"):
+        override = text.partition("'")[2].removesuffix("'")
+        return (
+            f"{override}: a value with commas: add -m for one run each, or write a list [a,b]"
+            f"{_without_comma(override)}"
+        )
+    if "No match in the defaults list" in text:
+        group = _not_overridden(text)
+        if text.startswith("In 'experiment/") and "@" in text:
+            return f"{group}: groups of an experiment begin with a slash: override /{group}"
+        return (
+            f"{group}: the primary config (-cn) has no choice of this name; "
+            f"set single values ({group}.<key>=<value>) instead"
+        )
+    if "@experiment." in text:
+        return f"{text.rstrip('.')}: begin the file with the line `# @package _global_`"
+    cause = error.__cause__
+    detail = "" if cause is None or _first_line(cause) in text else _first_line(cause)
+    return ": ".join(part for part in (text.rstrip("."), detail) if part)

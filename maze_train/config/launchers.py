@@ -1,0 +1,365 @@
+"""Sweeps in Hydra: jobs are checked, the directory is claimed, and launchers run jobs in parallel.
+
+`plugins` registers these classes with Hydra, which calls them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from maze_train.config.hydra_input import (
+    CONFIGURATION_ERRORS,
+    ComposedJob,
+    Task,
+    quoted,
+    stops_at_failures,
+)
+from maze_train.config.options import FAILURE
+from maze_train.config.ray_jobs import JobPool
+from maze_train.config.sweeps import (
+    LOG_FILE,
+    JobProcesses,
+    JobRecord,
+    ProcessJob,
+    StartedJob,
+    tell_end,
+)
+from maze_train.config.train_config import AUTO
+from maze_train.core.checks import check_at_least, check_positive, expanded
+from maze_train.core.errors import ConfigError, MazeTrainError, TrainingError
+from maze_train.core.files import exclusive, new_directory, writable
+from maze_train.core.folders import make_folders
+from maze_train.training.outcome import Interruption
+
+SWEEPS = "outputs/sweeps"
+SWEEP_DIR = f"{SWEEPS}/${{now:%Y-%m-%d_%H-%M-%S}}"
+"""Directory of a sweep, unless the user names one."""
+
+SWEEP_DIR_KEY = "hydra.sweep.dir"
+SHOWN_PROBLEMS = 5
+
+
+class SweepStart(Sweeper):
+    """Checks the jobs of a sweep and claims its directory, then lets a sweeper run them.
+
+    Args:
+        sweeper: The sweeper that the user chose.
+        config: Configuration of the sweep, to which all of its jobs refer.
+        context: Composes the configurations of jobs.
+        task: Checks a job, and says how the sweep is continued: see `Task`.
+    """
+
+    def __init__(
+        self, sweeper: Sweeper, config: DictConfig, context: HydraContext, task: Task
+    ) -> None:
+        self._sweeper, self._config, self._context = sweeper, config, context
+        self._task = task
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Do nothing: the sweeper is set up already."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run the jobs.
+
+        Raises:
+            ConfigError: If a job cannot run, there is none, or the directory cannot be written.
+            KeyboardInterrupt: After a signal, when all jobs have ended.
+            RunDirectoryError: If another process sweeps in the directory.
+        """
+        is_listed = not stops_at_failures(self._config.hydra)
+        if is_listed:  # the jobs of other sweepers depend on results
+            self._check_jobs(arguments)
+        directory = self._claimed()
+        with exclusive(directory, "sweeps in"):
+            try:
+                return self._sweeper.sweep(arguments)
+            except KeyboardInterrupt:
+                if is_listed:
+                    resume = OmegaConf.select(self._config, "resume", default="")
+                    self._task.tell_how_to_continue(resume, directory)
+                raise
+
+    def _claimed(self) -> Path:
+        """Make the directory of the sweep, and let all jobs have its absolute path."""
+        raw: Any = OmegaConf.to_container(self._config.hydra.sweep, resolve=False)
+        if raw["dir"] == SWEEP_DIR:
+            given = [OmegaConf.select(self._config, key) for key in ("resume", "run_dir")]
+            if given == [AUTO, None]:
+                problem = f"needs the directory of the sweep: set {SWEEP_DIR_KEY}"
+                raise ConfigError("resume", problem, AUTO)
+            with writable(SWEEP_DIR_KEY, Path(SWEEPS)):
+                name = str(new_directory(Path(SWEEPS).absolute()))
+        else:
+            # Its interpolations may have another value in each job. `hydra.job.chdir` must not
+            # change where it is.
+            where = str(raw["dir"])
+            where = os.path.expanduser(where) if "${" in where else expanded(where)
+            name = str(Path.cwd() / where)
+        with read_write(self._config.hydra), open_dict(self._config):
+            self._config.hydra.sweep.dir = name
+            self._config.hydra.overrides.hydra.append(f"{SWEEP_DIR_KEY}={quoted(name)}")
+        directory = Path(str(self._config.hydra.sweep.dir))
+        with writable(SWEEP_DIR_KEY, directory):
+            make_folders(directory)
+        return directory
+
+    def _check_jobs(self, arguments: Sequence[str]) -> None:
+        """Compose and check all jobs; nothing is written.
+
+        Raises:
+            ConfigError: If there is no job, or some cannot run; it lists them.
+        """
+        setup_globals()
+        problems = []
+        jobs = list(self._jobs(arguments))
+        for number, overrides in enumerate(jobs):
+            settings = " ".join(word.lstrip("+") for word in filter_overrides(overrides))
+            try:
+                config = job_config(self._context, self._config, number, overrides)
+                self._task.check(ComposedJob(config))
+            except (MazeTrainError, *CONFIGURATION_ERRORS) as error:
+                problems.append((f"job {number} ({settings})", error))
+        HydraConfig.instance().set_config(self._config)
+        if problems:
+            lines = [f"\n  {label}: {self._task.message_of(error)}" for label, error in problems]
+            more = len(lines) - SHOWN_PROBLEMS
+            shown = "".join(lines[:SHOWN_PROBLEMS]) + (f"\n  and {more} more" if more > 0 else "")
+            problem = f"{len(lines)} of {len(jobs)} jobs cannot run, so none has begun:{shown}"
+            raise ConfigError("sweep", problem)
+
+    def _jobs(self, arguments: Sequence[str]) -> Iterator[Sequence[str]]:
+        """The overrides of all jobs."""
+        loader, params = self._context.config_loader, self._config.hydra.sweeper.params or {}
+        words = [*(f"{key}={value}" for key, value in params.items()), *arguments]
+        overrides = OverridesParser.create(config_loader=loader).parse_overrides(words)
+        for override in overrides:
+            if override.is_discrete_sweep() and not [*override.sweep_string_iterator()]:
+                text = (override.input_line or "").partition("=")[2]
+                problem = "has no value, so there is no job; expected at least one"
+                if override.is_choice_sweep():
+                    options = loader.get_group_options(override.key_or_group)
+                    problem = f"matches nothing, so there is no job; available: {options}"
+                raise ConfigError(override.key_or_group, problem, text)
+        [jobs] = BasicSweeper.split_arguments(overrides, None)
+        yield from jobs
+
+
+def job_config(
+    context: HydraContext, config: DictConfig, number: int, overrides: Sequence[str]
+) -> DictConfig:
+    """The composed configuration of a job, to which `${hydra:...}` refers from here on.
+
+    Args:
+        context: Composes it.
+        config: Configuration of the sweep.
+        number: Number of the job.
+        overrides: Its overrides.
+    """
+    composed = context.config_loader.load_sweep_config(config, list(overrides))
+    with open_dict(composed):
+        composed.hydra.job.id = composed.hydra.job.num = number
+    HydraConfig.instance().set_config(composed)
+    return composed
+
+
+LAUNCHER = "hydra_plugins.maze_train.LocalLauncher"
+"""Name of the launcher for Hydra, which takes plug-ins from this namespace only."""
+
+
+@dataclass
+class LocalLauncherConf:
+    """Settings of the launcher, `hydra.launcher.<name>`."""
+
+    _target_: str = LAUNCHER
+
+    n_jobs: int = 0
+    """Jobs at a time; 0: one per core. >= 0."""
+
+    gpus: list[int] = field(default_factory=list)
+    """GPUs of which the jobs see one each in turn (CUDA_VISIBLE_DEVICES); none: all of them."""
+
+
+class LocalLauncher(Launcher):
+    """Runs up to `n_jobs` jobs at a time; the others wait.
+
+    Args:
+        n_jobs: Jobs at a time; 0: one per core.
+        gpus: GPUs of which the jobs see one each in turn.
+    """
+
+    def __init__(self, n_jobs: int = 0, gpus: Sequence[int] = ()) -> None:
+        self._n_jobs = n_jobs
+        self._gpus = list(gpus)
+        self._config = DictConfig({})
+        self._context: HydraContext | None = None
+        self._task: Any = None  # a `Task`, after `setup`
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Keep what jobs are made from."""
+        self._context, self._task, self._config = hydra_context, task_function, config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Run jobs, and return what became of them in their order.
+
+        Raises:
+            ConfigError: If a setting of the launcher is wrong.
+            KeyboardInterrupt: After a signal, when all jobs have ended.
+        """
+        check_at_least("hydra.launcher.n_jobs", self._n_jobs, 0)
+        setup_globals()
+        make_folders(Path(str(self._config.hydra.sweep.dir)))
+        ended: dict[int, JobReturn] = {}
+
+        def note(job: StartedJob) -> None:
+            self._task.note(job.outcome)
+            tell_end(job)
+            ended[job.outcome.number] = self._returned(job.outcome)
+
+        jobs = (self._job(*job) for job in enumerate(job_overrides, initial_job_idx))
+        self._jobs(note, len(job_overrides)).run(jobs)
+        return [ended[number] for number in sorted(ended)]
+
+    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> Any:
+        """Return the object that runs a number of jobs."""
+        if count > 1:
+            self._task.preload()
+        return JobProcesses(ended, self._n_jobs, self._gpus)
+
+    def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
+        """A job with its composed configuration."""
+        assert self._context is not None
+        config = job_config(self._context, self._config, number, overrides)
+        settings = " ".join(word.lstrip("+") for word in filter_overrides(overrides))
+        directory = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).absolute()
+        sweep_dir = os.path.abspath(str(config.hydra.sweep.dir))
+        record = JobRecord(number, settings, str(directory), sweep_dir, code=FAILURE)
+        return ProcessJob(record, directory / LOG_FILE, self._work(config))
+
+    def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
+        """Return the function that a job runs in its process."""
+        return partial(self._run, config)
+
+    def _run(self, config: DictConfig) -> JobRecord | None:
+        """Run a job in its process; returns its record if it has finished."""
+        assert self._context is not None
+        before = len(self._task.records)
+        with suppress(SystemExit):  # of the job, which has a record then
+            run_job(
+                hydra_context=self._context,
+                task_function=self._task,
+                config=config,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+            )
+        records: list[JobRecord] = self._task.records[before:]
+        return records[-1] if records else None
+
+    def _returned(self, record: JobRecord) -> JobReturn:
+        """A job as Hydra's sweepers know it; Hydra's own would stop at a failure."""
+        is_failure = bool(record.error) and stops_at_failures(self._config.hydra)
+        return JobReturn(
+            overrides=record.settings.split(),
+            status=JobStatus.FAILED if is_failure else JobStatus.COMPLETED,
+            _return_value=TrainingError(record.error) if is_failure else record.objective,
+        )
+
+
+@dataclass
+class RayLauncherConf:
+    """Settings of the launcher for a Ray cluster, `hydra.launcher.<name>`."""
+
+    _target_: str = "hydra_plugins.maze_train.RayLauncher"
+
+    address: str = "auto"
+    """`<head>:<port>`: a cluster that runs; `auto`: that of this machine, or of RAY_ADDRESS."""
+
+    n_jobs: int = 0
+    """Jobs at a time; 0: the number that there is room for. >= 0."""
+
+    cpus_per_job: float = 1.0
+    """CPUs that are reserved for a job, > 0."""
+
+    gpus_per_job: float = 0.0
+    """GPUs that are reserved for a job, or a part of one; it sees no others. >= 0."""
+
+    working_dir: str | None = None
+    """Folder with your own modules, which is sent to all machines."""
+
+
+class RayLauncher(LocalLauncher):
+    """Runs jobs in parallel on the machines of a Ray cluster, within the room that it has.
+
+    Args:
+        address: Address of the cluster, see `RayPlace`.
+        n_jobs: Jobs at a time; 0: the number that there is room for.
+        cpus_per_job: CPUs that are reserved for a job, > 0.
+        gpus_per_job: GPUs, >= 0.
+        working_dir: Folder that is sent to all machines, from where jobs import.
+    """
+
+    def __init__(
+        self,
+        address: str = "auto",
+        n_jobs: int = 0,
+        cpus_per_job: float = 1.0,
+        gpus_per_job: float = 0.0,
+        working_dir: str | None = None,
+    ) -> None:
+        super().__init__(n_jobs)
+        self._settings: dict[str, Any] = {
+            "address": address,
+            "cpus_per_worker": cpus_per_job,
+            "gpus_per_worker": gpus_per_job,
+            "working_dir": working_dir,
+            "section": "hydra.launcher",
+            "remedy": "hydra.launcher.n_jobs or hydra.launcher.cpus_per_job",
+        }
+
+    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobPool:
+        """Return the pool that runs a number of jobs.
+
+        Raises:
+            ConfigError: If a setting is out of its range.
+        """
+        check_positive("hydra.launcher.cpus_per_job", self._settings["cpus_per_worker"])
+        check_at_least("hydra.launcher.gpus_per_job", self._settings["gpus_per_worker"], 0)
+        from maze_train.workers.ray_pool import RayPlace  # Imported here, since Ray is optional.
+
+        place = RayPlace(
+            self._n_jobs, on_worker_failure="restart", max_worker_restarts=count, **self._settings
+        )
+        sweep_dir = os.path.abspath(str(self._config.hydra.sweep.dir))
+        return JobPool(ended, place, count, [os.getcwd(), sweep_dir])
+
+    def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
+        """Return the function that a job runs in its process."""
+        return partial(self._run_there, Singleton.get_state(), os.getcwd(), config)
+
+    def _run_there(self, state: Any, folder: str, config: DictConfig) -> JobRecord | None:
+        """Run a job in a process that knows nothing of this one."""
+        Singleton.set_state(state)
+        os.chdir(folder)
+        with Interruption():
+            return self._run(config)
