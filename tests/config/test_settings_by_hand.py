@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any, get_type_hints
 
 import pytest
@@ -15,9 +15,9 @@ from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.config.train_config import TrainConfig
-from maze_train.core.conversion import key_of_field
+from maze_train.core.conversion import Settings, key_of_field
 from maze_train.core.errors import ConfigError
-from maze_train.learner.config import Freeze, Progress, Schedule
+from maze_train.learner.config import Freeze, Schedule
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.training.config import PolicyConfig
 
@@ -25,13 +25,13 @@ FREEZE = {"params": ["trunk"], "stop": 3}
 
 
 def settings_classes():
-    """All dataclasses of modules of settings that users write; `Progress` is not one."""
+    """All classes of settings that users write."""
     found = {}
     for module in pkgutil.walk_packages(maze_train.__path__, "maze_train."):
         if module.name.endswith("config"):
             members = vars(importlib.import_module(module.name)).values()
-            found |= {m: None for m in members if isinstance(m, type) and is_dataclass(m)}
-    return [cls for cls in found if cls is not Progress]
+            found |= {m: None for m in members if isinstance(m, type) and issubclass(m, Settings)}
+    return [cls for cls in found if cls is not Settings]
 
 
 def typed_fields():
