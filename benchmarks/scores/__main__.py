@@ -26,14 +26,8 @@ from benchmarks.scores.cells import DATASET, Cell, Settings, Table, read_table
 from benchmarks.scores.page import write_page
 from benchmarks.scores.rows import Rows, commit, measured
 from maze_train.api import run_rollout
-from maze_train.config.sweeps import (
-    FAILURE,
-    LOG_FILE,
-    JobProcesses,
-    JobRecord,
-    ProcessJob,
-    RunningJob,
-)
+from maze_train.config.options import FAILURE
+from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
 from maze_train.config.train_config import AUTO
 from maze_train.core.files import exclusive
 from maze_train.core.names import CHECKPOINTS
