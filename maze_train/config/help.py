@@ -15,7 +15,7 @@ def help_text(folders: Sequence[str] = ()) -> str:
     Args:
         folders: Folders with configuration of the user, whose options are listed too.
     """
-    text = files("maze_train.config").joinpath("help.txt").read_text(encoding="utf-8")
+    text = files(__package__).joinpath("help.txt").read_text(encoding="utf-8")
     return text.replace("{choices}\n", _groups(folders)).rstrip()
 
 

@@ -25,7 +25,7 @@ import hydra
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -44,6 +44,7 @@ from maze_train.config.overrides import (
     classified,
     config_folders,
     overrides_of,
+    quoted,
 )
 from maze_train.config.sweeps import JobRecord
 from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
@@ -121,11 +122,6 @@ def _normalise_override(word: str, groups: Collection[str], own_groups: Collecti
     if is_hydras or key in own_groups or "@" in key or "/" in key:
         return word
     return f"++{key}={match['value']}"
-
-
-def quoted(text: str) -> str:
-    """A text in the quotes in which Hydra reads it letter by letter."""
-    return QuotedString(text, Quote.single).with_quotes()
 
 
 def as_path(value: str, is_sweep: bool) -> str:

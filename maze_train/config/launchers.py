@@ -23,14 +23,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from maze_train.config.hydra_input import (
-    CONFIGURATION_ERRORS,
-    ComposedJob,
-    Task,
-    quoted,
-    stops_at_failures,
-)
+from maze_train.config.hydra_input import CONFIGURATION_ERRORS, ComposedJob, Task, stops_at_failures
 from maze_train.config.options import FAILURE
+from maze_train.config.overrides import quoted
 from maze_train.config.ray_jobs import JobPool
 from maze_train.config.sweeps import (
     LOG_FILE,

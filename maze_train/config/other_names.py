@@ -11,7 +11,7 @@ from maze_train.core.plain_yaml import load_yaml
 @cache
 def other_names() -> dict[str, str]:
     """Return the words of other libraries, divided by blanks, by our setting."""
-    text = files("maze_train.config").joinpath("other_names.yaml").read_text(encoding="utf-8")
+    text = files(__package__).joinpath("other_names.yaml").read_text(encoding="utf-8")
     names: dict[str, str] = load_yaml(text)
     return names
 

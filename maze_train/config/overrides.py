@@ -45,11 +45,15 @@ RUN_DIR_PROBLEM = "has no effect: a run goes to run_dir=<directory>, a sweep to 
 
 def shell_word(key: str, value: str) -> str:
     """The override `key=value` for a shell, in quotes where Hydra's grammar or the shell asks."""
-    from maze_train.config.hydra_input import quoted  # imports Hydra, which takes its time
-
     is_plain = PLAIN.fullmatch(value) is not None
     word = f"{key}={value if is_plain else quoted(value)}"
     return shlex.quote(word) if is_plain or set(word) & set('"$`\\!') else f'"{word}"'
+
+
+def quoted(text: str) -> str:
+    """Return a text in the quotes in which Hydra reads it letter by letter."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def as_typed(message: str, argv: Sequence[str]) -> str:
