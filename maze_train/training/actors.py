@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,6 @@ from maze_train.collect.actors import DistributedActors
 from maze_train.core.types import Array
 from maze_train.training.build_context import BuildContext, build_vector_env, close_quietly
 from maze_train.training.builder import AlgorithmBuilder
-from maze_train.training.config import TRIAL_STEPS
 from maze_train.training.features import ActorParts
 from maze_train.workers.places import ThisProcess
 
@@ -57,10 +57,9 @@ def make_actors(builder: AlgorithmBuilder[Any]) -> DistributedActors:
 
 
 def make_actor_collector(
-    builder: AlgorithmBuilder[Any], num_steps: int, acting: Any, stream: str
+    builder: AlgorithmBuilder[Any], acting: Any, num_steps: int, settings: Mapping[str, Any]
 ) -> ActorCollector:
     """Build the collector of rollouts on the actors of a builder."""
-    context = builder.context
     actors: Any = builder.env
 
     def forget(lost: Array) -> None:
@@ -71,12 +70,9 @@ def make_actor_collector(
         actors,
         acting,
         builder.model_maker(),
-        min(num_steps, TRIAL_STEPS) if context.config.runner.fast_dev_run else num_steps,
-        env_seed=context.seeds.integer(f"{stream}episodes"),
-        action_seed=context.seeds.integer(f"{stream}actions"),
+        num_steps,
         on_lost=forget,
-        allow_new_episodes=context.config.checkpoint.allow_new_episodes,
-        info_keys=context.config.tracking.info_keys,
+        **settings,
     )
 
 

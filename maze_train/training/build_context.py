@@ -11,7 +11,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from gymnasium import Env
 
-from maze_train.collect.collector import RolloutCollector
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import Seeds
@@ -27,7 +26,6 @@ from maze_train.spaces.describe import flat_spaces
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.checkpoints import Checkpoint
 from maze_train.training.config import (
-    TRIAL_STEPS,
     AlgorithmConfig,
     CheckpointConfig,
     EvaluationConfig,
@@ -214,33 +212,6 @@ class BuildContext(Generic[Config]):
             )
         self.closing.callback(close_quietly, env)
         return env
-
-    def make_collector(
-        self, env: MazeVectorEnv, num_steps: int, stream: str = ""
-    ) -> RolloutCollector:
-        """Build a collector of rollouts.
-
-        Args:
-            env: The environments.
-            num_steps: Steps of each environment per rollout; fewer in a trial.
-            stream: Name that gives the collector separate random numbers.
-
-        Raises:
-            ConfigError: If a rollout does not fit into memory.
-        """
-        steps = min(num_steps, TRIAL_STEPS) if self.config.runner.fast_dev_run else num_steps
-        check_fits(env, steps)
-        find_class = self.features.collector_class
-        collector_class = RolloutCollector if find_class is None else find_class(env)
-        return collector_class(
-            env,
-            steps,
-            env_seed=self.seeds.integer(f"{stream}episodes"),
-            action_seed=self.seeds.integer(f"{stream}actions"),
-            device=self.device,
-            allow_new_episodes=self.config.checkpoint.allow_new_episodes,
-            info_keys=self.config.tracking.info_keys,
-        )
 
 
 def check_fits(env: MazeVectorEnv, num_steps: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-from maze_train.collect.collector import Collector
+from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.targets import locate
 from maze_train.envs.factory import env_name
@@ -19,8 +19,8 @@ from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.spaces.agents import agent_spaces
-from maze_train.training.build_context import BuildContext, RunSettings, close_quietly
-from maze_train.training.config import AlgorithmConfig
+from maze_train.training.build_context import BuildContext, RunSettings, check_fits, close_quietly
+from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 from maze_train.training.evaluators import Evaluator, RolloutEvaluator
 from maze_train.training.features import AgentParts
 from maze_train.training.models import learner_with_frozen, make_model, modules_of
@@ -232,13 +232,26 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             stream: Name that gives the collector separate random numbers.
             **turns: `records_log_probs` and arguments of `TurnSplitter`, where there are several
                 agents.
+
+        Raises:
+            ConfigError: If a rollout does not fit into memory.
         """
-        context = self.context
-        collector: Collector = (
-            actors.make_collector(self, num_steps, acting, stream)
-            if (actors := context.features.actors) is not None
-            else context.make_collector(self.env, num_steps, stream)
-        )
+        context, config = self.context, self.config
+        steps = min(num_steps, TRIAL_STEPS) if config.runner.fast_dev_run else num_steps
+        settings: dict[str, Any] = {
+            "env_seed": context.seeds.integer(f"{stream}episodes"),
+            "action_seed": context.seeds.integer(f"{stream}actions"),
+            "allow_new_episodes": config.checkpoint.allow_new_episodes,
+            "info_keys": config.tracking.info_keys,
+        }
+        collector: Collector
+        if context.features.actors is not None:
+            collector = context.features.actors.make_collector(self, acting, steps, settings)
+        else:
+            check_fits(self.env, steps)
+            find_class = context.features.collector_class
+            collector_class = RolloutCollector if find_class is None else find_class(self.env)
+            collector = collector_class(self.env, steps, device=context.device, **settings)
         if self.agents is not None:
             logs = turns.pop("records_log_probs", False)
             splitter = self.agents.turns_of(acting, **turns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ class ActorParts(NamedTuple):
     make: Callable[[Any], Any]
     """Makes the actors, in the place of environments."""
 
-    make_collector: Callable[[Any, int, Any, str], Collector]
-    """Makes their collector from the arguments of `AlgorithmBuilder.make_collector`."""
+    make_collector: Callable[[Any, Any, int, Mapping[str, Any]], Collector]
+    """Makes their collector from the builder, what acts, steps per rollout, and settings."""
 
     worker_use: Callable[[Any], tuple[float, int] | None]
     """See `AlgorithmBuilder.worker_use`; takes the actors."""
