@@ -1,4 +1,4 @@
-"""The policy of an earlier run as the beginning of training: its networks, weights, statistics."""
+"""Initialize training from the policy of an earlier run: networks, weights, statistics."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 
 
 class BasePolicy:
-    """The policy of an earlier run with which a run, or one of its policies, begins.
+    """Policy of an earlier run that initializes a run or one of its policies.
 
     Args:
         config: Configuration of the new run.
@@ -82,7 +82,7 @@ class BasePolicy:
 
     @cached_property
     def saved(self) -> SavedPolicy:
-        """The policy with the configuration of its run; read when it is needed first.
+        """The policy with the configuration of its run; read on first use.
 
         Raises:
             ConfigError: If there is no policy, or its configuration cannot be read.
@@ -97,7 +97,7 @@ class BasePolicy:
             raise self._refusal(problem) from error
 
     def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
-        """Give the configuration of the new run the networks of the policy.
+        """Return the configuration of the new run with the networks of the policy.
 
         Settings of `model` about the policy become what they were in the base, with the defaults of
         its algorithm filled in. Those that are given have to be the same, but for how weights and
@@ -138,7 +138,7 @@ class BasePolicy:
             raise error.below("model") from None
 
     def model_of(self, config: TrainConfig) -> ModelConfig:
-        """The settings of the networks, in a configuration, that get the weights.
+        """Return the settings of the networks that receive the weights.
 
         What `model` says is not said of one of several policies.
         """
@@ -149,7 +149,7 @@ class BasePolicy:
         return replace(config.model, **unsaid) if own is None else own
 
     def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
-        """Refuse a policy for other spaces, before a model is built for those of the environment.
+        """Check that the policy has the spaces of the environment, before a model is built.
 
         Args:
             own_spaces: Observation and action space of one environment.
@@ -169,7 +169,7 @@ class BasePolicy:
         check_same_spaces(self.key, problem, self.saved.spaces, wanted, self.directory)
 
     def take_over(self, model: nn.Module) -> str:
-        """Write the weights of the policy into a model, with the statistics of observations.
+        """Load the weights of the policy and its observation statistics into a model.
 
         The policy has to be the same function. Whether statistics change from now on is what
         `model.normalization.mode` of the new run says. A critic is taken over where the saved model
@@ -223,7 +223,7 @@ class BasePolicy:
         return ConfigError(self.key, problem, self.directory)
 
     def _check_can_learn(self, settings: dict[str, Any]) -> None:
-        """Refuse networks that the algorithm does not build, and say how to train the base instead.
+        """Check that the algorithm can build the networks; otherwise say how to train the base.
 
         The setting that is named is the first one that is refused.
         """
@@ -247,7 +247,7 @@ class BasePolicy:
             raise self._refusal(problem) from error
 
     def _check_settings(self, named: dict[str, Any], own: dict[str, Any]) -> None:
-        """Refuse other settings: with weights of equal shapes a policy would act otherwise."""
+        """Check that the settings agree: equal shapes alone do not make the same policy."""
         here, there = _one_by_one(named), _one_by_one(own)
         differing = [name for name in here if name in there and _differs(here[name], there[name])]
         if differing:
@@ -262,7 +262,7 @@ class BasePolicy:
             )
 
     def _check_weights(self, found: WeightsByPart, wanted: WeightsByPart) -> None:
-        """Refuse other weights, as other algorithms, own networks and wrappers may have."""
+        """Check that the weights have the same names and shapes."""
         for part in {**found, **wanted}:
             saved, own = found.get(part, {}), wanted.get(part, {})
             if _kind(part) not in POLICY_PARTS or _fits(saved, own):
@@ -282,7 +282,7 @@ class BasePolicy:
 def policy_settings(
     model: ModelConfig, algorithm: AlgorithmConfig, spaces: tuple[Any, Any]
 ) -> dict[str, Any]:
-    """The settings of a policy by name, with the defaults of an algorithm filled in.
+    """Return the settings of a policy by name with the defaults of an algorithm.
 
     Args:
         model: Settings of the model.
@@ -315,13 +315,13 @@ def policy_settings(
 
 
 def _spaces_of_policies(spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """Observation and action space of each agent, or of the only one."""
+    """Return observation and action space of each agent, or of the only one."""
     several = agent_spaces(*spaces)
     return [spaces] if several is None else [several.of(agent) for agent in several.agents]
 
 
 def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that decide how a policy acts, those of the normalisation one by one."""
+    """Return the settings that decide how a policy acts, with normalisation settings flattened."""
     found = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
     normalization = found.pop("normalization", None)
     if normalization is not None:
@@ -340,13 +340,13 @@ def _differs(one: Any, other: Any) -> bool:
 
 
 def _overrides(settings: Mapping[str, Any]) -> str:
-    """Settings of a model as one types them after `maze-run`."""
+    """Format settings of a model for the command line."""
     words = (f"model.{name}={_text(value)}" for name, value in settings.items())
     return " ".join(shlex.quote(word) if re.search(r"[\s{}'\"]", word) else word for word in words)
 
 
 def _text(value: Any) -> str:
-    """A value as the command line reads it."""
+    """Format a value for the command line."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -367,7 +367,7 @@ def _by_part(weights: Mapping[str, Tensor]) -> WeightsByPart:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The policy that a name begins with, if there are several, and the rest."""
+    """Split a name into its policy prefix, empty for a single policy, and the rest."""
     found = OWNER.match(name)
     return (found.group(), name[found.end() :]) if found else ("", name)
 
@@ -378,7 +378,7 @@ def _kind(part: str) -> str:
 
 
 def _target(name: str) -> str:
-    """The name of the target of a part or of a weight."""
+    """Return the name of the target of a part or weight."""
     owner, rest = _split(name)
     return f"{owner}target_{rest}"
 

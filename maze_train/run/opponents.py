@@ -1,4 +1,4 @@
-"""Evaluation against opponents, where there are several agents."""
+"""Multi-agent evaluation against opponents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from maze_train.training.several_agents import is_trainable, policies_of_agents
 
 
 class OpponentEvaluator(RolloutEvaluator):
-    """Plays n episodes in the seats of each team against each opponent, and reports who won.
+    """Plays n episodes in the seats of each team against each opponent, and reports results.
 
     The policies that are judged play all agents of one team, which is a single agent unless the
     environment has teams. An opponent plays all other agents that it can; the rest keep their
@@ -107,7 +107,7 @@ CANCELLED = (
 
 
 def with_random_opponent(config: TrainConfig) -> TrainConfig:
-    """Let evaluation play against random, where no setting says what selects the best policy.
+    """Add a random opponent if rewards cancel and no setting selects the best policy.
 
     That is so in environments where the rewards of several agents cancel, which a few random
     episodes show.
@@ -130,7 +130,7 @@ def with_random_opponent(config: TrainConfig) -> TrainConfig:
 
 
 def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
-    """Whether the rewards of several agents add up to 0 in every turn of some random episodes.
+    """Whether the rewards of all agents sum to 0 in every turn of some random episodes.
 
     Args:
         env: An environment; with one agent, or one team, they do not.
@@ -158,7 +158,7 @@ def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
 
 
 def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> OpponentEvaluator:
-    """The evaluator that `evaluation.opponents` asks for.
+    """Build the evaluator of `evaluation.opponents`.
 
     Raises:
         ConfigError: If there is one agent, or an opponent is not a policy or does not fit.

@@ -1,4 +1,4 @@
-"""The policies that settings name: of runs, of users, random, opponents."""
+"""Resolve policies named in the settings: saved runs, user code, random, opponents."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class RolloutPolicy:
 
     @property
     def title(self) -> str:
-        """A short name for people: algorithms are written in capitals."""
+        """Display name; names of algorithms are in capitals."""
         return self.label or (self.name if self.run_dir is None else self.name.upper())
 
     def check_spaces(self, env: str, spaces: tuple[Any, Any]) -> None:
-        """Refuse an environment with other spaces than the policy has.
+        """Check that the environment has the spaces of the policy.
 
         Args:
             env: Name of the environment.
@@ -94,7 +94,7 @@ class RolloutPolicy:
 
 
 def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
-    """The policy that a configuration names.
+    """Return the policy that a configuration names.
 
     Args:
         config: The configuration; a policy that was given in Python takes the forms that
@@ -148,7 +148,7 @@ def _trained_agent(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> R
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy that settings name for agents; it can be sent to other processes.
+    """A policy that settings name for agents; it can be sent to worker processes.
 
     Attributes:
         source: Its name, see `PolicyConfig.source`.
@@ -164,18 +164,18 @@ class NamedPolicy:
 
     @property
     def fits(self) -> bool:
-        """Whether it is for the spaces of the agents."""
+        """Whether the policy has the spaces of the agents."""
         return self.saved is None or self.saved.spaces == self.spaces
 
     @property
     def title(self) -> str:
-        """A short name for people."""
+        """Display name."""
         if self.saved is not None:
             return self.saved.config.algorithm.name.upper()
         return RANDOM if self.source == RANDOM else str(self.source[TARGET])
 
     def make_model(self) -> nn.Module:
-        """A new model that acts.
+        """Build a new model that acts.
 
         Raises:
             ConfigError: If it cannot be built, or does not act.
@@ -189,7 +189,7 @@ class NamedPolicy:
 def resolve(
     source: Any, key: str, spaces: tuple[Any, Any], agent: str, config: RolloutConfig | TrainConfig
 ) -> NamedPolicy:
-    """Find the policy that settings name.
+    """Resolve a policy that settings name.
 
     Args:
         source: Its name.
@@ -217,7 +217,7 @@ OF_RUN = "_of_run"
 def with_policies(
     base: RolloutPolicy, config: RolloutConfig, spaces: tuple[Any, Any]
 ) -> RolloutPolicy:
-    """The policies that a rollout names, and for all other agents those of its run.
+    """Return the policies that a rollout names, and those of its run for all other agents.
 
     Args:
         base: The policy of agents that are not named.
@@ -266,7 +266,7 @@ def with_policies(
 
 
 def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, PolicyConfig]:
-    """The policies that are named, and those of the run for agents that are not."""
+    """Return the named policies, and those of the run for the other agents."""
     of_run: dict[str, str] = {}
     own: Mapping[str, PolicyConfig] = {}
     if config.run is not None:
@@ -298,7 +298,7 @@ def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, Poli
 
 
 def _policies_of_run(saved: SavedPolicy, several: AgentSpaces) -> dict[str, str]:
-    """Id of the policy that a run has for each agent, of those for which it has just one."""
+    """Return the policy of a run for each agent for which it has exactly one."""
     theirs, own = agent_spaces(*saved.spaces), saved.config.policies
     if theirs is None:
         return {}
@@ -316,7 +316,7 @@ def _policies_of_run(saved: SavedPolicy, several: AgentSpaces) -> dict[str, str]
 def _agents(
     key: str, policy: PolicyConfig, several: AgentSpaces, of_run: Mapping[str, str]
 ) -> list[str]:
-    """Names of the agents of a policy, which settings may call as a policy of the run does."""
+    """Return the agents of a policy; settings may also name a policy of the run."""
     found: list[str] = []
     for name in policy.agents:
         agents = matching(name, several.agents)

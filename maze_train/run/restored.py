@@ -14,7 +14,7 @@ from maze_train.training.league import make_snapshots
 
 
 def restored_learner(prepared: PreparedRun) -> Learner[Any, Any, Any]:
-    """Return the learner of a run with the state of the checkpoint at which it continues.
+    """Return the learner of a run with the state of its checkpoint.
 
     Raises:
         RunDirectoryError: If there is no checkpoint, or all are damaged.

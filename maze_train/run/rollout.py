@@ -1,4 +1,4 @@
-"""Plays the episodes that a configuration asks for, and writes the results."""
+"""Rollouts: play the configured episodes and write the results."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RolloutResult:
 
 
 class RolloutRunner:
-    """Plays episodes with a policy, and writes the results.
+    """Plays episodes with a policy and writes the results.
 
     An episode is a function of the policy and its seed: `runner`, its processes and environments
     make no difference.
@@ -141,7 +141,7 @@ class RolloutRunner:
         writer: TrajectoryWriter | None,
         interruption: Interruption,
     ) -> None:
-        """Play, and write results whatever happens."""
+        """Play the episodes; write the results in any case."""
         seeds = self.config.episode_seeds
         reason, began = FAILED, time.monotonic()
         progress = RolloutProgress(len(seeds), self.config.progress)
@@ -179,20 +179,20 @@ class RolloutRunner:
             notify(note)
 
     def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
-        """Note an episode; its trajectory goes to the writer."""
+        """Keep an episode without its trajectory, which goes to the writer."""
         # At first: what the writer cannot write stays with it, and is not to be added again.
         self.episodes.append(replace(episode, trajectory=None))
         if writer is not None and episode.trajectory is not None:
             writer.add(episode.trajectory)
 
     def _keep_waiting(self, player: RolloutPlayer, writer: TrajectoryWriter | None) -> None:
-        """Note episodes that are done, but wait for earlier ones, which are not played any more."""
+        """Keep finished episodes that wait for earlier ones, which will not be played any more."""
         kept = {episode.number for episode in self.episodes}
         for number in sorted(player.waiting.keys() - kept):
             self._keep(player.waiting[number], writer)
 
     def make_player(self, video_dir: Path | None = None) -> RolloutPlayer:
-        """Build the player of the episodes: in this process or in others, as the runner says.
+        """Build the player of the episodes in this process or in workers.
 
         Args:
             video_dir: Where videos go, if the configuration asks for them.
@@ -216,7 +216,7 @@ class RolloutRunner:
     # -- checks ----------------------------------------------------------------------------------
 
     def _check_environment(self) -> None:
-        """Build one environment, and refuse one that does not fit the policy or cannot render."""
+        """Build one environment and check that it fits the policy and can render."""
         config, mode = self.config, self.config.render_mode
         setting = ("video", True) if config.video else ("render", config.render)
         if config.video:
@@ -263,21 +263,21 @@ class RolloutRunner:
         return results_directory("output_dir", given, parent)
 
     def _default_parent(self) -> Path:
-        """The folder in which a directory named after the time is made."""
+        """Return the default parent of the directory of the results."""
         if self.policy.run_dir is not None and not is_on_hub(self.config.run or ""):
             check_enclosed(self.policy.run_dir)
             return RunDirectory(self.policy.run_dir).rollouts
         return self._outputs / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
 
     def _write_config(self, output_dir: Path) -> None:
-        """Write what repeats the rollout, in another directory."""
+        """Write the configuration, which repeats the rollout in another directory."""
         config = replace(self.config, output_dir=None)
         text = dump_yaml(config_to_dict(config))
         with writable("output_dir", output_dir), atomic_write(output_dir / ROLLOUT_FILE) as file:
             file.write(text.encode())
 
     def _trajectory_writer(self, directory: Path) -> TrajectoryWriter:
-        """A data set for the episodes: a new one, or that of `record_dir`.
+        """Open a dataset for the episodes: a new one, or that of `record_dir`.
 
         Raises:
             ConfigError: If `record_dir` has other spaces, is damaged, or cannot be written.
@@ -291,7 +291,7 @@ class RolloutRunner:
             raise ConfigError("record_dir", str(error), self.config.record_dir) from error
 
     def _content(self, reason: str, wall_time_s: float, worker_restarts: int) -> dict[str, Any]:
-        """The content of `summary.json`."""
+        """Return the content of the summary."""
         return {
             "stop_reason": reason,
             "episodes_requested": len(self.config.episode_seeds),
@@ -311,7 +311,7 @@ class RolloutRunner:
 
     @property
     def _seeds(self) -> dict[str, Any]:
-        """The seeds that were asked for: all of them if they were listed, else the two ends."""
+        """The configured seeds: all of them if they were listed, else the first and the last."""
         seeds = self.config.episode_seeds
         if self.config.seeds is not None:
             return {"seeds": seeds}
@@ -331,7 +331,7 @@ class RolloutRunner:
         return f"{self.policy.title} on {env_name(self.env_config)}, {episodes}"
 
     def _outcome(self, output_dir: Path) -> list[str]:
-        """The lines at the end: numbers, and where the files are."""
+        """Return the closing lines: statistics and the places of the files."""
         summary = self._summary
         lines = ["", *(f"  {line}" for line in summary.lines()), ""]
         if summary.agents:
@@ -347,7 +347,7 @@ class RolloutRunner:
 
 
 def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:
-    """The settings of an environment that renders.
+    """Return the settings of the environment with a render mode.
 
     Raises:
         ConfigError: If they ask for another way of rendering.

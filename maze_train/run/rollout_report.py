@@ -1,4 +1,4 @@
-"""Report of a rollout: numbers over its episodes, files, and progress for people."""
+"""Report of a rollout: statistics over its episodes, files, and progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "trunc
 
 @dataclass(frozen=True)
 class RolloutSummary:
-    """Numbers over the episodes of a rollout; NaN if missing.
+    """Statistics over the episodes of a rollout; NaN if missing.
 
     Episodes that were lost count in `lost` and `env_steps` only. Deviations are those of the
     episodes themselves (divided by n).
@@ -60,14 +60,14 @@ class RolloutSummary:
     """Numbers of each agent, where there are several."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by name."""
+        """Return the statistics by name."""
         found = asdict(self)
         if not self.agents:
             del found["agents"]
         return found
 
     def lines(self) -> list[str]:
-        """The numbers as a table for people."""
+        """Format the statistics as a table."""
         rows = [("", "mean", "std", "min", "max")]
         for name in ("return", "length"):
             numbers = (getattr(self, f"{name}_{part}") for part in rows[0][1:])
@@ -77,7 +77,7 @@ class RolloutSummary:
         return aligned(rows, left=[0])
 
     def agent_lines(self) -> list[str]:
-        """The numbers of agents as a table for people; empty: there is one agent."""
+        """Format the statistics of agents as a table; empty for a single agent."""
         if not self.agents:
             return []
         names = ["return_mean", "return_std", "turns_mean", "win_rate", "draw_rate", "loss_rate"]
@@ -93,7 +93,7 @@ class RolloutSummary:
 
 @dataclass(frozen=True)
 class AgentSummary:
-    """Numbers of one of several agents over the episodes of a rollout."""
+    """Statistics of one of several agents over the episodes of a rollout."""
 
     policy: str | None
     """Id of its policy; None without a separate one."""
@@ -123,7 +123,7 @@ def summarise(
     owners: Mapping[str, str] = MappingProxyType({}),
     teams: Sequence[Sequence[str]] = (),
 ) -> RolloutSummary:
-    """The numbers over some episodes.
+    """Compute statistics over episodes.
 
     Args:
         episodes: The episodes.
@@ -171,7 +171,7 @@ def _summaries_of_agents(
 
 
 class RolloutFiles:
-    """The table of the episodes, and the summary.
+    """Writes the table of the episodes and the summary.
 
     A process that is killed leaves the rows up to there.
 
@@ -216,7 +216,7 @@ class RolloutFiles:
             self._table.write(row)
 
     def finish(self, episodes: Sequence[PlayedEpisode], content: Mapping[str, Any]) -> None:
-        """Write the rows that are missing, and the summary; NaN becomes null.
+        """Write missing rows and the summary; NaN becomes null.
 
         Args:
             episodes: All episodes, those that were added first.
@@ -235,7 +235,7 @@ class RolloutFiles:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Errors of the disk are those of the directory of the results."""
+        """Turn disk errors into errors of the directory of the results."""
         try:
             yield
         except OSError as error:
@@ -244,7 +244,7 @@ class RolloutFiles:
 
 
 class RolloutProgress:
-    """Shows how many episodes were played; a context manager, which gives the terminal back.
+    """Shows how many episodes were played; as a context manager, it restores the terminal.
 
     A reader of standard output that goes away costs the display, not the rollout.
 
@@ -287,12 +287,12 @@ class RolloutProgress:
                 self._display.say(line)
 
     def steps(self, count: int) -> None:
-        """Count that many steps."""
+        """Count environment steps."""
         self._steps += count
         self._show_if_due()
 
     def ended(self, episode: PlayedEpisode) -> None:
-        """Add an episode."""
+        """Count a finished episode."""
         self._played += 1
         if not episode.lost:
             self._counted += 1

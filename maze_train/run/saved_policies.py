@@ -1,4 +1,4 @@
-"""Policies that training has saved: where they are, and what their files hold."""
+"""Saved policies: find and read their files, and build their models."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class SavedPolicy:
 
     @property
     def run_dir(self) -> Path:
-        """Directory of the run that saved it, as far as its own directory's name says."""
+        """Directory of the run that saved it, derived from its own directory."""
         return RunDirectory.of_policy(self.directory).path
 
     def of_agent(self, policy: str) -> SavedPolicy:
-        """Return one of several policies, in the form of a run with one agent.
+        """Return one of several policies as a single-agent policy.
 
         Raises:
             RunDirectoryError: If there is no such policy with networks; empty: the only one.
@@ -103,7 +103,7 @@ class SavedPolicy:
         )
 
     def advice(self, algorithm: AlgorithmConfig, model: ModelConfig) -> str:
-        """Return advice how to build networks that fit the weights.
+        """Return a hint about how to build networks that fit the weights.
 
         Args:
             algorithm: Algorithm that builds networks of other shapes.
@@ -125,7 +125,7 @@ class SavedPolicy:
         )
 
     def make_model(self) -> nn.Module:
-        """A new model with the weights, in evaluation mode.
+        """Build a new model with the weights, in evaluation mode.
 
         Raises:
             RunDirectoryError: If it cannot be built, or the weights do not fit or are not finite.
@@ -156,7 +156,7 @@ OLD_CRITIC = (
 
 
 def weights_that_differ(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> str:
-    """Name the weights that have other shapes, or are missing; empty if there are none.
+    """Name the weights with other shapes or that are missing; empty if there are none.
 
     Args:
         saved: Weights of a saved policy or a checkpoint.
@@ -174,7 +174,7 @@ def weights_that_differ(saved: Mapping[str, torch.Tensor], own: Mapping[str, tor
 
 
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], directory: Path) -> None:
-    """Give a model the weights of a saved policy.
+    """Load the weights of a saved policy into a model.
 
     Raises:
         RunDirectoryError: If they do not fit, or are not finite.
@@ -199,7 +199,7 @@ def read_saved_policy(
     uses: Collection[str] = PARTS_OF_POLICY,
     objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> SavedPolicy:
-    """The best policy of a run, or another one.
+    """Read the best policy of a run, or another saved policy.
 
     Args:
         run_dir: Directory of a run, of one of its checkpoints, or of one saved policy
@@ -240,7 +240,7 @@ def _read_policy(directory: Path) -> _Read:
 
 
 def _read_checkpoint(directory: Path) -> _Read:
-    """The policy of a checkpoint; spaces are those of the saved policies of its run."""
+    """Read the policy of a checkpoint; its spaces come from saved policies of its run."""
     run = RunDirectory.of_policy(directory)
     with_spaces = next((place for place in run.saved if (place / SPACES).exists()), None)
     if with_spaces is None:
@@ -259,7 +259,7 @@ def _read_checkpoint(directory: Path) -> _Read:
 def read_source(
     source: str, trust: Sequence[str] = (), own: Any = None, agent: str | None = None
 ) -> SavedPolicy:
-    """The policy that `<run>` or `<run>:<policy>` names, as that of one agent.
+    """Read the policy that `<run>` or `<run>:<policy>` names, as a single-agent policy.
 
     Args:
         source: Name of the policy.
@@ -277,7 +277,7 @@ def read_source(
 
 
 def _directory_of(run_dir: str | Path) -> Path:
-    """The directory of a policy that was named, with its version or without."""
+    """Return the directory of a named policy, with or without a version."""
     place = PolicyPlace.named(run_dir)
     if not place.version:
         return place.directory
@@ -290,7 +290,7 @@ def _directory_of(run_dir: str | Path) -> Path:
 
 
 def policy_versions(run: RunDirectory) -> dict[str, Path]:
-    """Directories of the policies of a run by their version.
+    """Return the directories of the policies of a run by version.
 
     `best` is the best one, `final` that of the checkpoint at which the run ended or was stopped,
     from which it would continue; `epoch_<n>` are regular dumps and checkpoints.
@@ -305,7 +305,7 @@ def policy_versions(run: RunDirectory) -> dict[str, Path]:
 
 
 def score_of(saved: SavedPolicy) -> dict[str, Any]:
-    """Algorithm, epoch and score of a saved policy, as files of results have them."""
+    """Return algorithm, epoch and score of a saved policy for files of results."""
     score = saved.score.get("score")
     is_number = isinstance(score, (int, float)) and math.isfinite(score)
     return {

@@ -1,4 +1,4 @@
-"""A policy as a repository on the Hugging Face hub, with its card."""
+"""Upload a policy with a model card to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LEFT_OUT = "left_out"
 
 
 class Score(NamedTuple):
-    """Return of a policy in the episodes of an evaluation."""
+    """Return of a policy over the episodes of an evaluation."""
 
     mean: float
     std: float
@@ -65,12 +65,12 @@ class Score(NamedTuple):
     """Evaluation that it comes from."""
 
     def __str__(self) -> str:
-        """Mean and deviation, in the form that the hub's lists of results have."""
+        """Format mean and standard deviation as in the hub's result lists."""
         return f"{self.mean:.2f} +/- {self.std:.2f}"
 
 
 def score_of(run_dir: Path, epoch: int | None) -> Score | None:
-    """The return of the policy of an epoch: of the test after training, else of its evaluation.
+    """Return the score of an epoch: from the test after training, else from its evaluation.
 
     None: it was not evaluated, or the files of its run are not there.
 
@@ -91,14 +91,14 @@ def score_of(run_dir: Path, epoch: int | None) -> Score | None:
 
 
 def _row_of(run_dir: Path, epoch: int | None) -> Mapping[str, float]:
-    """The metrics of an epoch; empty if the run has none."""
+    """Return the metrics of an epoch; empty if there are none."""
     return next((row for row in RunDirectory(run_dir).rows() if row.get(EPOCH) == epoch), {})
 
 
 def model_card(
     saved: SavedPolicy, settings: Mapping[str, Any], name: str, files: Collection[str]
 ) -> str:
-    """The README.md of a repository.
+    """Return the README.md of a repository.
 
     Args:
         saved: The policy.
@@ -134,12 +134,12 @@ def model_card(
 
 
 def title_of(saved: SavedPolicy, settings: Mapping[str, Any]) -> str:
-    """Algorithm and environment of a policy, for people."""
+    """Return the title of a policy: algorithm and environment."""
     return f"{saved.config.algorithm.name.upper()} on {task_name(settings)}"
 
 
 def _metadata(algorithm: str, task: str, title: str, score: Score | None) -> str:
-    """Metadata for the hub as YAML: words to search for, and the result."""
+    """Return metadata for the hub as YAML: tags and the result."""
     package, kind = hub_package(), "reinforcement-learning"
     given = {"metric_type": "mean_reward", "metric_name": "mean_reward", "task_name": kind}
     result = package.EvalResult(kind, task, task, metric_value=str(score), **given)
@@ -154,7 +154,7 @@ def _metadata(algorithm: str, task: str, title: str, score: Score | None) -> str
 
 
 def _use(saved: SavedPolicy, name: str) -> str:
-    """Commands and code that use the policy."""
+    """Return commands and code that use the policy."""
     modules, own = modules_to_trust(saved.config), given_in_python(saved.config)
     word = f" trust=[{','.join(modules)}]" if modules else ""
     argument = f", trust={modules!r}" if modules else ""
@@ -175,7 +175,7 @@ def _use(saved: SavedPolicy, name: str) -> str:
 def write_repository(
     folder: Path, saved: SavedPolicy, settings: Mapping[str, Any], config: PushConfig, name: str
 ) -> None:
-    """Write the files of a repository, and check that the policy loads from them.
+    """Write the files of a repository and check that the policy loads from them.
 
     Args:
         folder: An empty directory.
@@ -212,14 +212,14 @@ def write_repository(
 
 
 def lies_in(run: Path, path: Path) -> bool:
-    """Whether a file is one of a run: no link of a stranger's run to another file of the user."""
+    """Whether a file lies within a run after links are resolved."""
     return path.is_file() and path.resolve().is_relative_to(run.resolve())
 
 
 def shared_settings(
     config: TrainConfig, share: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a policy that others get, as plain values.
+    """Return the settings to publish with a policy, as plain values.
 
     Numbers, flags and the words that settings offer stay, and so do texts of `SHARED_TEXTS`. Any
     other text may be a path or a secret: `LEFT_OUT` takes its place.
@@ -254,7 +254,7 @@ def shared_settings(
 
 
 def _words(hint: Any) -> Iterator[str]:
-    """The words that settings of a type offer, at any depth."""
+    """Yield the literal options of a settings type, at any depth."""
     if get_origin(hint) is Literal:
         yield from (word for word in get_args(hint) if isinstance(word, str))
     inner = get_type_hints(hint).values() if is_dataclass(hint) else get_args(hint)
@@ -270,7 +270,7 @@ def _is_schedule(text: str) -> bool:
 
 @dataclass(frozen=True)
 class PushedPolicy:
-    """A policy that was uploaded."""
+    """An uploaded policy."""
 
     name: str
     """Name for `load_policy`: `hf://<owner>/<name>`, with the revision if not the main one."""
@@ -285,7 +285,7 @@ class PushedPolicy:
     """Keys of settings whose texts were left out, since they may be a path or a secret."""
 
     def __str__(self) -> str:
-        """Lines for people."""
+        """Format the upload for a terminal."""
         lines = [f"{self.name}: {', '.join(self.files)}"]
         if self.left_out:
             keys, remedy = ", ".join(self.left_out), "share=[<setting>] uploads what may be seen"

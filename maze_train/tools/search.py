@@ -1,4 +1,4 @@
-"""Searches for settings with Optuna: the study, its trials, their processes."""
+"""Hyperparameter searches with Optuna: study, trials, processes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ MAY_DIFFER = ("tracking", "checkpoint", "trust", "moved")
 
 
 def open_journal(directory: Path) -> BaseStorage:
-    """The storage of the study in a directory; each process opens its own.
+    """Open the storage of the study in a directory; each process opens its own.
 
     Raises:
         RunDirectoryError: If the file cannot be read, or holds another journal.
@@ -91,7 +91,7 @@ def open_journal(directory: Path) -> BaseStorage:
 
 @contextmanager
 def reading_journal(directory: Path) -> Iterator[None]:
-    """Turn content of a journal that Optuna does not expect into an error of the study's directory.
+    """Turn errors of Optuna about a damaged journal into an error of the study's directory.
 
     Raises:
         RunDirectoryError: If reading it fails in the block.
@@ -105,7 +105,7 @@ def reading_journal(directory: Path) -> Iterator[None]:
 
 
 def release_journal(directory: Path) -> None:
-    """Remove the lock that a process which was killed left on a journal, and Optuna waits for.
+    """Remove the journal lock of a killed process, for which Optuna would wait.
 
     No one else may use the directory.
 
@@ -133,7 +133,7 @@ def open_study(storage: BaseStorage, mode: str) -> Study:
 
 
 def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Write the common settings of the trials of a study, or compare them with the file.
+    """Write the common settings of the trials, or compare them with an existing file.
 
     Raises:
         ConfigError: If the study in the directory is one of other settings.
@@ -161,7 +161,7 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
 
 
 def part_named(kind: str, node: str | Mapping[str, Any], seed: int | None = None) -> Any:
-    """A sampler or pruner of Optuna.
+    """Build a sampler or pruner of Optuna.
 
     Args:
         kind: `sampler` or `pruner`.
@@ -197,7 +197,7 @@ GRID = 5
 
 @dataclass(frozen=True)
 class TrialRecord(JobRecord):
-    """One trial that ended; its value is the objective."""
+    """Record of a finished trial; its value is the objective."""
 
     pruned_at: int = 0
     """Percent of the run at which it was pruned; 0: it finished."""
@@ -207,7 +207,7 @@ class TrialRecord(JobRecord):
 
 @dataclass(frozen=True)
 class TrialTask:
-    """Data that a process needs to carry out a trial."""
+    """Data that a process needs to run a trial."""
 
     number: int
     study: Path
@@ -228,13 +228,13 @@ class TrialTask:
     """Pruner of Optuna."""
 
     def directory_of(self, seed: int) -> Path:
-        """The directory of a run."""
+        """Return the directory of the run of a seed."""
         directory = self.study / str(self.number)
         return directory / f"seed_{seed}" if len(self.seeds) > 1 else directory
 
 
 class PruningCallback(Callback):
-    """Reports the metric of a run to its study, and ends the run when the pruner says so.
+    """Reports the metric of a run to its study, and ends the run if the pruner decides so.
 
     Trials may have epochs of different lengths, so values are reported by the percent of the run
     that is done, on a grid that is the same for all: the last value holds at each point that was
@@ -253,11 +253,11 @@ class PruningCallback(Callback):
         self._id = self._storage.get_trial_id_from_study_id_trial_number(study_id, task.number)
 
     def on_run_start(self, run: TrainingView) -> None:
-        """End a run that was pruned, and interrupted before it finished."""
+        """End a resumed run that had been pruned."""
         self._prune(run)
 
     def on_epoch_end(self, run: TrainingView) -> None:
-        """Report the metric, if the epoch has it."""
+        """Report the metric if the epoch has it."""
         value = run.metrics.get(self._metric, math.nan)
         percent = math.floor(100 * run.progress.fraction + 1e-9)
         known = self._storage.get_trial(self._id).intermediate_values
@@ -275,7 +275,7 @@ class PruningCallback(Callback):
 
 
 def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
-    """Carry out a trial; a failure is in its record, and its traceback on standard error."""
+    """Run a trial; a failure is in its record, with the traceback on standard error."""
     try:
         values = []
         for seed in task.seeds:
@@ -293,7 +293,7 @@ def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
 
 
 def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
-    """Make a run, or continue with it; returns its value, and the percent at which it was pruned.
+    """Start or resume a run; return its value and the percentage at which it was pruned.
 
     Raises:
         TrainingError: If it has no value.
@@ -363,7 +363,7 @@ def run_search(
     given: Sequence[str] = (),
     directory: str | None = None,
 ) -> SearchResult:
-    """Begin a study, or continue with it; returns its result.
+    """Start or resume a study; return its result.
 
     Args:
         config: The search.
@@ -394,7 +394,7 @@ def run_search(
 
 @dataclass
 class _Search:
-    """A search under way."""
+    """A running search."""
 
     config: SearchConfig
     settings: Mapping[str, Any]
@@ -440,7 +440,7 @@ class _Search:
         check_settings(self.directory, {**own, **values})
 
     def run(self) -> SearchResult:
-        """Run the trials that are missing."""
+        """Run the missing trials."""
         before = len(self.study.trials)
         if before:
             is_full = before >= self.config.n_trials
@@ -462,7 +462,7 @@ class _Search:
         return result
 
     def _import_parts(self) -> None:
-        """Import what a run needs: trials are forks of this process, and have it at once."""
+        """Import what a run needs before trials are forked."""
         for name in ("learner_class", "trainer_class", "builder_class"):
             path = getattr(self.base.algorithm, name)
             if path:
@@ -480,7 +480,7 @@ class _Search:
     # -- trials ----------------------------------------------------------------------------------
 
     def _jobs(self) -> Iterator[ProcessJob]:
-        """Trials that were interrupted, then new ones, each chosen when there is room for it."""
+        """Yield interrupted trials, then new ones, each chosen when a process is free."""
         for trial in self.study.get_trials(states=(self.states.RUNNING,)):
             if trial.params.keys() == self.space.ranges.keys():
                 with reading_journal(self.directory):  # its choices may be others
@@ -523,7 +523,7 @@ class _Search:
         return ProcessJob(record, directory / LOG_FILE, lambda: run_trial(task, record))
 
     def _take(self, job: RunningJob) -> None:
-        """Report the outcome of a trial to the study; one that a signal ended can continue."""
+        """Report the outcome of a trial to the study; an interrupted one can resume."""
         record = job.outcome
         assert isinstance(record, TrialRecord)
         took = duration(job.seconds)
@@ -553,7 +553,7 @@ class _Search:
 
 
 def _selection_metric(config: TrainConfig) -> str:
-    """The metric that selects the best policy, as far as the settings say it."""
+    """Return the metric that selects the best policy, as far as the settings tell."""
     has_env = config.env.id is not None or config.env.target is not None
     losses = [VALIDATION_LOSS] * (config.algorithm.learns_from == "dataset")
     return config.evaluation.metric_of_run(has_env, losses)

@@ -1,4 +1,4 @@
-"""Writers for experiment trackers that are installed as extras."""
+"""Writers for experiment trackers (optional packages)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MLFLOW_PARAM_LENGTH = 500  # limit of MLflow versions before 2.8 on a database
 
 
 class ServiceWriter(MetricsWriter):
-    """Base of the writers for trackers: what is kept with a run in addition to its numbers."""
+    """Base of the writers for experiment trackers: files stored with a run."""
 
     def __init__(self) -> None:
         self._run_dir: Path | None = None
@@ -52,19 +52,19 @@ class ServiceWriter(MetricsWriter):
 
     @property
     def _best_policy(self) -> dict[str, Path]:
-        """Files of the best policy by their names in its directory; empty if none was saved."""
+        """Files of the best policy by name; empty if none was saved."""
         directory = self._run_dir and self._run_dir / BEST
         return {} if not directory or directory.is_symlink() else _named_files(directory, "*")
 
     @property
     def _films(self) -> dict[str, Path]:
-        """Videos below the run directory, such as those of a callback, by their names there."""
+        """Videos below the run directory by relative name."""
         found = {} if self._run_dir is None else _named_files(self._run_dir, FILMS)
         return {name: p for name, p in found.items() if name.partition("/")[0] not in COPIES}
 
 
 def _named_files(directory: Path, pattern: str) -> dict[str, Path]:
-    """Regular files below a directory, by their names there; none is reached through a link."""
+    """Return the regular files below a directory by relative name, without following links."""
     found = files_below(directory, pattern)
     return {path.relative_to(directory).as_posix(): path for path in found}
 
@@ -94,7 +94,7 @@ class WandbWriter(ServiceWriter):
         self._env_steps = 0
 
     def start(self, run: RunInfo) -> None:
-        """Open its own run; this process may have others.
+        """Open a run; the process may have others.
 
         A run that is continued is a new one there, with the rows from before.
 
@@ -124,7 +124,7 @@ class WandbWriter(ServiceWriter):
             self.write(row)
 
     def _remove_links(self) -> None:
-        """Remove links to logs of wandb in the home directory: a run has none that lead out."""
+        """Remove wandb's links to logs in the home directory, since no link may leave the run."""
         if self._run_dir is not None:
             for path in self._run_dir.glob(f"{WANDB}/*/logs/*"):
                 if path.is_symlink():
@@ -136,7 +136,7 @@ class WandbWriter(ServiceWriter):
         self._run.log(dict(row), step=self._env_steps)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Set the summary of the run, and keep policy and films."""
+        """Write the summary, and upload policy and videos."""
         self._note_outcome(summary)
         self._run.summary.update(dict(summary))
         video = self._wandb.Video
@@ -150,7 +150,7 @@ class WandbWriter(ServiceWriter):
             self._run.log_artifact(artifact, aliases=[BEST])
 
     def close(self) -> None:
-        """End the run; one that did not come to its end is marked as failed."""
+        """End the run; an unfinished one is marked as failed."""
         if self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=0 if self._is_finished else 1)
@@ -247,7 +247,7 @@ class MLflowWriter(ServiceWriter):
             self._client.log_batch(self._run_id, metrics=metrics)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Log the outcome as tags, and keep policy and films."""
+        """Log the outcome as tags, and upload policy and videos."""
         self._note_outcome(summary)
         with self._calls():
             for name, value in flattened(summary).items():
@@ -258,7 +258,7 @@ class MLflowWriter(ServiceWriter):
                 self._client.log_artifact(self._run_id, str(path), folder)
 
     def close(self) -> None:
-        """End the run; one that did not come to its end is marked as failed."""
+        """End the run; an unfinished one is marked as failed."""
         if self._client is not None and self._run_id:
             client, self._client = self._client, None
             with self._calls():
@@ -288,7 +288,7 @@ class MLflowWriter(ServiceWriter):
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
-        """Calls of MLflow, whose failure is that of the place where runs are kept."""
+        """Turn MLflow errors into OSError."""
         try:
             yield
         except self._mlflow.MlflowException as error:
@@ -296,7 +296,7 @@ class MLflowWriter(ServiceWriter):
 
 
 def check_answers(uri: str) -> None:
-    """Refuse an HTTP server that cannot be reached; MLflow itself would try for minutes.
+    """Check that an HTTP server answers; MLflow itself would retry for minutes.
 
     Raises:
         OSError: If it cannot be reached. Any answer counts, since a server may want a login.
@@ -317,7 +317,7 @@ def check_answers(uri: str) -> None:
 
 @contextmanager
 def _database_opened(uri: str) -> Iterator[None]:
-    """Let one process at a time open a SQLite file: all would create its tables."""
+    """Let one process at a time open a SQLite file, since each creates missing tables."""
     folder = Path(uri.removeprefix(SQLITE)).parent
     with one_at_a_time(folder) if uri.startswith(SQLITE) else nullcontext():
         yield

@@ -29,7 +29,7 @@ BLOCK_BYTES = 1 << 20
 
 
 class DamagedError(Exception):
-    """A checkpoint is not what was written; names the file and the fault."""
+    """A checkpoint is damaged; the message names the file and the fault."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FileDigest:
 
 
 def digest(data: bytes) -> FileDigest:
-    """The digest of the content of a file."""
+    """Compute the digest of the content of a file."""
     return FileDigest(hashlib.sha256(data).hexdigest(), len(data))
 
 
@@ -50,7 +50,7 @@ def digest(data: bytes) -> FileDigest:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """A file to read, and its size.
+    """Open a file; yield it with its size.
 
     Raises:
         DamagedError: If it is not there, is no file, or cannot be read within the block.
@@ -65,7 +65,7 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
 
 
 def read_at_most(path: Path, nbytes: int) -> bytes:
-    """The content of a file of which no digest is known.
+    """Return the content of a file without a known digest.
 
     Raises:
         DamagedError: If it is missing, cannot be read, or is longer than `nbytes`.
@@ -77,7 +77,7 @@ def read_at_most(path: Path, nbytes: int) -> bytes:
 
 
 def _blocks(path: Path, expected: FileDigest, nbytes: int) -> Iterator[bytes]:
-    """The content of a file, `nbytes` at a time; the last ones are followed by the verdict.
+    """Yield the file in chunks; after the last one, raise DamagedError if the digest differs.
 
     Raises:
         DamagedError: If it is missing, cannot be read, or is not the one that was written.
@@ -94,7 +94,7 @@ def _blocks(path: Path, expected: FileDigest, nbytes: int) -> Iterator[bytes]:
 
 
 def read_verified(path: Path, expected: FileDigest) -> bytes:
-    """The content of a file.
+    """Return the verified content of a file.
 
     Raises:
         DamagedError: If it is missing, cannot be read, or is not the one that was written.
@@ -103,7 +103,7 @@ def read_verified(path: Path, expected: FileDigest) -> bytes:
 
 
 def verify(path: Path, expected: FileDigest) -> None:
-    """Read a file, with no more than a block of it in memory.
+    """Verify a file with at most one block of it in memory.
 
     Raises:
         DamagedError: If it is missing, cannot be read, or is not the one that was written.
@@ -123,11 +123,11 @@ class PartFile:
 
     @property
     def name(self) -> str:
-        """Follows from the content, so that a name never stands for another content."""
+        """File name, derived from the digest of the content."""
         return f"part_{self.digest.sha256[:32]}.pt"
 
     def read(self) -> dict[str, Any]:
-        """The content, verified once more.
+        """Return the content, verified again.
 
         Raises:
             RunDirectoryError: If the file is damaged or gone.
@@ -149,7 +149,7 @@ Parts: TypeAlias = "Mapping[tuple[TreePath, str], PartFile]"
 
 
 class FilesWriter:
-    """Writes the files of one checkpoint; the disk has their content then, not yet their names.
+    """Writes the files of one checkpoint; their content is synced, their names not yet.
 
     Args:
         directory: Where they are written; it is empty.
@@ -175,7 +175,7 @@ class FilesWriter:
         self.digests[name] = digest(data)
 
     def write_part(self, path: TreePath, part: StatePart) -> str:
-        """Write a part of the state, or share it with the earlier checkpoint; returns its file.
+        """Write a part of the state or share it with the earlier checkpoint; return its file name.
 
         Raises:
             TypeError: If it holds something that cannot be stored.
@@ -193,7 +193,7 @@ class FilesWriter:
         return file.name
 
     def _share(self, file: PartFile) -> bool:
-        """Take over the file of an earlier checkpoint; whether it is there, whole."""
+        """Link or copy a file of an earlier checkpoint; return whether it was undamaged."""
         source, target = file.directory / file.name, self._directory / file.name
         if file.name in self.digests:
             return True
@@ -256,13 +256,13 @@ class Checkpoint(CheckpointInfo):
 
 
 def sort_key(name: str) -> tuple[int, ...]:
-    """Sorts names of checkpoints by epoch, update and number; empty for what is no such name."""
+    """Return a sort key by epoch, update and number; empty for other names."""
     found = NAME.fullmatch(name)
     return (int(found[1]), int(found[2] or -1), int(found[3] or 1)) if found else ()
 
 
 def make_manifest(files: Mapping[str, FileDigest], position: Position, settings: str = "") -> bytes:
-    """The manifest of a checkpoint that is made now.
+    """Return the manifest of a new checkpoint.
 
     Raises:
         ValueError: If there are more files than can be read again.
@@ -293,7 +293,7 @@ def make_manifest(files: Mapping[str, FileDigest], position: Position, settings:
 
 
 def read_manifest(path: Path) -> CheckpointInfo:
-    """The manifest of the checkpoint in `path`.
+    """Read the manifest of the checkpoint in `path`.
 
     Raises:
         DamagedError: If it is missing or damaged, or belongs to a checkpoint of another name.
@@ -363,7 +363,7 @@ def _info(path: Path, content: dict[str, Any]) -> CheckpointInfo:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in `path`, every file of it verified.
+    """Read the checkpoint in `path` and verify all of its files.
 
     Parts of the state are verified, and read again when they are asked for their content.
 

@@ -1,4 +1,4 @@
-"""The global random generators; environments and networks (dropout) may draw from them."""
+"""Global random generators, from which environments and networks (dropout) may draw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCKS: dict[int, Any] = {}
 
 @contextmanager
 def generators_of_run(seed: int) -> Iterator[None]:
-    """Seed the generators of Python, numpy and PyTorch, which are this thread's within the block.
+    """Seed the generators of Python, numpy and PyTorch and reserve them for this thread.
 
     Raises:
         TrainingError: If a run continues in another thread.
@@ -42,7 +42,7 @@ def generators_of_run(seed: int) -> Iterator[None]:
 
 
 def generator_states() -> dict[str, Any]:
-    """States of the random number generators, as plain values, arrays and tensors."""
+    """Return the generator states as plain values, arrays and tensors."""
     version, state, gauss = random.getstate()
     is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # it has no types
     return {
@@ -54,7 +54,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def load_generator_states(states: dict[str, Any]) -> None:
-    """Restore the generators from `states`; those of GPUs if the number of GPUs is the same."""
+    """Restore the generators; those of GPUs only if the number of GPUs is the same."""
     version, state, gauss = states["python"]
     random.setstate((version, tuple(state.tolist()), gauss))
     np.random.set_state(states["numpy"])  # noqa: NPY002
@@ -65,7 +65,7 @@ def load_generator_states(states: dict[str, Any]) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put the generators back at the end of the block."""
+    """Restore the generator states at the end of the block."""
     states = generator_states()
     try:
         yield

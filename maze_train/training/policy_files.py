@@ -47,7 +47,7 @@ WITHOUT_INFO = "pass the observation alone: obs, info = env.reset(); policy.act(
 
 
 class PolicyWriter:
-    """Writes weights, with all that is needed to act, into a directory.
+    """Writes weights and everything needed to act into a directory.
 
     Args:
         observation_space: Observation space of one environment.
@@ -72,7 +72,7 @@ class PolicyWriter:
     def __call__(
         self, directory: Path, weights: dict[str, torch.Tensor], score: dict[str, Any]
     ) -> None:
-        """Write the policy; a directory that has weights has all that is needed to act.
+        """Write the policy; the weights are written after everything else needed to act.
 
         The score comes last, since it holds the digest of the weights: a process that is killed
         between the two leaves weights whose score is not known.
@@ -92,7 +92,7 @@ class PolicyWriter:
 
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:
-    """The weights of a saved policy.
+    """Read the weights of a saved policy.
 
     Raises:
         RunDirectoryError: If they are missing or damaged.
@@ -123,7 +123,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def read_score(directory: Path) -> dict[str, Any]:
-    """Read the score that selected a policy, and the digest of its weights; empty without a file.
+    """Read the score of a policy and the digest of its weights; empty without a file.
 
     Raises:
         RunDirectoryError: If the file is damaged.
@@ -141,7 +141,7 @@ def read_score(directory: Path) -> dict[str, Any]:
 
 
 def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Observation and action space of a saved policy.
+    """Read observation and action space of a saved policy.
 
     Raises:
         RunDirectoryError: If they are missing or damaged.
@@ -160,7 +160,7 @@ def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 def _checked_space(data: dict[str, Any]) -> spaces.Space[Any]:
-    """Return the space of a description; a network can be built for it.
+    """Return the described space after checking that a network can be built for it.
 
     Raises:
         SpaceError: If there is no such space.
@@ -306,7 +306,7 @@ class TrainedPolicy:
         return found.get("", found)
 
     def _read(self, observation: Any, view: FlatView) -> tuple[TensorTree, bool]:
-        """A batch of observations with the leaves of a view, and whether it was given as one."""
+        """Convert observations to a batch; return whether they were given as a batch."""
         try:
             lead = self._leading_shape({key: as_array(key, v) for key, v in view.read(observation)})
             columns = {
@@ -327,7 +327,7 @@ class TrainedPolicy:
         return tree_map(lambda x: x.to(device), tensors), bool(lead)
 
     def _check_values(self, parts: dict[str, Any]) -> None:
-        """Refuse numbers that are not finite, as training does, and rows without legal action."""
+        """Raise SpaceError for non-finite values and rows without a legal action."""
         try:
             check_finite(parts)
         except NonFiniteError as error:
@@ -338,14 +338,14 @@ class TrainedPolicy:
             raise SpaceError(f"observation {row}: {problem}")
 
     def _actor_for(self, obs: TensorTree) -> Actor:
-        """Return the actor for a batch; for another number of environments a new one is made."""
+        """Return the actor for a batch; another batch size gets a new one."""
         n = len(tree_leaves(obs)[0])
         if self._actor is None or len(self._actor.hidden_state) != n:
             self._actor = Actor(self.model, n)
         return self._actor
 
     def _leading_shape(self, parts: dict[str, Array]) -> tuple[int, ...]:
-        """`(n,)` for a batch of n observations, `()` for one."""
+        """Return `(n,)` for a batch of n observations, `()` for a single one."""
         shapes = {key: leaf.shape or () for key, leaf in self._view.leaves.items()}
         leads = {
             value.shape[: max(value.ndim - len(shapes[key]), 0)] for key, value in parts.items()

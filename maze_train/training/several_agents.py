@@ -1,4 +1,4 @@
-"""The model of a run with several agents: policies for agents, and their turns."""
+"""Multi-agent models: policies of agents, and their turns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ of snapshots, and of policies of a run."""
 
 
 def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]) -> dict[str, str]:
-    """Id of the policy of each agent.
+    """Return the id of the policy of each agent.
 
     Without settings, agents with the same spaces share a policy. Its id is `default` if there is
     but one, else what their names begin with.
@@ -74,7 +74,7 @@ def is_trainable(
 
 
 def check_id(policy: str) -> None:
-    """Refuse an id of a policy that is no part of names, or not that of a module of PyTorch."""
+    """Check that the id of a policy can be part of names and name a PyTorch module."""
     if not _is_id(policy):
         found = hasattr(nn.ModuleDict, policy)
         problem = "PyTorch cannot name a module so" if found else "expected a name without . / @ :"
@@ -97,7 +97,7 @@ def _check_same_spaces(policy: str, agents: list[str], spaces: AgentSpaces) -> N
 
 
 def _shared_policies(spaces: AgentSpaces) -> dict[str, str]:
-    """A policy for each pair of spaces."""
+    """Return one policy per pair of spaces."""
     groups: dict[str, list[str]] = {}
     for agent in spaces.agents:
         described = str([space_to_dict(space) for space in spaces.of(agent)])
@@ -167,7 +167,7 @@ def model_weights(
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
 ) -> dict[str, Tensor]:
-    """The weights of a model from those of its modules by id, as `make_model` would build it."""
+    """Return the weights of a model from those of its modules by id."""
     if agent_spaces(observation_space, action_space) is None:
         return modules[DEFAULT_MODULE]
     return {
@@ -186,7 +186,7 @@ def make_joint_model(
     action_space: spaces.Space[Any],
     seed: int,
 ) -> nn.Module:
-    """The model of an algorithm for the spaces of an environment, of several agents or one.
+    """Build the model of an algorithm for an environment with one or several agents.
 
     Raises:
         ConfigError: If the algorithm does not learn for several agents, policies do not fit them,
