@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +13,11 @@ import torch
 from torch import nn
 
 from maze_train.core.step_end import DROPPED, RESET_ONLY, EpisodeEnd, has_ended, is_followed_by_new
-from maze_train.core.types import Array, ArrayTree, leaves_by_key, tree_map
+from maze_train.core.types import Array, ArrayTree, tree_map
 from maze_train.envs.batch import SUCCESS, numbers_of
-from maze_train.envs.slice import EnvSlice
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.acting import Actor, as_arrays
-from maze_train.spaces.agents import ACTS, agent_spaces
+from maze_train.spaces.agents import ACTS
 from maze_train.spaces.tensors import as_tensors
 
 if TYPE_CHECKING:
@@ -159,64 +157,6 @@ class Episodes(ABC):
 
         The end of an episode that was dropped is None.
         """
-
-
-class SliceEpisodes(Episodes):
-    """The episodes of given tasks, each in the first environment of a slice that rests.
-
-    Args:
-        envs: The environments; closed by their owner.
-    """
-
-    def __init__(self, envs: EnvSlice) -> None:
-        self.envs, self.num_envs = envs, len(envs)
-        self.obs, self.rewards, self.end = envs.obs, envs.rewards, envs.end
-        several = agent_spaces(envs.observation.space, envs.action.space)
-        self.agents = several.agents if several is not None else ()
-        self._waiting: deque[EpisodeTask] = deque()
-        self._tasks: dict[int, EpisodeTask] = {}
-        self.drop()
-        envs.seed_from(self._next_seed)
-
-    @property
-    def load(self) -> int:
-        """Episodes that are played or wait."""
-        return len(self.envs.playing) + len(self._waiting)
-
-    def add(self, tasks: Iterable[EpisodeTask]) -> None:
-        """Add episodes, which begin in this order as soon as an environment rests."""
-        self._waiting.extend(tasks)
-
-    def drop(self) -> None:
-        """Forget the episodes that are played and wait."""
-        self._waiting.clear()
-        self._tasks.clear()
-        self.envs.rest()
-
-    def _next_seed(self, i: int) -> int | None:
-        if i in self._tasks or not self._waiting:  # the result of the last one is not taken
-            return None
-        self._tasks[i] = self._waiting.popleft()
-        return self._tasks[i].seed
-
-    def begin(self) -> dict[int, EpisodeTask]:
-        """Begin the episodes that wait, see `Episodes`."""
-        began = self.envs.begin()
-        self.playing = self.envs.playing
-        return {i: self._tasks[i] for i in began}
-
-    def step(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
-        """Take the actions, see `Episodes`."""
-        envs, rows = self.envs, self.playing
-        for key, column in leaves_by_key(actions).items():
-            envs.actions[key][rows] = column[: len(rows)]
-        report = envs.step()
-        if report is None:
-            return {}
-        ends = {**{end.env: end for end in report.ends}, **dict.fromkeys(report.lost)}
-        for i in ends:
-            del self._tasks[i]
-        return ends
 
 
 class VectorEpisodes(Episodes):

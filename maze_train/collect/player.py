@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
@@ -18,10 +19,10 @@ from torch import nn
 from maze_train.collect.custom_policies import UserPolicy
 from maze_train.collect.episode_runner import (
     EpisodeRunner,
+    Episodes,
     EpisodeTask,
     PlayedEpisode,
     RowAgent,
-    SliceEpisodes,
 )
 from maze_train.collect.recording import PlaySettings, Recorder, ffmpeg_path
 from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
@@ -29,13 +30,16 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.seeding import SEED_LIMIT
+from maze_train.core.step_end import EpisodeEnd
 from maze_train.core.targets import member_of
+from maze_train.core.types import ArrayTree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
 from maze_train.envs.building import closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.acting import acts
+from maze_train.spaces.agents import agent_spaces
 from maze_train.workers.places import Place, Portable, ThisProcess
 from maze_train.workers.pool import Worker, WorkerContext, shares, worker_names
 from maze_train.workers.process_pool import LocalProcesses
@@ -59,6 +63,64 @@ LONGEST_STEPS = 100
 
 CALLS = {"advance": "a step of an episode", "set_agent": "building its policy"}
 """Names of calls in messages."""
+
+
+class SliceEpisodes(Episodes):
+    """The episodes of given tasks, each in the first environment of a slice that rests.
+
+    Args:
+        envs: The environments; closed by their owner.
+    """
+
+    def __init__(self, envs: EnvSlice) -> None:
+        self.envs, self.num_envs = envs, len(envs)
+        self.obs, self.rewards, self.end = envs.obs, envs.rewards, envs.end
+        several = agent_spaces(envs.observation.space, envs.action.space)
+        self.agents = several.agents if several is not None else ()
+        self._waiting: deque[EpisodeTask] = deque()
+        self._tasks: dict[int, EpisodeTask] = {}
+        self.drop()
+        envs.seed_from(self._next_seed)
+
+    @property
+    def load(self) -> int:
+        """Episodes that are played or wait."""
+        return len(self.envs.playing) + len(self._waiting)
+
+    def add(self, tasks: Iterable[EpisodeTask]) -> None:
+        """Add episodes, which begin in this order as soon as an environment rests."""
+        self._waiting.extend(tasks)
+
+    def drop(self) -> None:
+        """Forget the episodes that are played and wait."""
+        self._waiting.clear()
+        self._tasks.clear()
+        self.envs.rest()
+
+    def _next_seed(self, i: int) -> int | None:
+        if i in self._tasks or not self._waiting:  # the result of the last one is not taken
+            return None
+        self._tasks[i] = self._waiting.popleft()
+        return self._tasks[i].seed
+
+    def begin(self) -> dict[int, EpisodeTask]:
+        """Begin the episodes that wait, see `Episodes`."""
+        began = self.envs.begin()
+        self.playing = self.envs.playing
+        return {i: self._tasks[i] for i in began}
+
+    def step(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
+        """Take the actions, see `Episodes`."""
+        envs, rows = self.envs, self.playing
+        for key, column in leaves_by_key(actions).items():
+            envs.actions[key][rows] = column[: len(rows)]
+        report = envs.step()
+        if report is None:
+            return {}
+        ends = {**{end.env: end for end in report.ends}, **dict.fromkeys(report.lost)}
+        for i in ends:
+            del self._tasks[i]
+        return ends
 
 
 class PlayerWorker(Worker):

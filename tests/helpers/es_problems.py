@@ -24,8 +24,8 @@ from maze_train.algorithms.es.population import (
     trained_size,
 )
 from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
-from maze_train.collect.episode_runner import EpisodeRunner, SliceEpisodes
-from maze_train.collect.player import RolloutPlayer
+from maze_train.collect.episode_runner import EpisodeRunner
+from maze_train.collect.player import RolloutPlayer, SliceEpisodes
 from maze_train.collect.recording import PlaySettings
 from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
 from maze_train.core.types import tree_leaves
