@@ -246,7 +246,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     missing = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
     path = directory / LOCK
     try:
-        # Close-on-exec, Python's default: programs started meanwhile do not inherit the lock.
+        # Close-on-exec, Python's default: child programs do not inherit the lock.
         descriptor = open_own(path, os.O_RDWR)
     except OSError as error:
         raise RunDirectoryError(f"{directory} cannot be locked: {error}") from error

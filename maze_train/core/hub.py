@@ -46,7 +46,7 @@ def at_commit(name: str, directory: Path) -> str:
 def hub_package() -> Any:
     """Import and return `huggingface_hub`.
 
-    Its exceptions are those of the HTTP library that the installed version uses.
+    Its connection errors depend on the HTTP library of the installed version.
 
     Raises:
         MissingExtraError: If it is not installed.

@@ -1,4 +1,4 @@
-"""Place of a saved policy that a setting names: a run, a version of it, a directory or the hub."""
+"""Location of a saved policy: a run, a version of a run, a directory or a Hub repository."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from maze_train.core.run_directory import RunDirectory, checkpoint_name
 
 @dataclass(frozen=True)
 class PolicyPlace:
-    """Place of a saved policy that is named by `<run>`, `<run>@<version>` or its directory.
+    """Location of a saved policy, given by `<run>`, `<run>@<version>` or its directory.
 
     Attributes:
-        run: Run that saved it.
-        directory: Directory of the policy or of a checkpoint; of a version that is looked up in the
-            checkpoints, that of the run.
-        version: The version to look up; empty: the directory is known.
+        run: Run that saved the policy.
+        directory: Directory of the policy or of a checkpoint; if `version` is set, of the run.
+        version: Version to look up in the checkpoints; empty if the directory is known.
     """
 
     run: RunDirectory
@@ -29,10 +28,10 @@ class PolicyPlace:
 
     @classmethod
     def named(cls, name: str | os.PathLike[str]) -> PolicyPlace:
-        """Return the place of a policy, that of a repository of the hub after a download.
+        """Return the location of a policy; Hub repositories are downloaded.
 
         Raises:
-            RunDirectoryError: If the hub does not give it, see `core.hub.fetched`.
+            RunDirectoryError: If the download fails, see `core.hub.fetched`.
         """
         path = local_directory(name)
         run, at, version = str(path).rpartition("@")
@@ -53,13 +52,13 @@ class PolicyPlace:
         return self.run.path if self.is_checkpoint else self.directory
 
     def check_files(self, name: str) -> None:
-        """Check that there are a configuration and, unless it is to be looked up, a policy.
+        """Check that the configuration and, unless `version` is set, the policy exist.
 
         Args:
             name: Name of the policy in the settings.
 
         Raises:
-            ConfigError: If one is missing.
+            ConfigError: If a file is missing.
         """
         needed = [CONFIG] if self.version or self.is_checkpoint else [CONFIG, WEIGHTS]
         for file in needed:
@@ -73,7 +72,7 @@ class PolicyPlace:
 
 
 def policy_nearby(directory: Path) -> str:
-    """Say that there is no directory, or suggest the best policy of a run above it; else empty."""
+    """Return a hint that the directory is missing, or about the best policy of a run above it."""
     for parent in directory.parents[:2]:
         if (parent / BEST / WEIGHTS).is_file():
             return did_you_mean([parent / BEST])

@@ -1,14 +1,14 @@
-"""The directory of a run: where its files are, whose they are, and what its tables say.
+"""Files of a run directory.
 
 config.yaml              settings, signed by the user who trained
-metrics.csv              a row of metrics per epoch
-summary.json             the outcome
-files.json               digests of the files that the settings name
+metrics.csv              one row of metrics per epoch
+summary.json             result of the run
+files.json               digests of the files named in the settings
 checkpoints/             see `training/checkpoints.py`
 best/                    the best policy, version `best`
 policies/epoch_<n>/      regular dumps of the policy, versions `epoch_<n>`
-plots/, profile/         pictures, traces
-rollouts/, before/       results of rollouts, and of a run that began again
+plots/, profile/         plots and profiler traces
+rollouts/, before/       results of rollouts, and of an earlier run that was restarted
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from maze_train.core.notices import warn
 
 MetricsRow: TypeAlias = dict[str, float]
 """`epoch`, `updates`, `env_steps` (totals since the start of training), then `train/...`,
-`eval/...` and `time/...`. A name is absent from the row of an epoch that has no value for it."""
+`eval/...` and `time/...`. Metrics without a value in an epoch are absent from its row."""
 
 EPOCH = "epoch"
 
@@ -56,31 +56,31 @@ FAILURES = ("error", "interrupted")
 """Stop reasons of runs that did not finish."""
 
 WHOLE = "the directory itself"
-"""Missing part of a run whose directory was moved or removed."""
+"""Reported as lost if the run directory itself was moved or removed."""
 
 MAX_NBYTES = 1 << 30
-"""Maximum size of a table of metrics."""
+"""Maximum size of a metrics file in bytes."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of a run, which need not exist.
+    """Directory of a run, which may not exist.
 
     Attributes:
-        path: Its path.
+        path: Path of the directory.
     """
 
     path: Path
 
     @classmethod
     def to_resume(cls, resume: str) -> RunDirectory:
-        """Return the run that `resume` names, itself or by one of its checkpoints."""
+        """Return the run that `resume` refers to, directly or by one of its checkpoints."""
         path = Path(resume)
         return cls(path if checkpoint_name(path) is None else path.parent.parent)
 
     @classmethod
     def of_policy(cls, path: Path) -> RunDirectory:
-        """Return the run of a saved policy or a checkpoint, as far as the path says it."""
+        """Return the run of a saved policy or a checkpoint, judging by the path."""
         if path.name == BEST:
             return cls(path.parent)
         is_below = path.parent.name == POLICIES or checkpoint_name(path) is not None
@@ -98,60 +98,60 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """Table of metrics."""
+        """File with the metrics."""
         return self.path / METRICS
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
+        """Directory of the checkpoints."""
         return self.path / CHECKPOINTS
 
     @property
     def best(self) -> Path:
-        """Folder of the best policy."""
+        """Directory of the best policy."""
         return self.path / BEST
 
     @property
     def policies(self) -> Path:
-        """Folder of the regular dumps of the policy."""
+        """Directory of the regular policy dumps."""
         return self.path / POLICIES
 
     @property
     def plots(self) -> Path:
-        """Folder of the pictures."""
+        """Directory of the plots."""
         return self.path / PLOTS
 
     @property
     def profile(self) -> Path:
-        """Folder of the traces of updates."""
+        """Directory of the profiler traces."""
         return self.path / PROFILE
 
     @property
     def rollouts(self) -> Path:
-        """Folder of the results of rollouts with its policies."""
+        """Directory of the results of rollouts with policies of this run."""
         return self.path / ROLLOUTS
 
     @property
     def is_run(self) -> bool:
-        """Whether there is a run."""
+        """Whether the directory contains a run."""
         return self.config.is_file()
 
     @property
     def saved(self) -> list[Path]:
-        """Folders of saved policies: the best one, then regular dumps in their order."""
+        """Directories of saved policies: the best one, followed by regular dumps in order."""
         return [*[self.best] * self.best.is_dir(), *sorted(self.policies.glob("epoch_*"))]
 
     # -- reading ---------------------------------------------------------------------------------
 
     def rows(self, last_epoch: int | None = None) -> list[MetricsRow]:
-        """Read the rows of metrics, see `read_rows`."""
+        """Read the rows of metrics; see `read_rows`."""
         return read_rows(self.metrics, last_epoch)
 
     def read_summary(self) -> dict[str, Any]:
-        """Read the outcome; empty without a file.
+        """Read the summary; empty if there is no file.
 
         Raises:
-            RunDirectoryError: If it is damaged.
+            RunDirectoryError: If the file is damaged.
         """
         try:
             found = json.loads(read_regular(self.path / SUMMARY))
@@ -165,7 +165,7 @@ class RunDirectory:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The outcome; empty if it is missing or damaged."""
+        """The summary; empty if it is missing or damaged."""
         with suppress(RunDirectoryError):
             return self.read_summary()
         return {}
@@ -173,34 +173,34 @@ class RunDirectory:
     # -- a run that begins -----------------------------------------------------------------------
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keep other processes from training in the directory, see `exclusive`."""
+        """Lock the directory against other processes; see `exclusive`."""
         return exclusive(self.path)
 
     def check_is_free(self) -> None:
         """Check that a new run may use the directory.
 
-        A run that failed before its first checkpoint does not count: there is nothing to continue.
+        A run that failed before its first checkpoint is ignored, since it cannot be resumed.
 
         Raises:
-            ConfigError: If it holds another run, or the remains of one.
+            ConfigError: If the directory contains another run, or files of one.
         """
         if self.config.exists():
             if not any(self.checkpoints.glob("*")) and self._has_failed:
                 return
-            problem = "holds a run already; continue it with resume=auto, name another directory"
+            problem = "holds a run already; resume it with resume=auto, name another directory"
             raise ConfigError("run_dir", f"{problem}, or remove it", str(self.path))
         left = [name for name in (CHECKPOINTS, BEST, METRICS) if (self.path / name).exists()]
         if left:
             raise ConfigError(
                 "run_dir",
                 f"holds {', '.join(left)} of a run whose {CONFIG} is missing: restore that file "
-                f"({BEST}/ has a copy) to continue it, or name another directory",
+                f"({BEST}/ has a copy) to resume it, or name another directory",
                 str(self.path),
             )
 
     @property
     def _has_failed(self) -> bool:
-        """Whether the run says that it failed, or has written no result at all."""
+        """Whether the run reports a failure, or has not written any result."""
         has_results = any((self.path / name).exists() for name in (METRICS, BEST, SUMMARY))
         return not has_results or self.outcome.get("stop_reason") in FAILURES
 
@@ -210,13 +210,13 @@ class RunDirectory:
             remove_leftovers(directory)
 
     def put_aside(self) -> None:
-        """Move the results of a run that begins again into a directory below it.
+        """Move the results of a restarted run into a subdirectory.
 
-        Its settings stay until those of the new run take their place, so that it can begin once
-        more.
+        The settings are kept until those of the new run replace them, so that it can be restarted
+        again.
 
         Raises:
-            ConfigError: If they cannot be moved.
+            ConfigError: If the files cannot be moved.
         """
         found = [path for name in RESULTS for path in sorted(self.path.glob(name))]
         if not found or not self.config.exists():
@@ -227,13 +227,13 @@ class RunDirectory:
             for path in found:
                 path.rename(aside / path.name)
         warn(
-            f"{self.path} has no checkpoint: the run begins again, at step 0; its earlier results "
-            f"are in {aside}"
+            f"{self.path} has no checkpoint: the run restarts at step 0; its earlier results are "
+            f"in {aside}"
         )
 
 
 def checkpoint_name(name: str | os.PathLike[str] | None) -> str | None:
-    """Return the name of the checkpoint that a path leads to; None: it leads to a run."""
+    """Return the checkpoint name of a path, or None if the path is not a checkpoint."""
     path = Path(name or "")
     is_checkpoint = path.parent.name == CHECKPOINTS and not RunDirectory(path).is_run
     return path.name if is_checkpoint else None
@@ -242,15 +242,15 @@ def checkpoint_name(name: str | os.PathLike[str] | None) -> str | None:
 def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRow]:
     """Read the rows of a `metrics.csv`.
 
-    A last line that was cut off when its process was killed is dropped.
+    An incomplete last line, left by a killed process, is dropped.
 
     Args:
         path: The file; no rows if it does not exist.
-        last_epoch: Epoch of the checkpoint from which a run continues: later rows, whose epochs
-            will be repeated, are left out. None: all rows.
+        last_epoch: Epoch of the checkpoint from which a run is resumed; later rows are omitted,
+            because their epochs are repeated. None: all rows.
 
     Raises:
-        RunDirectoryError: If the file is not a table of numbers.
+        RunDirectoryError: If the file is not a valid table.
     """
     if not Path(path).exists():
         return []
@@ -272,5 +272,5 @@ def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRo
 
 
 def _number(cell: str) -> float:
-    # A number of any length would be no float later.
+    # Longer integers would lose digits as floats.
     return int(cell) if cell.lstrip("-").isdigit() and len(cell) < 19 else float(cell)

@@ -1,4 +1,4 @@
-"""Numbers, tables and CSV as text."""
+"""Formatting of numbers, tables and CSV."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def csv_text(
     """Format rows as CSV; values survive a round trip, missing ones are empty.
 
     Args:
-        rows: Numbers and texts by column.
-        columns: The columns; None: those of all rows in the order of their appearance.
-        header: Whether the first line has the columns.
-        nan: Text of NaN.
+        rows: Numbers and strings by column.
+        columns: Column names; None: all columns in the order of first appearance.
+        header: Whether to write a header line.
+        nan: Text for NaN.
     """
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row) if columns is None else columns
@@ -37,7 +37,7 @@ def csv_text(
 def _cell(value: Any, nan: str) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    # numpy's scalars are numbers too, but their repr is not one.
+    # NumPy scalars are numbers too, but their repr is not a number.
     number = int(value) if isinstance(value, Integral) else float(value)
     return nan if math.isnan(number) else repr(number)
 
@@ -56,7 +56,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def compact(number: float) -> str:
     """Format a count in at most five characters: 950, 1.2k, 40k, 1.25M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        # The margin makes 999,960 read 1M and not 1000k.
+        # With this margin 999,960 becomes 1M instead of 1000k.
         if abs(number) >= size * 0.9995:
             scaled = number / size
             digits = f"{scaled:.2f}" if size > 1e3 and abs(scaled) < 9.995 else f"{scaled:.1f}"
@@ -123,8 +123,8 @@ def table_lines(
 
     Args:
         rows: The rows.
-        most: Maximum number of rows; a last line counts the others.
-        file: File with all rows.
+        most: Maximum number of rows; a final line states how many were omitted.
+        file: File that contains all rows.
         indent: Prefix of each line.
     """
     lines = text_table(rows[:most]) if rows else []

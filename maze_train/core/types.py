@@ -37,7 +37,7 @@ class Sequences:
     """Whether an episode begins at a step, where the hidden state is reset to 0, `[L, n]` bool."""
 
     valid: torch.Tensor | None = None
-    """Indices into the L * n samples of those that are transitions, int64; None: all are."""
+    """Indices of the transitions among the L * n samples, int64; None: all are transitions."""
 
 
 T = TypeVar("T")

@@ -227,7 +227,7 @@ class Distribution(ABC):
         """Convert environment actions to the agent's; the inverse of `to_env` up to clipping.
 
         Args:
-            actions: Actions of the environment, such as those of a dataset, [..., *space.shape].
+            actions: Actions of the environment, for example from a dataset, [..., *space.shape].
 
         Returns:
             The agent's actions in `action_dtype`, [..., *action_shape].

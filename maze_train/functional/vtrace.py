@@ -216,7 +216,7 @@ def from_importance_weights(
     if values.dim() == 0 or bootstrap_value.shape != values.shape[1:]:
         raise ShapeError(
             f"bootstrap_value has shape {list(bootstrap_value.shape)}, "
-            f"expected that of one row of values, which has shape {list(values.shape)}"
+            f"expected the shape of one row of values, which is {list(values.shape)}"
         )
     if not isinstance(lambdas, torch.Tensor):
         lambdas = torch.full_like(values, 1.0 if lambdas is None else lambdas)

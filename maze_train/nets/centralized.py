@@ -42,7 +42,7 @@ OWN = "own"
 
 
 class NormalizerOfAll(ObservationNormalizer):
-    """Normalizes the observations of an agent, and those of all agents for its critic.
+    """Normalizes the inputs of an agent's policy and of its centralised critic.
 
     Args:
         space: Input of the policy.

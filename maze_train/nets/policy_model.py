@@ -198,7 +198,7 @@ def policy_space(config: ModelConfig, space: spaces.Space[Any]) -> spaces.Space[
 
 
 def without_critic(config: ModelConfig) -> ModelConfig:
-    """Return the settings without those of the critic."""
+    """Return the settings without critic settings."""
     return replace(
         config, centralized_critic=None, critic_obs=None, critic=None, critic_hidden_sizes=None
     )

@@ -306,7 +306,7 @@ def check_same_spaces(
     wanted: Sequence[spaces.Space[Any]],
     value: Any = ...,
 ) -> None:
-    """Raise if the spaces of a setting differ from those of the run.
+    """Raise if a setting has other spaces than the run.
 
     Args:
         key: Dotted name of the setting.
@@ -359,7 +359,7 @@ def _outline(space: spaces.Space[Any]) -> str:
 def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> str:
     """Describe a leaf briefly, with what distinguishes it from another one.
 
-    If only bounds or choices differ, those of the first differing entry are included.
+    If only bounds or choices differ, the first entry that differs is included.
     """
     if leaf is None:
         return "nothing"

@@ -195,7 +195,7 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, capsys)
     start(run_dir, **more)
     assert rows_of(run_dir) == rows_of(whole)
     (before,) = (run_dir / "before").iterdir()
-    warning = f"{run_dir} has no checkpoint: the run begins again, at step 0"
+    warning = f"{run_dir} has no checkpoint: the run restarts at step 0"
     assert warning in capsys.readouterr().err
     assert (rows_of(before), (before / "best" / "score.json").read_bytes()) == (rows, score)
     assert points(run_dir) == [64, 128, 192, 256]
@@ -213,9 +213,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, 
     else:
         start(run_dir, resume=resume, **again)
     (before,) = (run_dir / "before").iterdir()
-    assert (
-        f"begins again, at step 0; its earlier results are in {before}" in capsys.readouterr().err
-    )
+    assert f"restarts at step 0; its earlier results are in {before}" in capsys.readouterr().err
     assert summary_of(before)["stop_reason"] == "interrupted"
     assert summary_of(run_dir)["stop_reason"] == "n_epochs"
     settings = [yaml.safe_load((path / "config.yaml").read_text()) for path in (before, run_dir)]
@@ -353,7 +351,7 @@ def test_a_start_that_was_overtaken_touches_nothing(tmp_path, whole, resume):
             start(tmp_path / "run")
         return make_cartpole()
 
-    with pytest.raises(ConfigError, match="holds a run already; continue it with resume=auto"):
+    with pytest.raises(ConfigError, match="holds a run already; resume it with resume=auto"):
         start(tmp_path / "run", env=make, resume=resume)
     assert_equal_runs(tmp_path / "run", whole)
 

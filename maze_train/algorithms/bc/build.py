@@ -236,7 +236,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @cached_property
     def dataset(self) -> TrajectoryDataset:
-        """The recorded episodes; for a resumed run those with which it began.
+        """The recorded episodes; for a resumed run without episodes added since.
 
         Raises:
             ConfigError: If the dataset does not exist.

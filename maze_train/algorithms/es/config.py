@@ -95,8 +95,8 @@ class ESAlgorithmConfig(AlgorithmConfig):
         if self.device not in ("cpu", "auto"):
             raise ConfigError(
                 "device",
-                "evolution strategies do not compute network gradients, for which a GPU would "
-                "help; expected cpu",
+                "evolution strategies do not compute network gradients, so a GPU is not used; "
+                "expected cpu",
                 self.device,
             )
 

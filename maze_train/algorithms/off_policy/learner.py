@@ -181,7 +181,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         return self.gradient_steps % self.config.policy_update_interval == 0
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return all optimizers, or those of the critics if the policy is not updated."""
+        """Return all optimizers, or only the critics' if the policy is not updated."""
         return [
             optimizer
             for (module_id, name), optimizer in self.optimizers.items()

@@ -184,7 +184,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
 
         A policy that exceeds it is not trained further in this update; the others continue.
         Learning rates of `adaptive_kl` are adapted here, before each gradient step except the
-        first, for which the policy still equals the one that acted.
+        first, since the policy then still equals the one that acted.
         """
         divergences: dict[str, float] = {}
         for module_id, divergence in self._divergences.items():

@@ -59,7 +59,7 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
 
 @dataclass(kw_only=True)
 class SACfDAlgorithmConfig(SACAlgorithmConfig):
-    """SAC from demonstrations, with which the replay buffer is initialised.
+    """SAC with a replay buffer that is initialised with demonstrations.
 
     Demonstrations are required; all other settings are those of SAC.
     """

@@ -149,7 +149,7 @@ def _temperatures(model: SoftActorCriticModel) -> Tensor:
 
 
 def _check_entropies(model: SoftActorCriticModel) -> None:
-    """Raise if a family has a fixed entropy, with which the temperatures would diverge."""
+    """Raise if a family has a fixed entropy, because its temperature would diverge."""
     for part in model.actions.parts:
         if part.has_fixed_entropy:
             raise ConfigError(
