@@ -53,7 +53,7 @@ LIBRARIES = frozenset(
 def failed_in_user_code(error: BaseException) -> bool:
     """Return whether an error was caused by an exception in user code.
 
-    User code is code called by this package that belongs neither to it nor to its dependencies.
+    User code is any code called by this package other than its dependencies.
     """
     cause = error.__cause__
     if cause is None:

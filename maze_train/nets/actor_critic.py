@@ -96,7 +96,7 @@ class ActorCriticModel(PolicyModel):
     the critic.
 
     Args:
-        policy: The policy; its input are features if there is a trunk.
+        policy: The policy; takes features if there is a trunk.
         critic: Maps observations (or features) to outputs `[..., value_head.output_size]`.
         value_head: Converts critic outputs to values.
         **around: All other arguments of `PolicyModel`. The critic shares the trunk and the
@@ -185,7 +185,7 @@ def build_actor_critic(
 
     Raises:
         ConfigError: If a custom network is missing, rejects its arguments, or has a wrong output.
-        SpaceError: If a space has no network or distribution.
+        SpaceError: If a space is not supported by any network or distribution.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

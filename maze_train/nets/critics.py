@@ -339,7 +339,7 @@ def build_policy_and_critics(
     Raises:
         ConfigError: If a setting is not supported, or a custom network is missing, rejects its
             arguments, or has a wrong output.
-        SpaceError: If a space has no network or distribution.
+        SpaceError: If a space is not supported by any network or distribution.
     """
     refuse_settings(config, UNUSED)
     masks = mask_layout(observation_space, action_space)
@@ -445,7 +445,7 @@ def build_soft_actor_critic(
     Raises:
         ConfigError: If a setting is not supported, or a custom network is missing, rejects its
             arguments, or has a wrong output.
-        SpaceError: If a space has no network or distribution.
+        SpaceError: If a space is not supported by any network or distribution.
     """
     config = _with_family(config)
     return build_policy_and_critics(

@@ -262,7 +262,7 @@ class PolicyModel(DistributionPolicy):
     Observations pass through normalizer, trunk and recurrent layers, if present, to the policy.
 
     Args:
-        policy: The policy; its input are features if there is a trunk.
+        policy: The policy; takes features if there is a trunk.
         trunk: Hidden layers before the recurrent layers and the policy, or None.
         rnn: Recurrent layers after the trunk, or None.
         normalizer: Observation normalizer, or None.
@@ -368,7 +368,7 @@ def build_policy(
     Raises:
         ConfigError: If a critic setting is set, or a custom network or the wrapper is missing,
             rejects its arguments, fails, or has a wrong output.
-        SpaceError: If a space has no network or distribution.
+        SpaceError: If a space is not supported by any network or distribution.
     """
     for key in CRITIC_SETTINGS:
         value = vars(config)[key]
@@ -398,7 +398,7 @@ def compose_policy(
 
     Raises:
         ConfigError: If a custom network is missing, rejects its arguments, or has a wrong output.
-        SpaceError: If a space has no network or distribution.
+        SpaceError: If a space is not supported by any network or distribution.
     """
     masks = mask_layout(observation_space, action_space)
     full = input_space(flat_space(observation_space))

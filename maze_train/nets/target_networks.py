@@ -117,7 +117,7 @@ def resolve_with_targets(
 
 
 def refuse_settings(config: ModelConfig, reasons: Mapping[str, str]) -> None:
-    """Raise if a setting is set that a model does not support.
+    """Raise if a setting that the model does not support is set.
 
     Args:
         config: Model settings.

@@ -189,7 +189,7 @@ def build_dqn(
     Raises:
         ConfigError: If a setting is not supported, or a custom network is missing, rejects its
             arguments, or has a wrong output.
-        SpaceError: If the action space is not Discrete, or the observation space has no network.
+        SpaceError: If the action space is not Discrete, or an observation is not supported.
     """
     if not isinstance(action_space, Discrete):
         raise SpaceError(

@@ -255,7 +255,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         self.rollouts.begin(model, self.model_maker())
 
     def _check_agents(self, model: nn.Module) -> None:
-        """Raise if a setting is set that supports single-agent environments only."""
+        """Raise if a setting that requires a single-agent environment is set."""
         if find_normalizer(model) is not None:
             problem = "es does not normalize observations with multiple agents; expected none"
             mode = self.config.model.normalization.mode

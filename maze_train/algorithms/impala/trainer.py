@@ -115,8 +115,8 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     def source(self) -> DistributedActors:
         """Actors that collect experience, closed at the end of the run.
 
-        With `runner=dev` actors take turns in this process: no rollouts are queued, the policy lag
-        depends only on `broadcast_interval`, and results are reproducible. Otherwise actors run
+        With `runner=dev` the actors take turns in one process: no rollouts are queued, the policy
+        lag depends only on `broadcast_interval`, and results are reproducible. Otherwise actors run
         during updates, and the order of rollouts depends on their speed.
         """
         # Without checkpoints, states are never requested; otherwise the backend decides.

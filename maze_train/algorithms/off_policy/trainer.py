@@ -311,7 +311,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             self._add_demonstrations(acting, demonstrations)
 
     def _check_for_agents(self) -> None:
-        """Raise if a setting is set that supports single-agent environments only."""
+        """Raise if a setting that requires a single-agent environment is set."""
         for key in ("initial_demonstration_trajectories", "initial_sampling_policy"):
             if getattr(self.algorithm, key) is not None:
                 problem = "not supported for multi-agent environments; expected null"

@@ -80,7 +80,7 @@ def build_td3(
     Raises:
         ConfigError: If a setting is not supported, or a custom network is missing, rejects its
             arguments, or has a wrong output.
-        SpaceError: If an action is not a Box with finite bounds, or a space has no network.
+        SpaceError: If an action is not a bounded Box, or an observation is not supported.
     """
     for key, space in flat_spaces(action_space).items():
         named = f"part {key!r} of the action space" if key else "the action space"
