@@ -36,7 +36,6 @@ from update_problems import (
     with_others,
 )
 
-from maze_train.core.errors import TrainingError
 from maze_train.core.events import Statistics
 from maze_train.core.targets import TARGET, Given
 from maze_train.learner.config import Progress, Schedule
@@ -346,27 +345,3 @@ def test_a_rollout_without_transitions(algorithm, mode):
     assert "train/rho_mean" not in row
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
-
-
-@pytest.mark.parametrize("algorithm", everyday(1, ["a2c", "impala"]))
-def test_gradients_that_are_not_finite(algorithm):
-    """Their steps are left out and counted; a hundred updates in a row without one are an error."""
-    model, rollout, _ = make_problem()
-    bad = replace(rollout, rewards=torch.full_like(rollout.rewards, math.nan))
-    with pytest.raises(TrainingError, match="on_non_finite=skip leaves such steps out"):
-        make_learner(algorithm, model).update(bad, Progress())
-    learner = make_learner(algorithm, model, on_non_finite="skip")
-    for _ in range(2):
-        before = snapshot(model)
-        for _ in range(99):
-            row = learner.update(bad, Progress()).reduce()
-            assert (row["train/skipped_steps"], row["train/gradient_steps"]) == (1, 0)
-        for name, param in model.named_parameters():
-            assert torch.equal(param, before[name])
-        assert learner.update(rollout, Progress()).reduce()["train/gradient_steps"] == 1
-        assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters())
-    for _ in range(99):
-        learner.update(bad, Progress())
-    with pytest.raises(TrainingError, match="no other gradient in 100 updates") as caught:
-        learner.update(bad, Progress())
-    assert "skip" not in str(caught.value)

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from maze_train.collect.episode_runner import EpisodeTask
 from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
 from maze_train.collect.uniform import UniformPolicy
-from maze_train.core.errors import SpaceError
+from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.envs.faults import EpisodeError
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
@@ -135,6 +135,13 @@ def test_the_beginning_of_episodes(policy, expected):
     agent.act()
     agent.begin(1, EpisodeTask(0, 0, 42))
     assert [one.calls for one in built] == [[], expected, []]
+
+
+def test_one_object_for_several_episodes_is_refused():
+    """It would mix what it remembers of them."""
+    shared = reset_of(reset_by_name)()
+    with pytest.raises(ConfigError, match="same object twice; let it build a new one"):
+        PolicyAgent(lambda: shared, started(WalkEnv))
 
 
 @pytest.mark.parametrize(

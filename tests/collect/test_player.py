@@ -20,6 +20,7 @@ from es_problems import (
     RECORDED,
     Episodes,
     PictureEnv,
+    ReusingEnv,
     Rollouts,
     UnequalEnv,
     WalkEnv,
@@ -203,6 +204,16 @@ def test_recorded_episodes_can_be_replayed(kind):
             if not isinstance(action, spaces.Dict):
                 assert trajectory.actions.dtype == action.dtype
     assert TERMINATED in ends
+
+
+def test_memory_that_is_used_again():
+    """Observations and actions are copies, those after the last step too."""
+    make = partial(WalkEnv, "box", "box")
+    reusing = partial(ReusingEnv, "box", "box")
+    expected = play_alone(make, random_agent, range(8))
+    assert play_alone(reusing, random_agent, range(8)) == expected
+    with player_of(reusing, num_envs=3) as player:
+        assert [bits(episode) for episode in player.play(range(8))] == expected
 
 
 # -- failures ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from es_problems import RememberingPolicy, UnequalEnv, WalkEnv, bits, closing_en
 
 from maze_train.collect.player import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.collect.recording import PlaySettings
-from maze_train.core.errors import ConfigError, WorkerError
+from maze_train.core.errors import ConfigError, EnvError, WorkerError
 from maze_train.envs.config import EnvConfig
 from maze_train.training.policy_files import TrainedPolicy
 
@@ -117,7 +117,11 @@ def test_what_is_refused():
         with pytest.raises(ConfigError, match=words):
             RolloutGenerator(WalkEnv, **settings)
     with RolloutGenerator(WalkEnv) as generator:
-        for given, words in (((0,), "n_episodes"), ((2, [1]), "seeds = .* expected 2 of them")):
+        for given, words in (
+            ((0,), "n_episodes"),
+            ((2, [1]), "seeds = .* expected 2 of them"),
+            ((2, [1, -1]), r"^seeds\[1\] = -1: expected an integer >= 0"),
+        ):
             with pytest.raises(ConfigError, match=words):
                 generator.rollout(*given)
     with (
@@ -125,6 +129,8 @@ def test_what_is_refused():
         pytest.raises(ConfigError, match=r"settings\.record"),
     ):
         generator.rollout(1)
+    with pytest.raises(EnvError, match='build the environment with render_mode="rgb_array"'):
+        RolloutGenerator(WalkEnv, settings=PlaySettings(record=True, video_dir="none"))
 
 
 def test_policies_of_other_spaces():

@@ -168,19 +168,3 @@ def test_split_is_a_partition_of_episodes(num_episodes, percentage, seed):
     assert abs(len(validation) - num_episodes * percentage / 100) <= 1
     if percentage > 0 and num_episodes > 1:
         assert len(validation) >= 1
-
-
-def test_split_follows_from_the_seed():
-    """The same seed gives the same split, another one another."""
-    first, again, other = (split_episodes(50, 20, seed)[1] for seed in (1, 1, 2))
-    assert first.tolist() == again.tolist() != other.tolist()
-    assert len(first) == 10
-
-
-def test_nothing_for_validation():
-    """0 % is legal."""
-    train, validation = split_episodes(7, 0, 3)
-    assert (len(train), len(validation)) == (7, 0)
-    dataset = numbered([1] * 7, DatasetMetadata(LINE, GRIP))
-    data = TransitionData(dataset, validation, distribution_for(GRIP, {}).from_env)
-    assert (data.num_samples, data.num_bytes, list(data.blocks())) == (0, 0, [])

@@ -7,6 +7,7 @@ import math
 from contextlib import closing
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -321,6 +322,25 @@ class RememberingPolicy:
         if self.kind == "dict":
             return {"gear": choice, "force": box}
         return 1 + choice if self.kind == "discrete" else box
+
+
+class ReusingEnv(WalkEnv):
+    """Gives the same array again and again, and writes into the actions that it got."""
+
+    memory: Any = None
+
+    def observe(self):
+        """What the agent sees, in the memory of what it saw before."""
+        found = super().observe()
+        self.memory = found if self.memory is None else self.memory
+        self.memory[:] = found
+        return self.memory
+
+    def step(self, action):
+        """Step, and spoil the action."""
+        result = super().step(action.copy())
+        action[:] = 7.0
+        return result
 
 
 class PictureEnv(UnequalEnv):
