@@ -41,9 +41,9 @@ def test_numbers_are_one_stream(table):
 )
 def test_vectors_end_inside_the_table(index, dim):
     """None begins before it, ends behind it or wraps round."""
-    message = rf"index = {index}: expected one in \[0, {10 - dim}\]"
+    message = rf"index = {index}: expected a value in \[0, {10 - dim}\]"
     if not 1 <= dim <= 10:
-        message = rf"dim = {dim}: expected one in \[1, 10\]"
+        message = rf"dim = {dim}: expected a value in \[1, 10\]"
     small = SharedNoiseTable(10, 0)
     small.close()
     assert small.get(7, 3).shape == (3,)
@@ -80,7 +80,7 @@ def test_a_table_without_choice_is_refused(table):
     for dim in (COUNT, COUNT + 1):
         with pytest.raises(ConfigError) as info:
             table.check_dim(dim)
-        message = f"algorithm.noise_table_size = {COUNT}: expected more than {dim}, the number of"
+        message = f"algorithm.noise_table_size = {COUNT}: expected more than the {dim} parameters"
         assert str(info.value).startswith(message)
 
 
@@ -89,7 +89,7 @@ def test_a_state_of_other_numbers_is_refused(table):
     assert table.state_dict() == {"seed": SEED, "count": COUNT}
     table.load_state_dict({"count": COUNT, "seed": SEED})
     for state in ({"seed": SEED + 1, "count": COUNT}, {"seed": SEED, "count": COUNT + 1}, {}):
-        with pytest.raises(TrainingError, match=re.escape(f"the state is that of {state}")):
+        with pytest.raises(TrainingError, match=re.escape(f"in the state, {state}")):
             table.load_state_dict(state)
 
 

@@ -16,7 +16,7 @@ from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.critics import EnsembleMLP
 from maze_train.nets.mlp_gradients import has_gradients_by_hand
 from maze_train.nets.policy_model import build_policy
-from maze_train.nets.population import BatchedPopulation
+from maze_train.nets.population import is_batchable
 from maze_train.nets.recurrent import RecurrentNetwork
 
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
@@ -90,7 +90,7 @@ def test_changed_layers_are_called(change, i):
     assert not torch.allclose(params, before)
     torch.testing.assert_close(params, reference(net.layers, obs))
     assert not has_gradients_by_hand(net)
-    assert not BatchedPopulation.fits(model)
+    assert not is_batchable(model)
 
 
 def test_hooks_see_what_layers_give():
