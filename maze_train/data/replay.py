@@ -34,32 +34,28 @@ from maze_train.data.rollout import Rollout
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """n transitions that were sampled, each over one step or several."""
+    """Batch of n sampled transitions, each over one step or several.
+
+    Attributes:
+        obs: Observations, `[n, ...]`.
+        actions: Actions as sampled from the distribution, `[n, ...]`.
+        rewards: Σ_{i<k} gamma^i r_{t+i} over the k steps of a transition, `[n]` float32.
+        discounts: gamma^k, or 0 if the last of these steps terminated, `[n]` float32.
+        next_obs: Observations after the last of these steps, `[n, ...]`: the true final observation
+            if it was truncated, arbitrary if it terminated.
+        indices: Positions in the buffer, for `update_priorities`, `[n]` int64.
+        weights: Importance weights in (0, 1], `[n]` float32; None: all are 1.
+        extra: Additional columns of a learner by name, `[n, ...]` each; see `__getitem__`.
+    """
 
     obs: TensorTree
-    """Observations, `[n, ...]`."""
-
     actions: TensorTree
-    """Actions as the distribution sampled them, `[n, ...]`."""
-
     rewards: Tensor
-    """Σ_{i<k} gamma^i r_{t+i} over the k steps that were made, `[n]` float32."""
-
     discounts: Tensor
-    """gamma^k, or 0 where the last of these steps was terminated, `[n]` float32."""
-
     next_obs: TensorTree
-    """Observations after the last of these steps, `[n, ...]`: where it was truncated, the true last
-    one; where it was terminated, any."""
-
     indices: Tensor
-    """Positions in the buffer, for `update_priorities`, `[n]` int64."""
-
     weights: Tensor | None = None
-    """Importance weights in (0, 1], `[n]` float32; None: all are 1."""
-
     extra: Mapping[str, Tensor] = field(default_factory=dict)
-    """Additional columns of a learner by name, `[n, ...]` each; `batch["name"]` is one."""
 
     def __getitem__(self, name: str) -> Tensor:
         """Return an additional column by its name."""
@@ -84,16 +80,17 @@ class Transition:
 
 
 class BaseReplayBuffer(ABC):
-    """Stores experience in the order of time and returns samples of it."""
+    """Stores experience in the order of time and returns samples of it.
+
+    Attributes:
+        keeps_terminal_obs: Whether rollouts must include final observations of terminated episodes.
+        entry_nbytes: Bytes of a transition in addition to its columns.
+        growing: Default initial values of the arguments that grow to 1 over the run.
+    """
 
     keeps_terminal_obs: ClassVar[bool] = False
-    """Whether rollouts need the last observations of terminated episodes as well."""
-
     entry_nbytes: ClassVar[int] = 0
-    """Bytes of a transition in addition to its columns."""
-
     growing: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Arguments whose value grows to 1 over the run, and where each begins by default."""
 
     @abstractmethod
     def add_rollout(self, rollout: Rollout) -> None:

@@ -19,7 +19,7 @@ from maze_train.collect.fixed_policies import GivenPolicy, RandomAgents, RandomP
 from maze_train.core.errors import ConfigError, DatasetError, SpaceError, TrainingError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify
-from maze_train.core.targets import TARGET, build_target, locate
+from maze_train.core.targets import TARGET, build_target, locate, member_of
 from maze_train.core.types import TensorTree, tree_map
 from maze_train.data.datasets import open_dataset
 from maze_train.data.replay import BaseReplayBuffer, Transitions
@@ -333,7 +333,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 self._reached_size(None, len(agents)),
             )
             for policy, agents in model.members.items()
-            if agents and hasattr(models[policy], "update_targets")  # otherwise it never learns
+            if agents and member_of(models[policy], "update_targets")  # otherwise it never learns
         }
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
@@ -372,7 +372,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             return RandomPolicy(model.distribution, action_space, model.masking, repeat=repeat)
         key = "algorithm.initial_sampling_policy"
         given = build_target(node, key=key)
-        if not callable(getattr(given, "act", None)):
+        if not callable(member_of(given, "act")):
             raise ConfigError(key, "expected an object with a method act(observations)", node)
         return GivenPolicy(given, model.distribution, observation_space, action_space)
 
