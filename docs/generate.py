@@ -32,8 +32,7 @@ from maze_train.config.train_config import (
     RayRunnerConfig,
     TrainConfig,
 )
-from maze_train.config.writing import dotted_name
-from maze_train.core.conversion import key_of_field
+from maze_train.core.conversion import dotted_name, key_of_field
 from maze_train.core.events import EventInterface
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.config import EnvConfig

@@ -14,12 +14,12 @@ from typing import Any, get_args, get_type_hints
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import dotted_name
 from maze_train.core.conversion import (
     Settings,
     SettingsT,
     UnknownKeyError,
     build_dataclass,
+    dotted_name,
     join,
     key_of_field,
     subclass_named,

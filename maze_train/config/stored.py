@@ -22,7 +22,7 @@ from maze_train.config.reach import check_reach
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import MAX_BYTES, config_to_dict, plain_values
-from maze_train.core.conversion import convert, is_within, join
+from maze_train.core.conversion import Settings, convert, is_within, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.names import CONFIG
@@ -248,7 +248,7 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
         The key, the name, and the module that an id of an environment has imported; that of other
         names is a part of them, and empty here.
     """
-    if is_dataclass(node) and not isinstance(node, type):
+    if isinstance(node, Settings):
         node = config_to_dict(node)
     if isinstance(node, Mapping):
         target = node.get(TARGET)

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import yaml
 
 from maze_train.config.signature import signed
 from maze_train.config.train_config import TrainConfig
-from maze_train.core.conversion import TUPLE, key_of_field
+from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write, writable
 from maze_train.core.names import CONFIG
 from maze_train.core.plain_yaml import LOADER, dump_yaml
-from maze_train.core.targets import TARGET
-from maze_train.learner.config import Schedule
-
-
-def dotted_name(cls: Any) -> str:
-    """The dotted path of a class."""
-    return f"{cls.__module__}.{cls.__qualname__}"
-
 
 MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
 """Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
 
 
-def config_to_dict(config: Any) -> dict[str, Any]:
-    """A configuration dataclass as plain values for YAML.
+def config_to_dict(config: Settings) -> dict[str, Any]:
+    """Return settings as plain values for YAML.
 
-    `load_config` rebuilds a `TrainConfig` from the result, `build_dataclass` any other dataclass.
+    `load_config` rebuilds a `TrainConfig` from the result, `build_dataclass` any other class.
     """
-    dumped = _dump(config, type(config))
-    assert isinstance(dumped, dict)
+    dumped: dict[str, Any] = config.to_plain(type(config))
     return dumped
 
 
@@ -121,37 +112,3 @@ class _Node:
             raise ValueError(f"{value!r} for the second time {where}")
         else:
             self.keys.append(value)
-
-
-def _dump(value: Any, hint: Any) -> Any:
-    """A value as plain data; a dataclass says its class if `hint` would not lead back to it."""
-    if isinstance(value, Schedule):
-        return _dump_schedule(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        hints = get_type_hints(type(value))
-        node = {
-            key_of_field(f.name): _dump(getattr(value, f.name), hints[f.name])
-            for f in fields(value)
-            if f.init
-        }
-        return node if type(value) is hint else {TARGET: dotted_name(type(value)), **node}
-    if isinstance(value, Mapping):
-        item = get_args(hint)[1] if get_origin(hint) is dict else Any
-        return {key: _dump(entry, item) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        item = get_args(hint)[0] if get_origin(hint) is list else Any
-        entries = [_dump(entry, item) for entry in value]
-        return {TUPLE: entries} if isinstance(value, tuple) and hint is Any else entries
-    return value
-
-
-def _dump_schedule(schedule: Schedule) -> dict[str, Any] | str:
-    short = str(schedule)
-    if short != repr(schedule):
-        return short
-    if schedule.adaptive_kl is not None:
-        names = ("adaptive_kl", "start", "min", "max")
-        return {name: getattr(schedule, name) for name in names}
-    if schedule.start is not None:
-        return {"start": schedule.start, "end": schedule.end}
-    return {"points": [list(point) for point in schedule.points or ()], "by": schedule.by}

@@ -45,6 +45,17 @@ class Settings:
         for name, hint in _hints(cls).items():
             setattr(self, name, convert(getattr(self, name), hint, key_of_field(name)))
 
+    def to_plain(self, hint: Any) -> Any:
+        """Return plain values for YAML, from which `convert` rebuilds the settings for `hint`.
+
+        They name the class if this is not the hint itself.
+        """
+        cls: type = type(self)
+        node = {} if cls is hint else {TARGET: dotted_name(cls)}
+        for name, hint_of_field in _hints(cls).items():
+            node[key_of_field(name)] = _written(getattr(self, name), hint_of_field)
+        return node
+
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -378,6 +389,24 @@ def _plain(value: Any, path: str) -> Any:
             value,
         )
     return value
+
+
+def _written(value: Any, hint: Any) -> Any:
+    """Return a field of type `hint` as plain data."""
+    if isinstance(value, Settings):
+        return value.to_plain(hint)
+    origin, item = get_origin(hint), (get_args(hint) or (Any,))[-1]
+    if isinstance(value, Mapping):
+        return {key: _written(x, item if origin is dict else Any) for key, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        entries = [_written(entry, item if origin is list else Any) for entry in value]
+        return {TUPLE: entries} if isinstance(value, tuple) and hint is Any else entries
+    return value
+
+
+def dotted_name(cls: Any) -> str:
+    """Return the dotted path of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _key(key: Any, path: str) -> Any:

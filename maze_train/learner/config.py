@@ -148,6 +148,17 @@ class Schedule(Settings):
             return f"{PREFIX}{self.start!r}"
         return repr(self)
 
+    def to_plain(self, hint: Any) -> Any:
+        """Return the short form if there is one, else the fields that make the schedule."""
+        short = str(self)
+        if short != repr(self):
+            return short
+        if self.adaptive_kl is not None:
+            return {name: getattr(self, name) for name in (ADAPTIVE, "start", "min", "max")}
+        if self.start is not None:
+            return {"start": self.start, "end": self.end}
+        return {"points": [list(point) for point in self.points or ()], "by": self.by}
+
     def adapted(self, rate: float, divergence: float) -> float:
         """The learning rate after a minibatch, with the target t = `adaptive_kl`.
 
