@@ -92,7 +92,7 @@ pair, hooks run outside of the compiled graph."""
 
 
 class CompiledCall:
-    """Compiled call of a module, which the module uses between `begin` and `end`.
+    """Context in which a module uses its compiled call.
 
     Args:
         module: The module.
@@ -109,11 +109,11 @@ class CompiledCall:
         """Whether the user compiled this module."""
         return found(CALL[0], module) is not None and CALL == PRIVATE_CALL
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         """Use the compiled call."""
         self._module.__dict__[self._name] = self._call
 
-    def end(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Use the call of the class again."""
         del self._module.__dict__[self._name]
 

@@ -5,8 +5,8 @@ PyTorch keeps compiled code in the directory of `TORCHINDUCTOR_CACHE_DIR`, for l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -65,25 +65,14 @@ class CompiledNetworks(Compiled[Batch]):
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """Return the loss of a module, 0-d, with a graph."""
-        with self._networks_compiled(self._modules[module_id]):
+        module = self._modules[module_id]
+        if module not in self._calls:
+            parts = [part for part in module.modules() if not CompiledCall.is_used_by(part)]
+            self._calls[module] = [CompiledCall(part, BACKEND) for part in parts]
+        with ExitStack() as stack:
+            for call in self._calls[module]:
+                stack.enter_context(call)
             return self._loss_of(module_id, batch, statistics)
-
-    @contextmanager
-    def _networks_compiled(self, module: nn.Module) -> Iterator[None]:
-        calls = self._calls.get(module)
-        if calls is None:
-            calls = self._calls[module] = [
-                CompiledCall(part, BACKEND)
-                for part in module.modules()
-                if not CompiledCall.is_used_by(part)
-            ]
-        for call in calls:
-            call.begin()
-        try:
-            yield
-        finally:
-            for call in calls:
-                call.end()
 
 
 class CompiledLosses(Compiled[Batch]):

@@ -42,6 +42,8 @@ def _patterns(settings: GradientSettings) -> Iterator[tuple[str, str]]:
 CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 """Variable that lets products of matrices on a GPU be deterministic, and its value."""
 
+Mode = TypeVar("Mode", int, str)
+
 OWN = ("maze_train.nets.", "maze_train.algorithms.")
 INDIFFERENT = (
     nn.Conv1d,
@@ -88,42 +90,41 @@ def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def matmul_precision(name: str | None) -> Iterator[None]:
+def _with_mode(
+    value: Mode | None, read: Callable[[], Mode], write: Callable[[Mode], None]
+) -> Iterator[None]:
+    """Set a mode of PyTorch in the block; a value that is None or 0 leaves it."""
+    before = read()
+    if not value or value == before:
+        yield
+        return
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+def matmul_precision(name: str | None) -> AbstractContextManager[None]:
     """Compute products of float32 matrices with this precision in the block.
 
     Args:
         name: `highest`: float32; `high`: factors rounded to TensorFloat-32 or to two bfloat16
-            numbers each, where the device can; `medium`: factors rounded to bfloat16. Sums are
+            numbers each, if the device can; `medium`: factors rounded to bfloat16. Sums are
             float32. None: the precision that is set in PyTorch.
 
     Raises:
         ConfigError: If there is no such precision; PyTorch would only warn.
     """
-    before = torch.get_float32_matmul_precision()
     if name is not None:
         check_one_of("precision", name, ("highest", "high", "medium"))
-    if name in (None, before):
-        yield
-        return
-    torch.set_float32_matmul_precision(name)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    read, write = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    return _with_mode(name, read, write)
 
 
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Set the threads of PyTorch in the block; 0: leave them."""
-    if not count:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def torch_threads(count: int) -> AbstractContextManager[None]:
+    """Set the number of threads of PyTorch in the block; 0 leaves it."""
+    return _with_mode(count, torch.get_num_threads, torch.set_num_threads)
 
 
 DEFAULT_MODULE = "default"

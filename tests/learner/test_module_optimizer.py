@@ -298,10 +298,8 @@ def test_a_compiled_call_computes_the_same(names):
     """By the private attribute and by the public one; afterwards the module is as before."""
     module, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.randn(4, 2)
     expected, before = module(x), dict(vars(module))
-    call = CompiledCall(module, "eager", names)
-    call.begin()
-    assert CompiledCall.is_used_by(module) == (names == PRIVATE_CALL)
-    torch.testing.assert_close(module(x), expected)
-    call.end()
+    with CompiledCall(module, "eager", names):
+        assert CompiledCall.is_used_by(module) == (names == PRIVATE_CALL)
+        torch.testing.assert_close(module(x), expected)
     assert vars(module) == before
     torch.testing.assert_close(module(x), expected)
