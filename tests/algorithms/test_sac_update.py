@@ -12,6 +12,7 @@ from reference_sac import SlowSAC
 from torch import nn
 from update_problems import ARM, BOX, PARTS, make_transitions, perturbed
 
+from maze_train import get_flat_parameters
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.core.errors import ConfigError
@@ -124,6 +125,33 @@ def compare(name, steps=3, num_critics=2, model_settings=None, weights=False, **
         )
     moved = dict(before.named_parameters())
     return {key for key, param in model.named_parameters() if (param != moved[key]).any()}
+
+
+def test_critics_first():
+    """The critics step as in a joint step, then the policy as in one with the new critics."""
+    name = "box"
+    batch = make_transitions(*PROBLEMS[name], seed=0, weighted=True)
+
+    def learner_of(order, critics=None):
+        model = make_model(*PROBLEMS[name], 2)
+        if critics is not None:
+            model.critics.load_state_dict(critics.state_dict())
+        learner = SACLearner(model, make_config(update_order=order), seed=SEED)
+        return learner, model, learner.update(batch, Progress()).reduce()
+
+    first, model, row = learner_of("critics_first")
+    joint, joint_model, joint_row = learner_of("joint")
+    _, model_of_new_critics, _ = learner_of("joint", model.critics)
+    assert (row["train/gradient_steps"], joint_row["train/gradient_steps"]) == (2, 1)
+    assert first.gradient_steps == joint.gradient_steps == 1
+    assert torch.equal(first.errors, joint.errors)
+    for part in ("critics", "target_critics"):
+        ours, theirs = (getattr(m, part).state_dict() for m in (model, joint_model))
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    ours, theirs = (get_flat_parameters(m.policy) for m in (model, model_of_new_critics))
+    assert torch.equal(ours, theirs)
+    assert not torch.equal(ours, get_flat_parameters(joint_model.policy))
+    assert torch.equal(model.log_temperatures, model_of_new_critics.log_temperatures)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -251,6 +251,11 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
     policy_update_interval: int = 1
     """Number of gradient steps between updates of the policy. >= 1."""
 
+    update_order: Literal["joint", "critics_first"] = "joint"
+    """Order of the gradient steps on a batch. `joint`: one step of critics, policy and
+    temperatures, with gradients at the same weights. `critics_first`: a step of the critics, then
+    one of policy and temperatures with the new critics, as in the papers."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 1, "num_critics", maximum=100)

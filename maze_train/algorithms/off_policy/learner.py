@@ -150,8 +150,10 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasActionValues, HasTargets)
-    with_policy = True
-    """Whether the loss includes the policy loss; follows `updates_policy`."""
+    losses: tuple[str, ...] = (CRITICS, POLICY)
+    """Losses of the next gradient step."""
+    _following: Sequence[tuple[str, ...]] = ()
+    """Losses of the gradient steps on the same batch after the next one."""
 
     def model(self, module_id: str) -> Model:
         """Return a module with its type."""
@@ -172,40 +174,64 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Update schedules, and whether the policy is trained in the next step."""
-        self.with_policy = self.updates_policy
+        self.losses, *self._following = self.losses_by_step
         super().before_gradient_based_update(progress, statistics)
 
     @property
     def updates_policy(self) -> bool:
-        """Whether the next gradient step includes the policy."""
+        """Whether the next batch updates the policy."""
         return self.gradient_steps % self.config.policy_update_interval == 0
 
+    @property
+    def losses_by_step(self) -> list[tuple[str, ...]]:
+        """Losses of each gradient step on the next batch, in order; `algorithm.update_order`."""
+        if not self.updates_policy:
+            return [(CRITICS,)]
+        is_joint = self.config.update_order == "joint"
+        return [(CRITICS, POLICY)] if is_joint else [(CRITICS,), (POLICY,)]
+
+    def minibatches(
+        self, prepared: Mapping[str, Transitions], statistics: Statistics
+    ) -> Iterator[Mapping[str, Transitions]]:
+        """Yield all transitions, once per gradient step."""
+        following = self.losses_by_step[1:]
+        yield from super().minibatches(prepared, statistics)
+        for _ in following:
+            yield prepared
+
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return all optimizers, or only the critics' if the policy is not updated."""
+        """Return the optimizers of the losses of this step; the policy loss has temperatures."""
         return [
             optimizer
             for (module_id, name), optimizer in self.optimizers.items()
-            if module_id in losses and (name == CRITICS or self.updates_policy)
+            if module_id in losses and (CRITICS if name == CRITICS else POLICY) in self.losses
         ]
 
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
-        """Sum of the critic loss and, if due, the policy loss, 0-d."""
+        """Sum of the `losses` of this step, 0-d."""
         config, model = self.config_of(module_id), self.model(module_id)
         with torch.no_grad():
             inputs = model.inputs(batch.obs)
-        features = model.critics.encode(inputs)
-        loss = self.critic_loss(model, batch, features, config, statistics)
-        if not self.with_policy:
-            return loss
-        features = tree_map(torch.Tensor.detach, features)
-        return loss + self.policy_loss(model, batch, inputs, features, config, statistics)
+        features, terms = model.critics.encode(inputs), []
+        if CRITICS in self.losses:
+            terms.append(self.critic_loss(model, batch, features, config, statistics))
+        if POLICY in self.losses:
+            features = tree_map(torch.Tensor.detach, features)
+            terms.append(self.policy_loss(model, batch, inputs, features, config, statistics))
+        return sum(terms[1:], terms[0])
 
     def after_gradient_step(self) -> None:
-        """Update the target networks, if due."""
-        super().after_gradient_step()
-        self.with_policy = self.updates_policy
+        """Update the target networks, if due, after the last step on a batch."""
+        if not self._following:
+            super().after_gradient_step()
+
+    def after_minibatch(self, number: int) -> None:
+        """Gather the errors of all learners, and turn to the losses of the next step."""
+        if CRITICS in self.losses:
+            super().after_minibatch(number)
+        self.losses, *self._following = self._following or self.losses_by_step
 
     @abstractmethod
     def targets(self, model: Model, batch: Transitions, config: PolicyConfig) -> Tensor:

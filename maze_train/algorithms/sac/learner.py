@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 
-from maze_train.algorithms.off_policy.learner import PolicyAndCriticsEvents, PolicyAndCriticsLearner
+from maze_train.algorithms.off_policy.learner import (
+    CRITICS,
+    POLICY,
+    PolicyAndCriticsEvents,
+    PolicyAndCriticsLearner,
+)
 from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.core.errors import ConfigError
@@ -88,8 +93,9 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         return super().compute_loss_for_module(module_id, batch, statistics)
 
     def noise_columns(self, config: SACAlgorithmConfig) -> Sequence[str]:
-        """Return the noise of the targets' actions, and of the policy's if it takes part."""
-        return (TARGET_NOISE, POLICY_NOISE) if self.with_policy else (TARGET_NOISE,)
+        """Return the noise of the actions of the targets and of the policy, for its loss."""
+        noise = {CRITICS: TARGET_NOISE, POLICY: POLICY_NOISE}
+        return [noise[loss] for loss in self.losses]
 
     @torch.no_grad()
     def targets(

@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 
-from maze_train.algorithms.off_policy.learner import PolicyAndCriticsEvents, PolicyAndCriticsLearner
+from maze_train.algorithms.off_policy.learner import (
+    CRITICS,
+    PolicyAndCriticsEvents,
+    PolicyAndCriticsLearner,
+)
 from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.model import TD3Model
@@ -58,7 +62,8 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
 
     def noise_columns(self, config: TD3AlgorithmConfig) -> Sequence[str]:
         """Return the noise of target actions, if there is any."""
-        return (TARGET_NOISE,) if config.target_noise_stddev > 0 else ()
+        is_used = config.target_noise_stddev > 0 and CRITICS in self.losses
+        return [TARGET_NOISE] if is_used else []
 
     @torch.no_grad()
     def targets(self, model: TD3Model, batch: Transitions, config: TD3AlgorithmConfig) -> Tensor:
