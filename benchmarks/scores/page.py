@@ -34,27 +34,27 @@ DPI = 90
 HEAD = """\
 # Scores
 
-Results of the presets, written by `make scores` from one line per run in `benchmarks/scores/`; see
-[below](#how-to-repeat-them).
+Returns of the presets compared with published results. `make scores` writes this page from one line
+per run in `benchmarks/scores/`; see [below](#how-to-repeat-them).
 
-- *final* is the policy that training ended with, *best* the one that evaluations chose, which
-  `load_policy` gives. Both play 100 episodes after training with their own seeds.
-- IQM and intervals are those of [comparing runs](compare.md#what-the-figures-are), over seeds.
-- *ahead* and *behind*: the interval lies above or below the highest published figure. *not
+- *final* is the policy at the end of training, *best* the one that evaluations selected, which
+  `load_policy` returns. Both play 100 episodes after training with new seeds.
+- IQM and intervals are over seeds, as in [comparing runs](compare.md#what-the-figures-are).
+- *ahead* and *behind*: the interval lies above or below the highest published result. *not
   distinguishable*: the interval contains it. *one seed*: there is no interval. *3x steps*: with
-  three times the steps of the published figure. Protocols differ: see [sources](#sources).
-- *bc (of ppo)* learns from 100 episodes of the best policy of PPO with the same seed; its steps are
-  recorded ones, each counted again in each pass, and its time is without that of PPO.
-- Seeds are 0, 1 and so on. Older presets were chosen by hand with some of these seeds; those that
-  are searched for or tried out since have seeds from 1000 on for it, and say so in their head.
-- [Benchmarks](benchmarks.md#results-of-the-presets) has earlier single runs of some presets.
+  three times the steps of the published result. Protocols differ: see [sources](#sources).
+- *bc (of ppo)* learns from 100 episodes of the best policy of PPO with the same seed. Its steps are
+  recorded steps, including repetitions; its time excludes that of PPO.
+- Seeds are 0, 1, 2, ... Older presets were tuned manually with some of these seeds. Presets that
+  were tuned later used seeds from 1000 on, as stated in their files.
+- [Single runs of presets](preset-runs.md) has wall times and returns by seed.
 """
 
 SELECTION = """\
 ## How optimistic is the best evaluation?
 
-*Chosen by* is the mean over seeds of the best evaluation of a run, a mean over few episodes and the
-largest of many; *played* the mean of the same policies in 100 fresh episodes.
+*Chosen by* is the mean over seeds of the best evaluation of a run, the maximum of many evaluations
+of few episodes. *Played* is the mean of the same policies in 100 new episodes.
 """
 
 REPEAT = """\
@@ -66,11 +66,12 @@ make scores ARGS="--only 'ppo/*' 'sac/Pendulum-v1' --seeds 3 --max-hours 2 --par
 python -m benchmarks.scores --page-only
 ```
 
-It runs what has no line for the settings of now, one process with one thread per core, in
-`outputs/scores/`, and keeps a line per run: settings' fingerprint, seed, version, commit, machine,
-figures, and the curve in 40 points. After Ctrl-C, or `--max-hours`, the same command continues at
-the checkpoints. A run that fails is reported, and has no line. `benchmarks/scores/table.yaml` says
-what is run, in which order, and what others have published. Wall times are those of busy machines.
+This runs every preset that has no result for its current settings, one process with one thread per
+core, in `outputs/scores/`. It keeps one line per run: fingerprint of the settings, seed, version,
+commit, machine, results, and the curve in 40 points. After Ctrl-C, or `--max-hours`, the same
+command continues from the checkpoints. Runs that fail are reported and have no line.
+`benchmarks/scores/table.yaml` lists the runs, their order, and the published results. Wall times
+were measured on loaded machines.
 """
 
 
