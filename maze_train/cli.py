@@ -27,6 +27,7 @@ from maze_train.config.options import DONE, FAILURE, PROGRAM, config_names, grou
 from maze_train.config.other_names import ours_for
 from maze_train.config.overrides import (
     COMPLETION,
+    DEBUG_VARIABLE,
     OPTIONS,
     RUN_DIR_PROBLEM,
     completions,
@@ -37,8 +38,6 @@ from maze_train.config.overrides import (
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.notices import notify, say
 from maze_train.training.outcome import Interrupted, Interruption
-
-DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,6 +36,7 @@ from maze_train.config.options import PROGRAM, config_names, group_names, list_o
 from maze_train.config.overrides import (
     ASSIGNMENT,
     COMPLETION,
+    DEBUG_VARIABLE,
     OPTIONS_WITH_VALUE,
     PATHS,
     RUN_DIR_PROBLEM,
@@ -50,7 +51,6 @@ from maze_train.config.sweeps import JobRecord
 from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, target_name
 
-DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
 STAYS = "."
 """`hydra.run.dir` if the user does not set it: a single run has no directory of Hydra's."""
 

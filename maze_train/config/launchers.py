@@ -204,13 +204,14 @@ class LocalLauncher(Launcher):
         self._n_jobs = n_jobs
         self._gpus = list(gpus)
         self._config = DictConfig({})
-        self._context: HydraContext | None = None
-        self._task: Any = None  # a `Task`, after `setup`
+        self._context: HydraContext
+        self._task: Task
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Keep what jobs are made from."""
+        assert isinstance(task_function, Task)
         self._context, self._task, self._config = hydra_context, task_function, config
 
     def launch(
@@ -244,7 +245,6 @@ class LocalLauncher(Launcher):
 
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
         """A job with its composed configuration."""
-        assert self._context is not None
         config = job_config(self._context, self._config, number, overrides)
         settings = " ".join(word.lstrip("+") for word in filter_overrides(overrides))
         directory = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).absolute()
@@ -258,7 +258,6 @@ class LocalLauncher(Launcher):
 
     def _run(self, config: DictConfig) -> JobRecord | None:
         """Run a job in its process; returns its record if it has finished."""
-        assert self._context is not None
         before = len(self._task.records)
         with suppress(SystemExit):  # of the job, which has a record then
             run_job(
@@ -268,7 +267,7 @@ class LocalLauncher(Launcher):
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
             )
-        records: list[JobRecord] = self._task.records[before:]
+        records = self._task.records[before:]
         return records[-1] if records else None
 
     def _returned(self, record: JobRecord) -> JobReturn:

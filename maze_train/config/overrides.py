@@ -39,6 +39,9 @@ PATHS = re.compile(
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 
 
+DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
+"""Environment variable with which tracebacks of all errors are shown, here as in Hydra."""
+
 RUN_DIR_PROBLEM = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
 """What is wrong with `hydra.run.dir`."""
 

@@ -26,7 +26,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from maze_train.config.hydra_input import Task
+from maze_train.config.hydra_input import STAYS, Task
 from maze_train.config.launchers import (
     SWEEP_DIR,
     LocalLauncher,
@@ -225,7 +225,7 @@ def _register_installed() -> None:
 
 def _hydra_settings() -> HydraConf:
     settings = HydraConf(
-        run=RunDir(dir="."),
+        run=RunDir(dir=STAYS),
         sweep=SweepDir(dir=SWEEP_DIR, subdir="${hydra:job.num}"),
         output_subdir=None,
     )
