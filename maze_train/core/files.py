@@ -103,15 +103,15 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def writable(key: str, directory: Path) -> Iterator[None]:
-    """Turn errors of the disk into errors of the setting that names a directory.
+    """Convert OSError in the block to a ConfigError of the setting that names a directory.
 
     Raises:
-        ConfigError: If something cannot be written within the block.
+        ConfigError: If writing fails in the block.
     """
     try:
         yield
     except OSError as error:
-        problem = f"cannot be written: {error}; name another place: {key}=<path>"
+        problem = f"cannot be written: {error}; choose another path: {key}=<path>"
         raise ConfigError(key, problem, str(directory)) from error
 
 
@@ -204,12 +204,12 @@ def new_directory(parent: Path) -> Path:
 
 
 def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
-    """Create the directory of some results.
+    """Create a directory for results.
 
     Args:
-        key: Setting that names it, for messages.
-        name: Its path; None: `<default_parent>/<date>_<time>`.
-        default_parent: Parent of directories without a given name.
+        key: Setting that names the directory, for messages.
+        name: Path; None: `<default_parent>/<date>_<time>`.
+        default_parent: Parent directory if no name is given.
 
     Raises:
         ConfigError: If it cannot be created.

@@ -1,10 +1,10 @@
-"""Names of the files and folders of runs, studies and sweeps; nothing else spells them."""
+"""Names of the files and folders of runs, studies and sweeps, defined only here."""
 
 CONFIG, METRICS, SUMMARY, DIGESTS = "config.yaml", "metrics.csv", "summary.json", "files.json"
 BEST, CHECKPOINTS, POLICIES = "best", "checkpoints", "policies"
 PLOTS, PROFILE, ROLLOUTS, BEFORE = "plots", "profile", "rollouts", "before"
 FINAL = "final"
-"""Version of the policy of the checkpoint from which a run continues; it has no folder."""
+"""Version of the policy in the latest checkpoint, which has no folder."""
 
 CURVE = "learning_curve.png"
 
@@ -20,4 +20,4 @@ OF_SEVERAL = (JOURNAL, STUDY_FILE, "multirun.yaml", JOBS)
 """File names that identify the directory of a run (besides `CONFIG`), and of a study or sweep."""
 
 RESULTS = (METRICS, BEST, SUMMARY, POLICIES, PLOTS, PROFILE, "events.out.tfevents.*")
-"""Patterns of what a run has in addition to its configuration and its checkpoints."""
+"""Glob patterns of the results of a run, without configuration and checkpoints."""

@@ -212,8 +212,7 @@ class RunDirectory:
     def put_aside(self) -> None:
         """Move the results of a restarted run into a subdirectory.
 
-        The settings are kept until those of the new run replace them, so that it can be restarted
-        again.
+        The settings are kept until the new run replaces them, so that it can be restarted again.
 
         Raises:
             ConfigError: If the files cannot be moved.

@@ -61,7 +61,7 @@ class NormalizerOfAll(ObservationNormalizer):
 
     @property
     def keys(self) -> list[str]:
-        """Normalized keys, including those of all agents."""
+        """Normalized keys of the policy and of the centralised critic."""
         return [*(key or OWN_LEAF for key in super().keys), *self._others[0].keys]
 
     def update(self, obs: TensorTree) -> None:

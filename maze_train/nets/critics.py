@@ -187,7 +187,7 @@ class OwnCritics(nn.Module):
         return self.values(self.encode(obs), actions)
 
     def encode(self, obs: TensorTree) -> TensorTree:
-        """Return the observations, since each network has its encoder."""
+        """Return the observations unchanged; each custom network encodes them itself."""
         return obs
 
     def values(self, features: TensorTree, actions: Tensor, first: int | None = None) -> Tensor:

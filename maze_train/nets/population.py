@@ -180,7 +180,7 @@ def is_batchable(model: nn.Module) -> bool:
 class BatchedPopulation(Population):
     """Copies of a policy that `is_batchable`, or of a `JointModel` of such policies.
 
-    The weights of active copies are contiguous in memory, followed by those of inactive ones.
+    The weights of active copies are contiguous in memory, before the inactive copies.
 
     Args:
         model: The policy, or a `JointModel`.

@@ -19,7 +19,7 @@ from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import check_categories, holds_images, is_image
 
 IMAGE_FACTOR = 4
-"""Units of an image branch, as a multiple of those of other branches."""
+"""Size of an image branch relative to other branches."""
 
 
 class BoxEncoder(nn.Module):

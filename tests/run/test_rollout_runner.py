@@ -303,7 +303,7 @@ def test_a_failure_keeps_what_was_played(capfd: pytest.CaptureFixture[str]) -> N
 def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the way is a configuration error, a full disk a failure; both name the place."""
     Path("file").write_text("")
-    message = r"output_dir = '\S+file/out': cannot be written: .*; name another place: output_dir="
+    message = r"output_dir = '\S+file/out': cannot be written: .*; choose another path: output_dir="
     with pytest.raises(ConfigError, match=message):
         play(run=run, output_dir="file/out")
 

@@ -1,7 +1,7 @@
 """Analytic gradients of actor-critics with template networks on vectors.
 
-For small networks autograd takes longer than the arithmetic. The gradients equal those of autograd
-(tests/algorithms/test_analytic.py).
+For small networks autograd takes longer than the arithmetic. The gradients equal autograd's, see
+`tests/algorithms/test_analytic.py`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from maze_train.nets.mlp_gradients import (
 from maze_train.nets.policy_model import Policy
 
 FAMILY_METHOD = "log_prob_and_entropy_by_hand"
-"""Method of families of distributions that have analytic gradients."""
+"""Method of distribution families with an analytic gradient."""
 
 
 def has_analytic_gradients(model: ActorCriticModel) -> bool:
-    """Whether a model has stock networks of linear layers, a scalar critic and a known family.
+    """Return whether a model has plain linear layers, a scalar critic and a supported distribution.
 
     Types are compared exactly, because a subclass may compute something else.
     """
@@ -40,7 +40,7 @@ def has_analytic_gradients(model: ActorCriticModel) -> bool:
         and (model.trunk is None or has_gradients_by_hand(model.trunk))
         and (model.trunk is None or not model.critic_keys)
         and FAMILY_METHOD in vars(type(family))
-        # The network gives all parameters, or all but the standard deviations of a Gaussian.
+        # The network outputs all parameters, or all but the log std of a Gaussian.
         and family.free_param_size in (0, family.critic_input_size)
         and bool(family.free_param_size or family.num_choices)
     )
@@ -49,7 +49,7 @@ def has_analytic_gradients(model: ActorCriticModel) -> bool:
 class AnalyticOutputs:
     """Outputs of a model for n samples, without a graph, and their backward pass.
 
-    To be used within `torch.no_grad`.
+    Must be used under `torch.no_grad`.
 
     Args:
         model: A model that `has_analytic_gradients`.
@@ -100,7 +100,7 @@ class AnalyticOutputs:
 def _features(
     model: ActorCriticModel, obs: TensorTree
 ) -> tuple[TensorTree, Callable[[list[Tensor]], None]]:
-    """Return inputs of policy and critic, and a function of the gradients of both for them."""
+    """Return the inputs of policy and critic, and a function that backpropagates both gradients."""
     inputs = model.inputs(obs)
     if model.trunk is None:
         return inputs, lambda gradients: None
@@ -115,7 +115,7 @@ def _features(
 def _params(
     model: ActorCriticModel, features: TensorTree, obs: TensorTree
 ) -> tuple[Tensor, Backward]:
-    """Return parameters of the distribution, `[n, param_size]`, and their backward pass."""
+    """Return distribution parameters `[n, param_size]` and their backward function."""
     policy, masking = model.policy, model.masking
     outputs, net_backward = forward_and_backward(policy.net, features)
     if masking is not None:

@@ -48,7 +48,7 @@ def evaluate_rollout(
         model: The model.
         rollout: T steps of B environments, on the device of the model.
         with_params: Whether to return the distribution parameters of the policy.
-        parallel: One of several learners evaluates some rows and receives those of the others.
+        parallel: Data parallelism; each rank evaluates a slice of the rows and gathers the others.
     """
     obs, num_envs = rollout.flat_obs(), rollout.num_envs
     num_rows = (rollout.num_steps + 1) * num_envs
@@ -132,7 +132,7 @@ def _parts(obs: TensorTree, rows: slice) -> list[slice]:
 
 @dataclass(frozen=True, slots=True)
 class ActorCriticBatch:
-    """n samples of a rollout, by named columns; `batch["name"]` is a column.
+    """n samples of a rollout in named columns, accessed by `batch["name"]`.
 
     Recurrent networks get the samples in sequences.
     """
@@ -144,7 +144,7 @@ class ActorCriticBatch:
     """Actions as the distribution sampled them, `[n, ...]`."""
 
     columns: Mapping[str, Tensor]
-    """All else, `[n, ...]` each: the properties below, and `ActorCriticLearner.columns`."""
+    """Other columns, `[n, ...]` each: the properties below, and `ActorCriticLearner.columns`."""
 
     sequences: Sequences | None = None
     """Time layout of the observations; None for feedforward policies."""
@@ -160,7 +160,7 @@ class ActorCriticBatch:
 
     @property
     def advantages(self) -> Tensor:
-        """Advantages, in the loss normalized if the settings say so, `[n]`."""
+        """Advantages, normalized for the loss if configured, `[n]`."""
         return self.columns["advantages"]
 
     @property
@@ -207,12 +207,12 @@ class ActorCriticBatch:
 
 
 def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tensor, Sequences]:
-    """Return the numbers of the samples of some sequences, and their layout.
+    """Select sequences, and return the indices of their samples with them.
 
     Args:
         sequences: All sequences.
-        rows: Numbers of the selected sequences.
-        positions: Positions of their steps, in the order of the result.
+        rows: Indices of the selected sequences.
+        positions: Indices of their steps, in the order of the result.
     """
     samples, valid = positions, None
     if sequences.valid is not None:
@@ -318,7 +318,7 @@ class PreparedRollout:
 
 
 def _stacked(columns: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
-    """Return the names and a stack of all columns of one shape and type.
+    """Group columns of equal shape and dtype; return the names and stacked columns of each group.
 
     A minibatch selects samples of each stack in one operation.
     """

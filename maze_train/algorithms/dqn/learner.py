@@ -95,7 +95,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         )[0]
 
     def has_analytic_loss(self, module_id: str) -> bool:
-        """Whether the values are those of a network of linear layers, with a known loss."""
+        """Return whether a module is a multilayer perceptron with an analytic loss gradient."""
         model = self.model(module_id)
         is_known = declares_gradients(self, self.config_of(module_id), METHODS)
         return is_known and not model.num_quantiles and has_gradients_by_hand(model.policy)
@@ -103,7 +103,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     def analytic_loss(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> tuple[Tensor, Callable[[], object]]:
-        """Return the loss of the values, 0-d without a graph, and its backward pass."""
+        """Compute the loss, 0-d without a graph, and its backward function."""
         model, actions = self.model(module_id), batch.actions
         assert isinstance(actions, torch.Tensor)
         delta = DELTA[self.config_of(module_id).loss]

@@ -31,7 +31,7 @@ from maze_train.nets.actor_critic import ActorCriticModel
 class ImpalaEvents(ActorCriticEvents):
     """Statistics of IMPALA learners."""
 
-    policy_lag_mean = Event("Number of updates between the weights that acted and the learner's.")
+    policy_lag_mean = Event("Number of updates by which the acting weights are behind.")
     policy_lag_max = Event("Maximum policy lag, in updates.", reduce="max")
     rho_mean = Event("Unclipped importance weight pi(a|s) / mu(a|s) of the actions.")
     rho_clip_fraction = Event(
