@@ -97,7 +97,7 @@ class CategoricalFamily(Distribution):
         return self._pick(log_probs, actions), self._entropy(log_probs)
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """Return actions that start at `space.start`, in the dtype of the space."""
+        """Return actions that start at the first action of the space, in the dtype of the space."""
         shifted = actions if self._start is None else actions + self._start.like(actions)
         return shifted.to(self._env_dtype)
 
@@ -130,8 +130,8 @@ class Categorical(CategoricalFamily):
     arXiv:1411.0030, section 2.
 
     Args:
-        space: The action space; the agent's actions start at 0, the environment's at
-            `space.start`.
+        space: The action space; the agent's actions start at 0, those of the environment at the
+            first action of the space.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = Discrete
@@ -190,8 +190,8 @@ class MultiCategorical(CategoricalFamily):
     equal, else a copy padded with logits of probability 0.
 
     Args:
-        space: The action space; `nvec` may have any shape. The agent's actions start at 0, the
-            environment's at `space.start`.
+        space: The action space; `nvec` may have any shape. The agent's actions start at 0, those
+            of the environment at the first action of the space.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = MultiDiscrete
