@@ -32,7 +32,7 @@ from maze_train.data.rollout import Rollout, RolloutStorage, join_rollouts, slot
 from maze_train.learner.modules import torch_threads
 from maze_train.nets.joint import JointModel
 from maze_train.workers.places import Place, Portable, ThisProcess
-from maze_train.workers.pool import WorkerFailedError, check_spaces, shares, worker_names
+from maze_train.workers.pool import Crew, WorkerFailedError, check_spaces, shares, worker_names
 
 SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
 """Maps an actor and its number of restarts to its seeds of episodes and of actions."""
@@ -164,7 +164,7 @@ class DistributedActors:
         makers = [partial(make, part, can_be_restored) for part in self.slices]
         envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
         names = worker_names("worker" if num_workers else "actor", envs)
-        self.pool = (place or ThisProcess()).pool(makers, names, CALLS)
+        self.pool = (place or ThisProcess()).pool(Crew(makers, names, CALLS))
         found = self.pool.call_new("describe")
         self.spaces: tuple[Any, Any] = found[0]
         self.env_observation_space, self.single_action_space = self.spaces

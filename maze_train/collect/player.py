@@ -41,7 +41,7 @@ from maze_train.envs.slice import EnvSlice
 from maze_train.nets.acting import acts
 from maze_train.spaces.agents import agent_spaces
 from maze_train.workers.places import Place, Portable, ThisProcess
-from maze_train.workers.pool import Worker, WorkerContext, shares, worker_names
+from maze_train.workers.pool import Crew, Worker, WorkerContext, shares, worker_names
 from maze_train.workers.process_pool import LocalProcesses
 from maze_train.workers.task_queue import TaskQueue
 
@@ -235,7 +235,7 @@ class PlayerPool:
         factories = Portable([env_factory] * slots, "env")
         names = worker_names("worker", shares(slots * count, count))
         make_worker = partial(PlayerWorker, factories, settings, on_non_finite, report_s)
-        self._pool = place.pool([make_worker] * count, names, CALLS)
+        self._pool = place.pool(Crew([make_worker] * count, names, CALLS))
         self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
         self._round = 0
         self.waiting: dict[int, PlayedEpisode] = {}

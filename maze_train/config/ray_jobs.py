@@ -17,6 +17,7 @@ from maze_train.core.notices import notify, say
 from maze_train.workers.places import Place, Portable
 from maze_train.workers.pool import (
     CallCancelledError,
+    Crew,
     Worker,
     WorkerContext,
     WorkerFailedError,
@@ -103,7 +104,8 @@ class JobPool:
         """
         n_workers = self._place.num_workers(self._n_jobs)
         makers = [partial(JobWorker, self._folders)] * n_workers
-        pool = self._place.pool(makers, [f"place {i} of jobs" for i in range(n_workers)], CALLS)
+        names = [f"place {i} of jobs" for i in range(n_workers)]
+        pool = self._place.pool(Crew(makers, names, CALLS))
         try:
             self._run(pool, iter(jobs))
         except BaseException:

@@ -28,6 +28,7 @@ from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers
 from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.workers.places import Place, Portable, ThisProcess
 from maze_train.workers.pool import (
+    Crew,
     WorkerFailedError,
     WorkerPool,
     check_spaces,
@@ -280,7 +281,7 @@ class PooledVectorEnv(MazeVectorEnv):
             for part in self._slices
         ]
         names = worker_names("worker", self._slices)
-        self._pool = place.pool(make_workers, names, CALLS)
+        self._pool = place.pool(Crew(make_workers, names, CALLS))
         self._closing.callback(self._pool.close)
         try:
             self._share_memory(n)

@@ -31,6 +31,7 @@ from maze_train.learner.shard import Parcels, PeersLostError, Shard, unpack
 from maze_train.workers.places import Place, Portable
 from maze_train.workers.pool import (
     LOOPBACK,
+    Crew,
     SharedMemory,
     Worker,
     WorkerContext,
@@ -461,11 +462,10 @@ class OtherLearners:
         others = self._parcels
         if others is None:
             self._check_threads()
-            ranks = range(1, self.n_learners)
-            how = (self.n_learners, self._place.timeout_s)
+            how, ranks = (self.n_learners, self._place.timeout_s), range(1, self.n_learners)
             makers = [partial(LearnerWorker, copy_maker(self._learner, r), *how) for r in ranks]
-            pool = self._place.pool(makers, [f"learner {rank}" for rank in ranks], CALLS)
-            self._parcels = others = Parcels(pool)
+            crew = Crew(makers, [f"learner {rank}" for rank in ranks], CALLS)
+            self._parcels = others = Parcels(self._place.pool(crew))
             self._learner.parallel = Shard(0, self.n_learners)
         while not self.are_equal:
             others.send("begin", self._beginning())

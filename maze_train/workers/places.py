@@ -8,13 +8,12 @@ import pickle
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import ConfigError
-from maze_train.workers.pool import InlinePool, MakeWorker, WorkerPool
+from maze_train.workers.pool import Crew, InlinePool, WorkerPool
 
 if TYPE_CHECKING:
     from typing import Self
@@ -67,16 +66,8 @@ class Place(ABC):
         return 1
 
     @abstractmethod
-    def pool(
-        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
-    ) -> WorkerPool:
-        """Return a pool of workers, which the caller closes.
-
-        Args:
-            make_workers: Makes the workers, one function each.
-            names: Names of the workers in messages.
-            calls: Names of calls in messages, by method.
-        """
+    def pool(self, crew: Crew) -> WorkerPool:
+        """Return a pool of workers, which the caller closes."""
 
     def for_learners(self) -> RemotePlace | None:
         """Return the place for learners after the first one; None: processes of this machine."""
@@ -86,11 +77,9 @@ class Place(ABC):
 class ThisProcess(Place):
     """The calling process, with a single worker."""
 
-    def pool(
-        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
-    ) -> WorkerPool:
+    def pool(self, crew: Crew) -> WorkerPool:
         """Return a pool of workers in this process."""
-        return InlinePool(make_workers)
+        return InlinePool(crew.make_workers)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -123,6 +124,20 @@ class Worker:
 
     def close(self) -> None:
         """Release what the worker holds."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What a pool needs to make its workers, and to name them in messages."""
+
+    make_workers: Sequence[MakeWorker]
+    """Makes the workers, one function each; sent to where they live."""
+
+    names: Sequence[str]
+    """Names of the workers."""
+
+    calls: Mapping[str, str] = field(default_factory=dict)
+    """Names of calls by method."""
 
 
 class PrivateMemory:

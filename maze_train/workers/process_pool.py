@@ -23,7 +23,7 @@ from maze_train.core.checks import check_one_of
 from maze_train.core.errors import WorkerError
 from maze_train.core.files import claim_temporary, process_runs
 from maze_train.workers.places import GUARD, PROCESS_NAME, SIGNALS, RemotePlace, refuse_import
-from maze_train.workers.pool import MakeWorker, SharedMemory, WorkerFailedError, WorkerPool
+from maze_train.workers.pool import Crew, MakeWorker, SharedMemory, WorkerFailedError, WorkerPool
 from maze_train.workers.process import (
     BEATS,
     BUILT,
@@ -321,11 +321,9 @@ class LocalProcesses(RemotePlace):
         super().__post_init__()
         check_one_of("start_method", self.start_method, START_METHODS)
 
-    def pool(
-        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
-    ) -> WorkerPool:
+    def pool(self, crew: Crew) -> WorkerPool:
         """A pool of workers in processes."""
-        return ProcessPool(make_workers, names, calls, self)
+        return ProcessPool(crew, self)
 
 
 class ProcessPool(RemotePool[WorkerProcess]):
@@ -337,9 +335,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
     Workers survive SIGINT, SIGTERM, SIGHUP and SIGUSR1: the parent decides.
 
     Args:
-        make_workers: Makes the workers, one function each; sent to the processes.
-        names: Names of the workers in messages.
-        calls: Names of calls in messages, by method.
+        crew: The workers.
         place: Settings of the processes.
 
     Raises:
@@ -349,18 +345,12 @@ class ProcessPool(RemotePool[WorkerProcess]):
     """
 
     @naming_limits()
-    def __init__(
-        self,
-        make_workers: Sequence[MakeWorker],
-        names: Sequence[str],
-        calls: Mapping[str, str],
-        place: LocalProcesses,
-    ) -> None:
-        super().__init__(make_workers, names, calls, place)
+    def __init__(self, crew: Crew, place: LocalProcesses) -> None:
+        super().__init__(crew, place)
         self._start_method = place.start_method
-        self._preload = modules_to_preload(make_workers)
+        self._preload = modules_to_preload(crew.make_workers)
         self._poller = select.poll()
-        self._pages = [SharedMemory(PAGE_NBYTES) for _ in make_workers]
+        self._pages = [SharedMemory(PAGE_NBYTES) for _ in crew.make_workers]
         self._start_all()
 
     @property
@@ -371,7 +361,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
     def _started(self, index: int) -> WorkerProcess:
         others = [process.conn for process in self._remote if not process.conn.closed]
         process = WorkerProcess(
-            self._names[index],
+            self._crew.names[index],
             index,
             self._pages[index],
             others,
@@ -380,7 +370,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
             self._preload,
         )
         try:
-            process.send_worker(self._make_workers[index])
+            process.send_worker(self._crew.make_workers[index])
         except BaseException:
             process.end()
             raise
@@ -406,7 +396,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
 
     def receive(self, index: int) -> Any:
         """The result of the oldest call of a worker; one that hangs is killed."""
-        return self._remote[index].receive(self._calls, self.timeout_s)
+        return self._remote[index].receive(self._crew.calls, self.timeout_s)
 
     def steps(self, index: int) -> int:
         """Environment steps that the processes of a worker counted."""

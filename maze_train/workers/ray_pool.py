@@ -14,7 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from maze_train.workers.places import available_cores
-from maze_train.workers.pool import MakeWorker, PrivateMemory, WorkerFailedError, WorkerPool
+from maze_train.workers.pool import Crew, PrivateMemory, WorkerFailedError, WorkerPool
 from maze_train.workers.process import pack
 from maze_train.workers.ray_session import LOOK_S, RaySession, RaySettings
 from maze_train.workers.ray_worker import RayWorker, Reply, Span, fill, flat, spans_of
@@ -226,9 +226,7 @@ class RayPool(RemotePool[RemoteActor]):
     is published through Ray's object store, to each machine once.
 
     Args:
-        make_workers: Makes the workers, one function each; sent to the actors.
-        names: Names of the workers in messages.
-        calls: Names of calls in messages, by method.
+        crew: The workers.
         place: Settings of the actors.
 
     Raises:
@@ -237,15 +235,9 @@ class RayPool(RemotePool[RemoteActor]):
         WorkerError: If the cluster has no room for the workers.
     """
 
-    def __init__(
-        self,
-        make_workers: Sequence[MakeWorker],
-        names: Sequence[str],
-        calls: Mapping[str, str],
-        place: RayPlace,
-    ) -> None:
+    def __init__(self, crew: Crew, place: RayPlace) -> None:
         session = place.session.acquire(place)  # At exit, Ray is to end after this pool.
-        super().__init__(make_workers, names, calls, place)
+        super().__init__(crew, place)
         self._release = weakref.finalize(self, session.release)
         self._release.atexit = False  # `close` is called then, and comes first.
         self._session, self._ray = session, session.ray
@@ -253,12 +245,12 @@ class RayPool(RemotePool[RemoteActor]):
         self._numbers: dict[int, int] = {}
         self._counter = count()
         self._published: dict[int, Any] = {}
-        self._links: list[list[Span]] = [[] for _ in make_workers]
-        self._steps_before = [0] * len(make_workers)
+        self._links: list[list[Span]] = [[] for _ in crew.make_workers]
+        self._steps_before = [0] * len(crew.make_workers)
         self._new = ""  # method that is called of workers which were just made
         try:
             self.host = session.host
-            self._options = session.options(place, len(make_workers), self)
+            self._options = session.options(place, len(crew.make_workers), self)
         except BaseException:
             self.close()
             raise
@@ -267,8 +259,8 @@ class RayPool(RemotePool[RemoteActor]):
     def _started(self, index: int) -> RemoteActor:
         if index < len(self):
             self._steps_before[index] += self._remote[index].steps
-        content, _ = pack(self._make_workers[index])
-        actor = RemoteActor(self._session, self._options[index], self._names[index], index)
+        content, _ = pack(self._crew.make_workers[index])
+        actor = RemoteActor(self._session, self._options[index], self._crew.names[index], index)
         actor.make(content, self._entropy)
         return actor
 
@@ -326,7 +318,7 @@ class RayPool(RemotePool[RemoteActor]):
     def receive(self, index: int) -> Any:
         """The result of the oldest call of a worker; one that hangs is killed."""
         try:
-            reply = self._remote[index].receive(self._calls, self.timeout_s)
+            reply = self._remote[index].receive(self._crew.calls, self.timeout_s)
         except WorkerFailedError as failure:
             if not (self._new and self.may_restart and MACHINE_LOST in failure.text):
                 raise
@@ -433,11 +425,9 @@ class RayPlace(RaySettings):
         """Whether a whole GPU is reserved for each worker."""
         return self.gpus_per_worker >= 1
 
-    def pool(
-        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
-    ) -> WorkerPool:
+    def pool(self, crew: Crew) -> WorkerPool:
         """A pool of workers in actors."""
-        return RayPool(make_workers, names, calls, self)
+        return RayPool(crew, self)
 
     def for_learners(self) -> RayPlace:
         """The same cluster, with the CPUs and GPUs of learners."""

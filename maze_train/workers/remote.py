@@ -8,7 +8,6 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +15,7 @@ from maze_train.core.errors import WorkerError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import global_entropy
 from maze_train.workers.places import RemotePlace
-from maze_train.workers.pool import CLOSED, MakeWorker, WorkerFailedError, WorkerPool
+from maze_train.workers.pool import CLOSED, Crew, WorkerFailedError, WorkerPool
 
 BUILDING = "building its environments"
 """Name of the start of a worker in messages, unless the names of calls have another one."""
@@ -67,23 +66,15 @@ class RemotePool(WorkerPool, Generic[Remote]):
     """Workers that live elsewhere, which may be started again within a budget.
 
     Args:
-        make_workers: Makes the workers, one function each; sent to where they live.
-        names: Names of the workers in messages.
-        calls: Names of calls in messages, by method.
+        crew: The workers.
         place: Settings.
     """
 
-    def __init__(
-        self,
-        make_workers: Sequence[MakeWorker],
-        names: Sequence[str],
-        calls: Mapping[str, str],
-        place: RemotePlace,
-    ) -> None:
+    def __init__(self, crew: Crew, place: RemotePlace) -> None:
         self.timeout_s = place.timeout_s
         self.may_restart = place.may_restart
         self.max_worker_restarts = place.max_worker_restarts
-        self._make_workers, self._names, self._calls = list(make_workers), list(names), calls
+        self._crew = crew
         self._remote: list[Remote] = []
         self._entropy = global_entropy()
         # Before multiprocessing waits for its children, which do not end by its SIGTERM.
@@ -100,7 +91,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
     def _start_all(self) -> None:
         """Start the workers, or none of them."""
         try:
-            for index in range(len(self._make_workers)):
+            for index in range(len(self._crew.make_workers)):
                 self._remote.append(self._started(index))
         except BaseException:
             self.close()

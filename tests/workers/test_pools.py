@@ -22,7 +22,7 @@ from toy_workers import ToyWorker, local_class
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.workers import process_pool, ray_pool
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import WorkerFailedError, WorkerPool
+from maze_train.workers.pool import Crew, WorkerFailedError, WorkerPool
 from maze_train.workers.process_pool import LocalProcesses
 from maze_train.workers.ray_pool import RayPlace
 
@@ -66,7 +66,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
             place = LocalProcesses(start_method=where, **settings)
         names = [f"toy {i}" for i in range(n)]
         make = partial(ToyWorker, tmp_path, first)
-        pools.append(place.pool([make] * n, names, {"fail": "a trick"}))
+        pools.append(place.pool(Crew([make] * n, names, {"fail": "a trick"})))
         return pools[-1]
 
     yield start
@@ -415,9 +415,8 @@ def test_a_process_that_can_not_be_started(start: Any, monkeypatch: pytest.Monke
 @slow
 def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
     """Without `close`, its processes end when no one has it any more."""
-    pool = LocalProcesses(2, start_method="fork").pool(
-        [partial(ToyWorker, tmp_path, "")] * 2, ["toy 0", "toy 1"], {}
-    )
+    crew = Crew([partial(ToyWorker, tmp_path, "")] * 2, ["toy 0", "toy 1"])
+    pool = LocalProcesses(2, start_method="fork").pool(crew)
     pids, reference = pool.call_all("process"), weakref.ref(pool)
     del pool
     gc.collect()
@@ -433,6 +432,7 @@ from functools import partial
 from pathlib import Path
 from leftovers import stat
 from toy_workers import ToyWorker
+from maze_train.workers.pool import Crew
 from maze_train.workers.ray_pool import RayPlace
 from maze_train.workers.process_pool import LocalProcesses
 
@@ -440,7 +440,7 @@ if __name__ == "__main__":
     on_ray = sys.argv[1] == "ray"
     place = RayPlace(2, address="local") if on_ray else LocalProcesses(2, start_method=sys.argv[1])
     make = partial(ToyWorker, Path(sys.argv[2]), "")
-    pool = place.pool([make] * 2, ["toy 0", "toy 1"], {})
+    pool = place.pool(Crew([make] * 2, ["toy 0", "toy 1"]))
     services = [int(pid) for pid in os.listdir("/proc") if stat(pid)[1:2] == [str(os.getpid())]]
     print(*pool.call_all("process"), *services * on_ray, flush=True)
     pool.call(0, "walk", 10**9, 0.01)
