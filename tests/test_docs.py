@@ -315,6 +315,7 @@ def test_named_tests_exist() -> None:
 OTHER_NAMES = {
     *("my_envs.py", "mine.py", "my_heating.py", "train.py"),  # files of the reader
     *("maze_train.json", "algo.train", "AlgorithmConfig.learners"),  # a file, and names of RLlib
+    "space.start",  # an attribute of a Gymnasium space
     *("AlgorithmConfig.build_learner", "AlgorithmConfig.build_learner_group"),
 }
 """Names in texts that look like names of this repository."""
