@@ -1,9 +1,10 @@
-"""Optional parts of a run, by its settings: only the parts that it uses are imported."""
+"""Optional parts of a run, chosen by its settings."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,29 +19,78 @@ if TYPE_CHECKING:
     from maze_train.training.features import AgentParts, BuildFeatures
 
 
-def building_features(config: TrainConfig) -> BuildFeatures:
-    """Return the optional parts from which the algorithm of a run is built."""
-    from maze_train.training.features import BuildFeatures
+class Assembly:
+    """Builds the optional parts of a run; whoever prepares a run passes it to the runner.
 
-    found: dict[str, Any] = {"agents": _agent_parts}
-    if config.learner_group.n_learners > 1 or config.learner_group.queue_size:
-        from maze_train.learner.group import LearnerGroup
+    A runner imports none of these parts, so a run loads only those that its settings ask for.
+    """
 
-        found["make_group"] = LearnerGroup
-    if any(policy.opponents is not None for policy in config.policies.values()):
-        from maze_train.training.league import make_league_collector
+    def building_features(self, config: TrainConfig) -> BuildFeatures:
+        """Return the optional parts from which the algorithm of a run is built."""
+        from maze_train.training.features import BuildFeatures
 
-        found["make_league"] = make_league_collector
-    if config.runner.envs_per_actor:
-        from maze_train.training.actors import PARTS
+        features = BuildFeatures(agents=_agent_parts)
+        if config.learner_group.n_learners > 1 or config.learner_group.queue_size:
+            from maze_train.learner.group import LearnerGroup
 
-        found["actors"] = PARTS
-    if config.env.backend != "gymnasium":
-        from maze_train.collect.simulators import collector_class
-        from maze_train.envs.foreign import make_foreign_env
+            features = replace(features, make_group=LearnerGroup)
+        if any(policy.opponents is not None for policy in config.policies.values()):
+            from maze_train.training.league import make_league_collector
 
-        found |= {"make_vector_env": make_foreign_env, "collector_class": collector_class}
-    return BuildFeatures(**found)
+            features = replace(features, make_league=make_league_collector)
+        if config.runner.envs_per_actor:
+            from maze_train.training.actors import PARTS
+
+            features = replace(features, actors=PARTS)
+        if config.env.backend != "gymnasium":
+            from maze_train.collect.simulators import collector_class
+            from maze_train.envs.foreign import make_foreign_env
+
+            features = replace(
+                features, make_vector_env=make_foreign_env, collector_class=collector_class
+            )
+        return features
+
+    def examination_of(
+        self, config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
+    ) -> Examination | None:
+        """Return the examination of the environment of a new run; None without one."""
+        if not is_examined(config):
+            return None
+        from maze_train.run.repeatability import examination_of
+
+        return examination_of(config, builder, notify)
+
+    def continuation_of(
+        self, config: TrainConfig, checkpoint: CheckpointInfo | None
+    ) -> CheckpointContinuation:
+        """Return what continues a run.
+
+        Args:
+            config: Its configuration.
+            checkpoint: Checkpoint at which it continues; None: it begins at step 0.
+        """
+        from maze_train.run.checkpoints import CheckpointContinuation
+
+        return CheckpointContinuation(config, checkpoint)
+
+    def with_random_opponent(self, config: TrainConfig) -> TrainConfig:
+        """Add a random opponent if nothing else can select the best policy; for several agents."""
+        from maze_train.run.opponents import with_random_opponent
+
+        return with_random_opponent(config)
+
+    def opponent_evaluator(self, config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
+        """Return the evaluator that `evaluation.opponents` asks for."""
+        from maze_train.run.opponents import opponent_evaluator
+
+        return opponent_evaluator(config, builder)
+
+    def how_to_continue(self, run_dir: Path | None, config: TrainConfig) -> str:
+        """Return the command that continues the run in a directory."""
+        from maze_train.run.checkpoints import how_to_go_on
+
+        return how_to_go_on(run_dir, config)
 
 
 def _agent_parts() -> AgentParts:
@@ -62,47 +112,3 @@ def is_examined(config: TrainConfig) -> bool:
         and config.algorithm.learns_from == "env"
         and config.env.backend == "gymnasium"
     )
-
-
-def examination_of(
-    config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
-) -> Examination:
-    """Return the examination of the environment of a run, see `is_examined`."""
-    from maze_train.run.repeatability import examination_of
-
-    return examination_of(config, builder, notify)
-
-
-def continuation_of(
-    config: TrainConfig, checkpoint: CheckpointInfo | None
-) -> CheckpointContinuation:
-    """Return what continues a run.
-
-    Args:
-        config: Its configuration.
-        checkpoint: Checkpoint at which it continues; None: it begins at step 0.
-    """
-    from maze_train.run.checkpoints import CheckpointContinuation
-
-    return CheckpointContinuation(config, checkpoint)
-
-
-def with_random_opponent(config: TrainConfig) -> TrainConfig:
-    """Add a random opponent if nothing else can select the best policy; for several agents."""
-    from maze_train.run.opponents import with_random_opponent
-
-    return with_random_opponent(config)
-
-
-def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
-    """Return the evaluator that `evaluation.opponents` asks for."""
-    from maze_train.run.opponents import opponent_evaluator
-
-    return opponent_evaluator(config, builder)
-
-
-def how_to_continue(run_dir: Path | None, config: TrainConfig) -> str:
-    """Return the command that continues the run in a directory."""
-    from maze_train.run.checkpoints import how_to_go_on
-
-    return how_to_go_on(run_dir, config)

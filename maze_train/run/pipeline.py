@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from maze_train.core.files import read_regular
 from maze_train.core.run_directory import FAILURES, RunDirectory, checkpoint_name
 from maze_train.core.seeding import draw_seed
 from maze_train.nets.config import ModelConfig
+from maze_train.run.assembly import Assembly
 from maze_train.training.config import TRIAL_STEPS
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class PreparedRun:
 
     bases: tuple[BasePolicy, ...] = ()
     """Policies whose weights training starts from; none: new weights, or those of a checkpoint."""
+
+    assembly: Assembly = field(default_factory=Assembly)
+    """Builds the optional parts of the run."""
 
 
 def configure(values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> TrainConfig:

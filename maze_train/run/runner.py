@@ -26,9 +26,7 @@ from maze_train.core.seeding import Seeds
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
-from maze_train.run import assembly
 from maze_train.run.notes import EvaluationGapNote, TimeLimitNote, end_notes, start_notes
-from maze_train.run.pipeline import PreparedRun
 from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo, Tracker
 from maze_train.tracking.writers import build_writers
@@ -52,6 +50,7 @@ from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Trainer, TrainerServices
 
 if TYPE_CHECKING:
+    from maze_train.run.pipeline import PreparedRun
     from maze_train.run.repeatability import Examination
 
 
@@ -97,10 +96,13 @@ class TrainingRunner:
 
     def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
+        self._assembly = prepared.assembly
         self.config = prepared.config
         self.resumed_dir = prepared.resumed_dir
         self.continuation = (
-            assembly.continuation_of(self.config, prepared.checkpoint) if self.resumed_dir else None
+            self._assembly.continuation_of(self.config, prepared.checkpoint)
+            if self.resumed_dir
+            else None
         )
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
@@ -127,7 +129,7 @@ class TrainingRunner:
             seeds=self.seeds,
             device=find_device(device, key),
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
-            features=assembly.building_features(config),
+            features=self._assembly.building_features(config),
             has_checkpoint=self.prepared.checkpoint is not None,
             read_checkpoint=self.read_checkpoint,
             closing=self._closing,
@@ -235,8 +237,9 @@ class TrainingRunner:
         clock = UpdateClock(self._notify_once)
         around = [clock.update, profiler.around]
         examination = None
-        if self.prepared.checkpoint is None and resumed is None and assembly.is_examined(config):
-            examination = assembly.examination_of(config, self.builder, self._notify_once)
+        if self.prepared.checkpoint is None and resumed is None:
+            examination = self._assembly.examination_of(config, self.builder, self._notify_once)
+        if examination is not None:
             around.insert(1, examination.update)
         interruption = Interruption(clock.remaining)
         services = TrainerServices(
@@ -335,7 +338,7 @@ class TrainingRunner:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
                 if trainer.stop_reason in FAILURES:
-                    tell_stop(trainer, assembly.how_to_continue(run.path, self.config))
+                    tell_stop(trainer, self._assembly.how_to_continue(run.path, self.config))
         return summary
 
     def _test(
@@ -365,7 +368,7 @@ class TrainingRunner:
 
     def _judge_by_opponents(self) -> None:
         """Evaluate against a random opponent if the rewards of the agents cancel."""
-        self.config = config = assembly.with_random_opponent(self.config)
+        self.config = config = self._assembly.with_random_opponent(self.config)
         self.config_text = config_text(config)
         builder = self.builder
         builder.context = replace(builder.context, config=config)
@@ -384,7 +387,7 @@ class TrainingRunner:
                 self._closing.callback(evaluator.close)
             evaluators = [*evaluators, *own]
         if self.config.evaluation.opponents:
-            evaluators.append(assembly.opponent_evaluator(self.config, self.builder))
+            evaluators.append(self._assembly.opponent_evaluator(self.config, self.builder))
         if len(evaluators) > 1:
             return MultiEvaluator(evaluators)
         return evaluators[0] if evaluators else None

@@ -90,7 +90,7 @@ pytestmark = [
 REACH = spaces.Box(np.array([-3.0, 0.0]), np.array([1.0, 100.0]), (2,), np.float64)
 RUNNING = ObservationNormalizationConfig(mode="running")
 SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3, normalization=RUNNING)
-PATIENCE_S, SHORT_S = 60.0, 3.0
+PATIENCE_S, SHORT_S = 60.0, 6.0
 
 
 # -- sharing out -----------------------------------------------------------------------------------
