@@ -93,6 +93,15 @@ def test_every_page_can_be_reached() -> None:
     assert {str(page.relative_to(ROOT / "docs")) for page in pages} == set(menu)
 
 
+def test_pages_are_short() -> None:
+    """A page answers one question in at most 2,000 words, but for those that list everything."""
+    words = {
+        page.name: len(page.read_text("utf-8").split()) for page in (ROOT / "docs").rglob("*.md")
+    }
+    long = {name for name, count in words.items() if count > 2_000}
+    assert long <= {"architecture.md", "scores.md", "testing.md"}
+
+
 def test_settings_are_there() -> None:
     """Every setting that a page names with its section is one of some option of this section."""
     keys = {
@@ -256,8 +265,9 @@ def all_event_groups() -> list[type[EventInterface]]:
 
 
 def test_every_metric_is_explained() -> None:
-    """docs/metrics.md has a row for each event, with the text of its declaration."""
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    """The pages of metrics have a row for each event, with the text of its declaration."""
+    pages = sorted((ROOT / "docs").glob("metrics*.md"))
+    page = "".join(path.read_text(encoding="utf-8") for path in pages)
     rows = {
         f"| `{event.tag}` | {event.reduce} | {event.doc.replace('|', chr(92) + '|')} |"
         for group in all_event_groups()
