@@ -1,7 +1,7 @@
 """Analytic gradients of actor-critics with template networks on vectors.
 
 For small networks autograd takes longer than the arithmetic. The gradients equal autograd's, see
-`tests/algorithms/test_analytic.py`.
+`tests/algorithms/test_accelerated.py`.
 """
 
 from __future__ import annotations
