@@ -1,4 +1,4 @@
-"""Places where workers can live, and what new processes need before anything else."""
+"""Backends on which workers run, and the setup of new worker processes."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 
 PROCESS_NAME = "maze-env"
-"""Prefix of the names of processes."""
+"""Prefix of process names."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that reach all processes of a job: Ctrl+C, a closed terminal, and those of a cluster that
-wants it to end. The parent decides what to do about them; it may want to save first."""
+"""Signals that are sent to all processes of a job by Ctrl-C, a closing terminal or a cluster
+scheduler. Workers ignore them; the main process handles them and may save before it exits."""
 
 GUARD = 'A script that starts processes needs the guard `if __name__ == "__main__":`'
 
 
 def refuse_import() -> None:
-    """End a new process that runs a script which should only be imported; its parent reports it.
+    """Exit if a new worker process is re-running the main script because of a missing guard.
 
     Raises:
-        SystemExit: In a process that is about to begin, and imports the script of its parent.
+        SystemExit: In a process that is still importing the script of its parent.
     """
     process = multiprocessing.current_process()
-    if getattr(process, "_inheriting", False):  # as multiprocessing itself finds out
+    if getattr(process, "_inheriting", False):  # multiprocessing checks the same attribute
         raise SystemExit(1 if process.name.startswith(PROCESS_NAME) else GUARD)
 
 
 def limit_threads() -> None:
-    """Use one thread of PyTorch and OpenCV per process: the processes use the cores.
+    """Limit PyTorch and OpenCV to one thread per process, since there is one process per core.
 
-    After a fork it also keeps the process from hanging: a fork copies the thread pool of PyTorch
-    but not its threads, and the first large operation would wait for them forever.
+    After a fork this also avoids a deadlock: PyTorch's thread pool is copied without its threads,
+    so the first large operation would wait for them forever.
     """
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
     if torch is not None:
@@ -54,54 +54,53 @@ def limit_threads() -> None:
 
 
 class Place(ABC):
-    """Somewhere workers can live."""
+    """Backend on which workers run."""
 
     @property
     def may_restart(self) -> bool:
-        """Whether a worker that fails may be started again."""
+        """Whether a failed worker may be restarted."""
         return False
 
     def num_workers(self, at_most: int) -> int:
-        """Return the number of workers for a task of `at_most` equal parts, in [1, at_most]."""
+        """Return the number of workers for `at_most` units of work, in [1, at_most]."""
         return 1
 
     @abstractmethod
     def pool(self, crew: Crew) -> WorkerPool:
-        """Return a pool of workers, which the caller closes."""
+        """Create a pool of workers. The caller closes it."""
 
     def for_learners(self) -> RemotePlace | None:
-        """Return the place for learners after the first one; None: processes of this machine."""
+        """Return the backend for additional learners; None selects processes on this machine."""
         return None
 
 
 class ThisProcess(Place):
-    """The calling process, with a single worker."""
+    """Backend with a single worker in the calling process."""
 
     def pool(self, crew: Crew) -> WorkerPool:
-        """Return a pool of workers in this process."""
+        """Create a pool with a worker in this process."""
         return InlinePool(crew.make_workers)
 
 
 @dataclass(frozen=True)
 class RemotePlace(Place):
-    """Settings of workers that live elsewhere, and of a place for them.
+    """Backend with workers in other processes; holds their settings.
 
     Raises:
-        ConfigError: If a setting is out of its range.
+        ConfigError: If a setting is out of range.
     """
 
     n_workers: int = 0
-    """Number of workers, >= 0; 0: one per core."""
+    """Number of workers (>= 0); 0 selects one per core."""
 
     timeout_s: float = 300.0
-    """Seconds without a sign of life after which a worker that has something to do counts as hung,
-    > 0."""
+    """Time in seconds (> 0) without progress after which a busy worker is considered hung."""
 
     on_worker_failure: str = "fail"
-    """`fail` or `restart`."""
+    """What to do if a worker fails: `fail` or `restart`."""
 
     max_worker_restarts: int = 10
-    """Most times that workers are started again, >= 0."""
+    """Maximum number of worker restarts (>= 0)."""
 
     def __post_init__(self) -> None:
         check_at_least("n_workers", self.n_workers, 0)
@@ -110,7 +109,7 @@ class RemotePlace(Place):
         check_at_least("max_worker_restarts", self.max_worker_restarts, 0)
 
     def num_workers(self, at_most: int) -> int:
-        """Return one per core or the configured number, at most `at_most`."""
+        """Return the configured number of workers, or one per core, limited to `at_most`."""
         return min(self.n_workers or self._num_cores(), at_most)
 
     def _num_cores(self) -> int:
@@ -118,21 +117,21 @@ class RemotePlace(Place):
 
     @property
     def may_restart(self) -> bool:
-        """Whether a worker that fails may be started again."""
+        """Whether a failed worker may be restarted."""
         return self.on_worker_failure == "restart"
 
     @property
     def has_own_gpus(self) -> bool:
-        """Whether each worker has a GPU that no one else has, on whatever machine."""
+        """Whether each worker has exclusive use of a GPU."""
         return False
 
     def for_learners(self) -> Self:
-        """This place."""
+        """Return this backend."""
         return self
 
 
 def available_cores() -> int:
-    """Number of cores that this process may run on."""
+    """Return the number of CPU cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -142,11 +141,11 @@ T = TypeVar("T", covariant=True)
 
 
 class Portable(Generic[T]):
-    """Something that may have to go to another process; lambdas and local classes are fine.
+    """Wrapper that pickles a value with cloudpickle, so lambdas and local classes can be sent.
 
     Args:
         value: The value.
-        key: Name of the setting that it comes from, for the message if it cannot be sent.
+        key: Setting that the value comes from, for the error message.
     """
 
     def __init__(self, value: T, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Workers of one kind, the places they live in, the calls of their methods, and their memory."""
+"""Workers, the pools that call their methods, and the memory shared with them."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ MakeWorker: TypeAlias = Callable[["WorkerContext"], "Worker"]
 
 
 LOOPBACK = "127.0.0.1"
-"""Address of this machine for itself."""
+"""Loopback address."""
 
 CLOSED = "these workers are closed: build new ones"
 
 
 class CallCancelledError(Exception):
-    """The result of the running call is not needed any more; a worker lets it pass."""
+    """The result of the running call is no longer needed. A worker must not catch this."""
 
 
 class WorkerFailedError(Exception):
-    """A worker raised, died or hung; the owner of the pool catches it.
+    """A worker raised, died or hung. The owner of the pool handles it.
 
     Args:
-        index: Number of the worker.
-        text: Description of the failure, in one line.
-        trace: Traceback of what the environment raised.
-        error: The error of the configuration that it is.
-        final: Whether starting the worker again is no remedy.
-        seed: Seed of the episode that failed, where the error names one.
+        index: Index of the worker.
+        text: One-line description of the failure.
+        trace: Traceback of an exception in third-party code, if any.
+        error: Original error if it concerns the configuration.
+        final: Whether restarting the worker cannot help.
+        seed: Seed of the failed episode, if the error contains it.
         raised: Whether a method of the worker raised; otherwise it died or hung.
     """
 
@@ -63,24 +63,24 @@ class WorkerFailedError(Exception):
 
     @property
     def appendix(self) -> str:
-        """The traceback of the environment, if it raised, to be appended to a message."""
+        """Traceback of the environment's exception, formatted for the end of a message."""
         return f"\n\nIn the worker process:\n{self.trace}" if self.trace else ""
 
     def as_error(self) -> MazeTrainError:
-        """The error for the user, where the worker is not started again."""
+        """Return the error to raise if the worker is not restarted."""
         return self.error or WorkerError(self.text + self.appendix)
 
 
 class WorkerContext:
-    """The place where a worker lives, as the worker sees it.
+    """Interface through which a worker reports to its pool.
 
     Args:
-        index: Number of the worker.
+        index: Index of the worker.
 
     Attributes:
-        steps: Environment steps that it counted.
-        is_remote: Whether results are sent between processes, so that returning several at once
-            saves time.
+        steps: Number of environment steps reported.
+        is_remote: Whether results are sent to another process. If so, returning several results
+            at once saves time.
     """
 
     is_remote = False
@@ -90,62 +90,65 @@ class WorkerContext:
         self.steps = 0
 
     def count(self, steps: int = 0) -> None:
-        """Report that many environment steps of the worker; 0: only that it continues.
+        """Report progress, and check whether the running call was cancelled.
 
-        A call that takes longer than the time-out of its pool has to call this meanwhile.
+        A call that may take longer than the pool's timeout must call this regularly.
+
+        Args:
+            steps: Number of environment steps to add; 0 only signals that the worker is alive.
 
         Raises:
-            CallCancelledError: If no one needs the result of the running call any more.
+            CallCancelledError: If the running call was cancelled.
         """
         self.steps += steps
 
     def seed_generators(self, seed: int) -> None:
-        """Seed the global random generators of a process that belongs to the worker alone.
+        """Seed the global random generators if the worker has a separate process.
 
         Args:
-            seed: Integer >= 0; workers with different numbers get different streams.
+            seed: Integer >= 0; it is combined with the index of the worker.
         """
 
 
 class Worker:
-    """Base of workers: objects made from a `WorkerContext`, whose methods a pool calls by name.
+    """Base class of workers. A pool creates them from a `WorkerContext` and calls methods by name.
 
-    A worker does not know where it lives.
+    A worker does not depend on where it runs.
     """
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Return the method of this name."""
+        """Return the method called `name`."""
         found: Callable[..., Any] = getattr(self, name)
         return found
 
     def written(self) -> Iterable[Array]:
-        """Return the views of memory that the last call wrote; used where memory is copied."""
+        """Return the views of memory written by the last call, for pools that copy memory."""
         return ()
 
     def close(self) -> None:
-        """Release what the worker holds."""
+        """Release the resources of the worker."""
 
 
 @dataclass(frozen=True)
 class Crew:
-    """What a pool needs to make its workers, and to name them in messages."""
+    """Factories and names of the workers of a pool."""
 
     make_workers: Sequence[MakeWorker]
-    """Makes the workers, one function each; sent to where they live."""
+    """One factory per worker; it is sent to the process of the worker."""
 
     names: Sequence[str]
-    """Names of the workers."""
+    """Name of each worker, for messages."""
 
     calls: Mapping[str, str] = field(default_factory=dict)
-    """Names of calls by method."""
+    """Description of each method, for messages."""
 
 
 class PrivateMemory:
-    """Memory of this process; workers that live elsewhere have copies. See `SharedMemory`.
+    """Memory of this process, of which remote workers have copies; compare `SharedMemory`.
 
     Args:
-        nbytes: Its size.
-        on_close: Called with the memory when it is closed.
+        nbytes: Size in bytes.
+        on_close: Called with this object when it is closed.
     """
 
     def __init__(
@@ -156,23 +159,22 @@ class PrivateMemory:
         self._on_close = on_close
 
     def close(self) -> None:
-        """Give the memory back; calling it again does nothing."""
+        """Release the memory. Closing twice has no effect."""
         if self._on_close is not None:
             self._on_close(self)
 
 
 class WorkerPool(ABC):
-    """Workers 0, 1, ..., n - 1, whose methods are called by name.
+    """Pool of workers 0, 1, ..., n - 1 whose methods are called by name.
 
-    The calls of one worker are done one after the other in the order in which they were made, those
-    of several at the same time if the place supports it. The results of a worker are received in
-    the order of its calls.
+    The calls of one worker run in order, and their results are received in the same order. Calls of
+    different workers run concurrently if the backend supports it.
 
     Attributes:
-        restarts: How many times workers were started again.
-        may_restart: Whether a worker that fails may be started again.
-        workers: The workers that live in this process.
-        host: Address of this machine, as workers reach it; `LOOPBACK` where they live on it.
+        restarts: Number of worker restarts.
+        may_restart: Whether a failed worker may be restarted.
+        workers: Workers that run in this process.
+        host: Address at which workers reach this machine; `LOOPBACK` if they run on it.
     """
 
     restarts: int = 0
@@ -186,12 +188,12 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def call(self, index: int, method: str, *args: Any) -> None:
-        """Start a call of a worker's method; does not wait for the result.
+        """Start a method of a worker without waiting for the result.
 
         Args:
-            index: Number of the worker.
+            index: Index of the worker.
             method: Name of the method.
-            *args: Its arguments.
+            *args: Arguments of the method.
 
         Raises:
             WorkerError: If the pool is closed.
@@ -199,14 +201,14 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def pending(self, index: int) -> int:
-        """Number of calls of a worker whose results were not received."""
+        """Return the number of calls of a worker whose results have not been received."""
 
     @abstractmethod
     def ready(self, timeout_s: float) -> list[int]:
-        """Workers whose oldest call is done, or failed.
+        """Return the workers whose oldest call has finished or failed.
 
         Args:
-            timeout_s: How long to wait for the first of them, >= 0.
+            timeout_s: Maximum time in seconds to wait for the first one, >= 0.
 
         Raises:
             WorkerError: If the pool is closed.
@@ -214,14 +216,15 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def receive(self, index: int) -> Any:
-        """The result of the oldest call of a worker; waits for it.
+        """Wait for the result of the oldest call of a worker, and return it.
 
         Raises:
-            WorkerFailedError: If the worker raised, died or hung; it then has to be started again.
+            WorkerFailedError: If the worker raised, died or hung. It must be restarted before
+                reuse.
         """
 
     def ask(self, index: int, method: str, *args: Any) -> Any:
-        """Call a method of a worker that has no other calls, and wait for the result.
+        """Call a method of a worker without pending calls, and wait for the result.
 
         Raises:
             WorkerFailedError: As for `receive`.
@@ -231,55 +234,57 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def cancel(self, index: int) -> None:
-        """Make the calls of a worker end early, or do nothing at all; their results become None."""
+        """Cancel the pending calls of a worker; the results of cancelled calls are None."""
 
     @abstractmethod
     def steps(self, index: int) -> int:
-        """Environment steps that a worker, and those before it with its number, counted."""
+        """Return the number of environment steps of a worker, including those before restarts."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> SharedMemory | PrivateMemory:
-        """Return zeroed memory that the workers see when it is an argument of a call.
+        """Allocate zeroed memory that can be passed to workers as an argument.
 
-        If it cannot be shared, each worker has a copy. Calls then carry what `sends` and `publish`
-        name, and results what `Worker.written` names. The caller closes the memory.
+        If the memory cannot be shared, each worker has a copy. Calls then transfer the arrays
+        registered with `sends` and `publish`, and results the arrays in `Worker.written`. The
+        caller closes the memory.
         """
 
     def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
-        """Let views of memory go to a worker with each of its calls, where it is not shared."""
+        """Send these views of memory with each call of a worker, if memory is not shared."""
 
     def publish(self, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
-        """Let all workers, new ones too, have views of memory as they are now, where not shared.
+        """Send the current content of these views to all workers, if memory is not shared.
 
-        They get them before they begin another call; what was published before is forgotten.
+        Workers, including restarted ones, receive it before their next call. It replaces what was
+        published before.
         """
 
     @abstractmethod
     def stop(self, index: int) -> None:
-        """End a worker, which makes no further step then; calling it again does nothing."""
+        """Stop a worker. Stopping twice has no effect."""
 
     @abstractmethod
     def restart(self, failure: WorkerFailedError, description: str, outlook: str) -> None:
-        """Start a worker that failed again, or close the pool.
+        """Restart a failed worker, or close the pool.
 
         Args:
             failure: The failure.
             description: Description of the failure.
-            outlook: Fate of its work, for the warning.
+            outlook: What happens to the work of the worker, for the warning.
 
         Raises:
-            MazeTrainError: If it is not to be started again.
+            MazeTrainError: If the worker cannot be restarted.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the workers; calling it again does nothing."""
+        """Stop all workers. Closing twice has no effect."""
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every worker; returns the results in the order of the workers.
+        """Call a method of every worker, and return the results in order of the workers.
 
         Raises:
-            MazeTrainError: If a worker fails; the pool is closed then.
+            MazeTrainError: If a worker fails. The pool is closed.
         """
         try:
             for index in range(len(self)):
@@ -290,14 +295,14 @@ class WorkerPool(ABC):
         return self.receive_all()
 
     def call_new(self, method: str) -> list[Any]:
-        """`call_all` of workers that were just made, which may be made once more."""
+        """`call_all` for newly created workers, which some pools recreate if they fail."""
         return self.call_all(method)
 
     def receive_all(self) -> list[Any]:
-        """The result of the oldest call of every worker, in the order of the workers.
+        """Return the result of the oldest call of every worker, in order of the workers.
 
         Raises:
-            MazeTrainError: If a worker fails; the pool is closed then.
+            MazeTrainError: If a worker fails. The pool is closed.
         """
         try:
             return [self.receive(index) for index in range(len(self))]
@@ -310,19 +315,19 @@ class WorkerPool(ABC):
 
 
 class InlinePool(WorkerPool):
-    """Workers in this process; each call is done when its result is asked for.
+    """Pool of workers in this process. A call runs when its result is requested.
 
-    Exceptions of a worker are passed on unchanged.
+    Exceptions of a worker propagate unchanged.
 
     Args:
-        make_workers: Makes the workers, one function each.
+        make_workers: One factory per worker.
     """
 
     def __init__(self, make_workers: Sequence[MakeWorker]) -> None:
         self.workers: list[Worker] = []
         self._contexts = [WorkerContext(index) for index in range(len(make_workers))]
         self._calls = [deque[Callable[[], Any]]() for _ in make_workers]
-        self._done: set[int] = set()  # workers whose oldest call only has to be received
+        self._done: set[int] = set()  # workers whose oldest call has run
         self._turn = 0
         try:
             for make, context in zip(make_workers, self._contexts, strict=True):
@@ -335,17 +340,17 @@ class InlinePool(WorkerPool):
         return len(self.workers)
 
     def call(self, index: int, method: str, *args: Any) -> None:
-        """Note the call."""
+        """Queue the call."""
         if not self.workers:
             raise WorkerError(CLOSED)
         self._calls[index].append(partial(self.workers[index].method(method), *args))
 
     def pending(self, index: int) -> int:
-        """Number of calls without a received result."""
+        """Return the number of calls whose results have not been received."""
         return len(self._calls[index])
 
     def ready(self, timeout_s: float) -> list[int]:
-        """Do one call of the worker whose turn it is, unless results wait."""
+        """Run one call of the next worker in turn, unless a result is already available."""
         if not self.workers:
             raise WorkerError(CLOSED)
         turns = 0 if self._done else len(self)
@@ -358,35 +363,35 @@ class InlinePool(WorkerPool):
         return sorted(self._done)
 
     def receive(self, index: int) -> Any:
-        """The result of the oldest call, which is done now if it was not before."""
+        """Return the result of the oldest call, running it if necessary."""
         if not self.workers:
             raise WorkerError(CLOSED)
         self._done.discard(index)
         return self._calls[index].popleft()()
 
     def cancel(self, index: int) -> None:
-        """Drop the calls that were not begun."""
+        """Drop the calls that have not run."""
         calls = self._calls[index]
         for k in range(index in self._done, len(calls)):
             calls[k] = lambda: None
 
     def steps(self, index: int) -> int:
-        """Environment steps that a worker counted."""
+        """Return the number of environment steps reported by a worker."""
         return self._contexts[index].steps
 
     def allocate(self, nbytes: int) -> PrivateMemory:
-        """Zeroed memory of this process."""
+        """Allocate zeroed memory of this process."""
         return PrivateMemory(nbytes)
 
     def stop(self, index: int) -> None:
-        """Do nothing: no step is made between two calls."""
+        """Do nothing: no worker runs between calls."""
 
     def restart(self, failure: WorkerFailedError, description: str, outlook: str) -> None:
-        """Never called: what workers raise goes through."""
+        """Never called, because exceptions of workers propagate."""
         raise AssertionError("a worker in this process is not started again") from failure
 
     def close(self) -> None:
-        """Close the workers, all of them also when one raises."""
+        """Close all workers, then raise the first error."""
         workers, self.workers = self.workers, []
         first_error: BaseException | None = None
         for worker in workers:
@@ -399,10 +404,10 @@ class InlinePool(WorkerPool):
 
 
 def outcome_of(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Do a call; returns a function that returns its result, or raises what it raised."""
+    """Run a call; return a function that returns its result or raises its exception."""
     try:
         result = call()
-    except BaseException as error:  # an interrupt too: it is raised where the result is received
+    except BaseException as error:  # including an interrupt: raised when the result is received
         caught = error
 
         def fail() -> None:
@@ -415,16 +420,16 @@ def outcome_of(call: Callable[[], Any]) -> Callable[[], Any]:
 def check_spaces(
     number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any], first: int = 0
 ) -> None:
-    """Refuse environments whose spaces differ from those of the first one.
+    """Check that environments have the same spaces as the first one.
 
     Args:
-        number: Number of the first of these environments.
-        spaces: Their observation and action space.
-        expected: Those of the first one.
-        first: Its number.
+        number: Index of the first environment to check.
+        spaces: Its observation and action space.
+        expected: Observation and action space to compare with.
+        first: Index of the environment with the expected spaces.
 
     Raises:
-        SpaceError: If they differ.
+        SpaceError: If the spaces differ.
     """
     if spaces != expected:
         raise SpaceError(
@@ -435,29 +440,30 @@ def check_spaces(
 
 
 def shares(n: int, count: int) -> list[range]:
-    """Numbers 0 to n - 1, shared out to that many workers as evenly as possible."""
+    """Split the indices 0 to n - 1 into `count` contiguous ranges of nearly equal length."""
     return [range(*bounds) for bounds in pairwise(n * i // count for i in range(count + 1))]
 
 
 def worker_names(kind: str, parts: Iterable[range]) -> list[str]:
-    """Names of workers for messages, from the numbers of their environments."""
+    """Return names of workers for messages, such as `worker 0 (environments 0 to 3)`."""
     return [
         f"{kind} {i} (environments {part.start} to {part.stop - 1})" for i, part in enumerate(parts)
     ]
 
 
 class SharedMemory:
-    """Zeroed memory that can be an argument of a call of a worker, which then maps it too.
+    """Zeroed anonymous memory that a worker maps when it receives it as an argument.
 
-    It has no name, and is given back when the last process that holds it ends, in whatever way it
-    ends. It does not count against the size of /dev/shm, which containers keep small.
+    The memory is released when the last process that uses it ends, even if that process is killed.
+    It does not count against the size of /dev/shm, which is small in containers.
 
     Args:
-        nbytes: Its size.
-        descriptor: Descriptor of memory of another process, which is closed; None: new memory.
+        nbytes: Size in bytes.
+        descriptor: File descriptor received from another process, closed here; None allocates new
+            memory.
 
     Attributes:
-        buffer: The memory; arrays over it keep it alive.
+        buffer: The mapped memory; arrays over it keep it alive.
     """
 
     def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
@@ -469,9 +475,9 @@ class SharedMemory:
         self.buffer = map_shared(descriptor, nbytes)
 
     def close(self) -> None:
-        """Close the descriptor, after which no worker can be given the memory; again does nothing.
+        """Close the file descriptor; the memory can no longer be sent to workers.
 
-        What was mapped stays.
+        Existing mappings stay valid. Closing twice has no effect.
         """
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -481,11 +487,11 @@ class SharedMemory:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("shared memory travels as an argument of a call of a worker only")
+        raise TypeError("shared memory can only be sent as an argument of a worker call")
 
 
 def open_shared(nbytes: int) -> int:
-    """A file descriptor of `nbytes` bytes of zeroed memory that never has a name."""
+    """Return a file descriptor of `nbytes` bytes of zeroed anonymous memory."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("maze_train", os.MFD_CLOEXEC)
     else:
@@ -496,7 +502,7 @@ def open_shared(nbytes: int) -> int:
 
 
 def map_shared(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map the memory behind `descriptor`, which is closed; arrays over it keep it alive."""
+    """Map the memory of `descriptor`, and close the descriptor; arrays keep the mapping alive."""
     try:
         return mmap.mmap(descriptor, nbytes)
     finally:

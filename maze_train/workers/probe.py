@@ -1,4 +1,4 @@
-"""A function that runs once in a throw-away process, beside the work of this one."""
+"""Runs a function once in a disposable background process."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ T = TypeVar("T")
 
 
 class Probe(Generic[T]):
-    """Calls a function in a process of its own, which no one has to wait for.
+    """Calls a function in a background process that can be abandoned at any time.
 
-    The process is a fork, so nothing is imported again and the function needs no pickling; its
-    result does. Whatever the function prints is discarded. If it raises, dies, or takes too long,
-    there is no result: a probe finds things out, and its failure means that nothing was found out.
-    Processes that the function starts end with it.
+    The process is forked: nothing is imported again, and only the result is pickled. Its output is
+    discarded. If the function raises, dies or exceeds the time limit, the result is None. Processes
+    started by the function end with it.
 
     Args:
-        function: The function.
-        limit_s: Seconds after which the process is killed, > 0.
+        function: The function to call.
+        limit_s: Time in seconds (> 0) after which the process is killed.
     """
 
     def __init__(self, function: Callable[[], T], limit_s: float) -> None:
@@ -51,7 +50,7 @@ class Probe(Generic[T]):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # threads: the process may hang, and is killed then
+                warnings.simplefilter("ignore")  # forking with threads may hang; then it is killed
                 self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -63,10 +62,10 @@ class Probe(Generic[T]):
         return self._conn.closed
 
     def result(self, wait_s: float = 0.0) -> T | None:
-        """Return the result of the function; None: there is none, or not yet.
+        """Return the result of the function; None if it failed or has not finished.
 
         Args:
-            wait_s: Seconds to wait for it.
+            wait_s: Maximum time in seconds to wait for the result.
         """
         if self.is_over:
             return self._result
@@ -82,14 +81,14 @@ class Probe(Generic[T]):
         return self._result
 
     def close(self) -> None:
-        """Kill the process and all that it started; calling it again does nothing."""
+        """Kill the process and all its children. Closing twice has no effect."""
         if self.is_over:
             return
         self._conn.close()
-        if self._process.exitcode is None:  # otherwise its number may be that of another process
+        if self._process.exitcode is None:  # otherwise the process id may have been reused
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid or 0, signal.SIGKILL)
-            self._process.kill()  # it may not have its own group yet
+            self._process.kill()  # it may not have created its process group yet
         self._process.join()
         self._process.close()
 
@@ -101,10 +100,10 @@ class Probe(Generic[T]):
 
 
 def _work(function: Callable[[], T], sender: Connection, other: Connection, limit_s: int) -> None:
-    """Call the function in the process of a probe, and send its result."""
-    os.setsid()  # signals of the terminal do not reach it; it is ended with all that it starts
+    """Call the function in the background process, and send the result."""
+    os.setsid()  # ignore signals of the terminal; the group is killed together
     other.close()
-    gc.freeze()  # objects of the parent stay as they are: to delete one may end its connections
+    gc.freeze()  # deleting objects of the parent could close its connections
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(limit_s)  # in case the parent is killed
     for number in SIGNALS:
@@ -113,9 +112,9 @@ def _work(function: Callable[[], T], sender: Connection, other: Connection, limi
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
-    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until its end)
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (never closed)
     limit_threads()
-    os.nice(10)  # the work of the parent comes first
+    os.nice(10)  # the parent has priority
     with suppress(BaseException):
         sender.send(function())
-    os.killpg(0, signal.SIGKILL)  # at once: nothing of the parent is finalised here
+    os.killpg(0, signal.SIGKILL)  # exit without running finalizers of the parent's objects

@@ -1,8 +1,8 @@
-"""The process of a worker, and the messages between it and its pool.
+"""Main function of a worker process, and the messages between the process and its pool.
 
-A call without arguments, and the reply without a result, are one byte, which the hot path reads and
-writes without the framing of `Connection`. Both ends run the same code on the same machine, and the
-pipe is private to them, so pickle is safe here.
+A call without arguments and a reply without a result are single bytes, which avoids the framing of
+`Connection` on the hot path. Both ends run the same code on the same machine over a private pipe,
+so unpickling is safe.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from maze_train.workers.pool import (
 )
 
 QUIT, DEFINE, CALL = b"\x00", b"\x01", b"\x02"
-"""From the pool: close and end; the name of a method follows, which gets the next number; a message
-with the number of a method and its arguments follows."""
+"""Commands from the pool. `QUIT`: close the worker and exit. `DEFINE`: a method name follows and
+gets the next index. `CALL`: a message with a method index and arguments follows."""
 
 FIRST_METHOD = 16
-"""The byte 16 + n calls method n without arguments."""
+"""Byte 16 + n calls method n without arguments."""
 
 MOST_METHODS = 256 - FIRST_METHOD
 
 DONE, RESULT, FAILED = b"d", b"r", b"f"
-"""From a worker: the call is done and returned None; its pickled result follows; it failed, and a
-pickled description follows."""
+"""Replies of a worker. `DONE`: the call returned None. `RESULT`: a pickled result follows.
+`FAILED`: a pickled description of the failure follows."""
 
 PIPE_NBYTES = 1 << 15
-"""Messages above this size travel in a file without a name: writing one never waits for a worker
-that hangs."""
+"""Messages larger than this are sent in an anonymous file, so that sending never blocks on a hung
+worker."""
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves memory out, which gets to workers in other ways."""
+    """Replaces memory objects by references; the memory is sent separately."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -75,7 +75,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pack(value: Any) -> tuple[bytes, list[Any]]:
-    """A value as bytes, and the memory in it, which they do not hold."""
+    """Pickle a value; return the bytes and the memory objects that it refers to."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
@@ -83,16 +83,16 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
 
 
 def unpack(content: bytes, memory_of: Callable[[int, int], Any]) -> Any:
-    """The value of `pack`; `memory_of(k, nbytes)` gives the k-th memory in it."""
+    """Restore a value from `pack`; `memory_of(k, nbytes)` returns its k-th memory object."""
     return _Unpickler(io.BytesIO(content), memory_of).load()
 
 
 def send_message(conn: Connection, process: int, value: Any) -> None:
-    """Send a value that may hold shared memory.
+    """Send a value that may refer to shared memory.
 
     Args:
         conn: The pipe.
-        process: The process at its other end.
+        process: Process id of the receiver.
         value: The value to send.
     """
     content, memories = pack(value)
@@ -109,22 +109,22 @@ def send_message(conn: Connection, process: int, value: Any) -> None:
 
 
 def receive_message(conn: Connection) -> Any:
-    """Receive what `send_message` sent."""
+    """Receive a value from `send_message`."""
     content = conn.recv_bytes()
     in_file, num_memories, content = content[0], content[1], content[2:]
     if in_file:
         with open(recv_handle(conn), "rb") as shared:
-            os.lseek(shared.fileno(), 0, os.SEEK_SET)  # Both sides share the position.
+            os.lseek(shared.fileno(), 0, os.SEEK_SET)  # Both processes share the file position.
             content = shared.read()
     descriptors = [recv_handle(conn) for _ in range(num_memories)]
     return unpack(content, lambda number, nbytes: SharedMemory(nbytes, descriptors[number]))
 
 
 def dumps(value: Any) -> bytes:
-    """A value as bytes; objects of local classes need a slower way.
+    """Pickle a value, falling back to the slower cloudpickle for objects of local classes.
 
     Raises:
-        Exception: Whatever pickle raises if it cannot be sent.
+        Exception: Any exception of pickle if the value cannot be sent.
     """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -136,27 +136,27 @@ def dumps(value: Any) -> bytes:
 
 
 BEATS, STEPS, CANCELLED, BUILT = range(4)
-"""Numbers (int64) that pool and process see at once: signs of life, environment steps, calls that
-were cancelled (all up to this number), whether the worker is made."""
+"""int64 values in memory shared by pool and process: progress counter, environment steps, number of
+cancelled calls (all calls up to this one), whether the worker has been created."""
 
 PAGE_NBYTES = 4096
-"""Memory of these numbers."""
+"""Size of this shared memory."""
 
 ORPHAN_CHECK_S = 2.0
-"""Seconds between two checks of a worker that its parent lives."""
+"""Interval in seconds at which a worker checks that its parent is alive."""
 
 
 def process_main(
     conn: Connection, inherited: Sequence[Connection], index: int, parent: int, entropy: int
 ) -> None:
-    """Make a worker, then call its methods until the parent asks it to quit or is gone.
+    """Create a worker, then run its methods until the parent quits or dies.
 
     Args:
         conn: This end of the pipe to the parent.
-        inherited: Ends that belong to the parent and were copied by a fork; they are closed here.
-        index: Number of the worker.
-        parent: Process that makes the calls.
-        entropy: Seeds the global generators, together with the number of the worker.
+        inherited: Pipe ends of the parent that a fork copied; they are closed here.
+        index: Index of the worker.
+        parent: Process id of the caller.
+        entropy: Seed of the global random generators, combined with the index of the worker.
     """
     survive_signals()
     for other in inherited:
@@ -205,12 +205,12 @@ def _serve(
 
 
 class ProcessContext(WorkerContext):
-    """The process of a worker.
+    """Context of a worker in a separate process.
 
     Args:
-        index: Number of the worker.
-        page: Memory of the numbers that pool and process see.
-        parent_is_gone: Returns whether the parent is gone.
+        index: Index of the worker.
+        page: Memory shared with the pool; see `BEATS`.
+        parent_is_gone: Returns whether the parent has died.
     """
 
     is_remote = True
@@ -223,7 +223,7 @@ class ProcessContext(WorkerContext):
         self._number_of_call = 0
 
     def run(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Call a method; None if the call was cancelled."""
+        """Call a method; return None if the call was cancelled."""
         self._number_of_call += 1
         if self.numbers[CANCELLED] >= self._number_of_call:
             return None
@@ -233,11 +233,11 @@ class ProcessContext(WorkerContext):
             return None
 
     def seed_generators(self, seed: int) -> None:
-        """Seed the global generators with `seed` and the number of the worker."""
+        """Seed the global random generators with `seed` and the index of the worker."""
         seed_generators(seed, self.index)
 
     def count(self, steps: int = 0) -> None:
-        """Report that the worker lives, and how many steps it made."""
+        """Report progress and the number of new environment steps."""
         numbers = self.numbers
         numbers[BEATS] += 1
         numbers[STEPS] += steps
@@ -251,10 +251,10 @@ class ProcessContext(WorkerContext):
 
 
 def _watch(parent: int, conn: Connection) -> Callable[[], bool]:
-    """Return a function that says whether the process that makes the calls is gone.
+    """Return a function that checks whether the calling process is gone.
 
-    No one holds the other end of the pipe then, or the process ended: processes that were forked by
-    it for other purposes may hold a copy of its end.
+    The process is gone if the other end of the pipe is closed or the process has exited. Both are
+    checked, because unrelated forks of the parent may keep a copy of its pipe end open.
     """
     poller = select.poll()
     poller.register(conn.fileno(), 0)  # hang-ups only
@@ -262,7 +262,7 @@ def _watch(parent: int, conn: Connection) -> Callable[[], bool]:
 
 
 def _commands(conn: Connection, parent_is_gone: Callable[[], bool]) -> Iterator[bytes]:
-    """The commands of the parent, until it wants this process to end, or is gone."""
+    """Yield the commands of the parent until it quits or dies."""
     poller = select.poll()
     descriptor = conn.fileno()
     poller.register(descriptor, select.POLLIN)
@@ -282,10 +282,10 @@ def _send(conn: Connection, kind: bytes, content: bytes) -> None:
 
 
 def encoded(result: Any) -> bytes:
-    """A result as bytes.
+    """Pickle a result.
 
     Raises:
-        EnvError: If it holds something that cannot be sent to another process.
+        EnvError: If the result cannot be pickled.
     """
     try:
         return dumps(result)
@@ -297,38 +297,38 @@ def encoded(result: Any) -> bytes:
 
 
 def survive_signals() -> None:
-    """Set the signal handlers of a worker process."""
+    """Install handlers that ignore `SIGNALS` in a worker process."""
     for number in SIGNALS:
-        # Not SIG_IGN, which programs that an environment starts would inherit.
+        # SIG_IGN would be inherited by programs that an environment starts.
         signal.signal(number, _survive)
         signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _survive(number: int, frame: object) -> None:
-    """Do nothing about a signal."""
+    """Ignore the signal."""
 
 
 IMPORTING, MAKING, CALLING = range(3)
-"""Phases of a worker. The later ones repeat the set-up, since a phase may import PyTorch."""
+"""Phases of a worker. Each one repeats the setup, because it may have imported PyTorch."""
 
 
 def set_up_packages(entropy: int, index: int, phase: int) -> None:
-    """Limit the threads of a worker, and seed the global generators.
+    """Limit the threads of a worker, and seed the global random generators.
 
-    Without seeds, forked workers would all draw what their parent would have drawn next.
+    Without seeding, all forked workers would draw the same random numbers as their parent.
 
     Args:
         entropy: See `process_main`.
-        index: Number of the worker.
-        phase: One of `IMPORTING`, `MAKING` and `CALLING`.
+        index: Index of the worker.
+        phase: `IMPORTING`, `MAKING` or `CALLING`.
     """
     limit_threads()
     seed_generators(entropy, index, phase)
 
 
 def describe_failure(error: BaseException) -> dict[str, Any]:
-    """The arguments of `WorkerFailedError` that an exception gives, without the number."""
+    """Return the arguments of `WorkerFailedError` for an exception, except the index."""
     message = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
     cause = error.__cause__ or error
     trace = traceback.format_exception(cause) if foreign_cause(error) else []

@@ -1,4 +1,4 @@
-"""Workers in processes of this machine, as their pool sees them."""
+"""Pool of workers in processes on this machine."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from maze_train.workers.process import (
 from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePool, RemoteWorker
 
 LOST_EXIT_CODE = 255
-"""Exit code that multiprocessing reports for a process whose fork server is gone."""
+"""Exit code that multiprocessing reports if the fork server of the process has died."""
 
 
 @contextmanager
 def naming_limits() -> Iterator[None]:
-    """Let a limit of open files that is too small for workers be named.
+    """Report a limit on open files with a message that explains how to raise it.
 
     Raises:
-        WorkerError: If it is reached.
+        WorkerError: If the process has too many open files.
     """
     try:
         yield
@@ -66,16 +66,16 @@ def naming_limits() -> Iterator[None]:
 
 
 class WorkerProcess(RemoteWorker):
-    """A process with a worker, seen from its pool.
+    """Handle of a worker process.
 
     Args:
         name: Name of the worker in messages.
-        index: Its number.
-        page: Memory of the numbers that both sides see; it outlives the process.
-        others: Pipes to other processes.
+        index: Index of the worker.
+        page: Memory shared with the process; it outlives the process.
+        others: Pipes to other processes, closed in a forked process.
         start_method: `forkserver`, `spawn` or `fork`.
-        entropy: Seeds the global random generators, together with the number of the worker.
-        preload: Modules that a fork server imports once, if this process starts it.
+        entropy: Seed of the global random generators, combined with the index of the worker.
+        preload: Modules that a newly started fork server imports once.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class WorkerProcess(RemoteWorker):
         self._waiting.register(self.descriptor, select.POLLIN)
 
     def send_worker(self, make_worker: MakeWorker) -> None:
-        """Let the process make its worker."""
-        # A broken pipe is no news here, nor in calls: the reader finds it, after what the worker
-        # had to say before it ended.
+        """Send the factory of the worker to the process."""
+        # A broken pipe is ignored here and in calls: `receive` reports it after reading any reply
+        # that the worker sent before it died.
         with suppress(BrokenPipeError, ConnectionResetError):
             send_message(self.conn, self.process.pid or 0, (make_worker, self._page))
 
@@ -140,7 +140,7 @@ class WorkerProcess(RemoteWorker):
             pass  # As in `send_worker`.
 
     def _define(self, method: str) -> bytes:
-        """Give a method a number; returns the command that calls it without arguments."""
+        """Register a method; return the command that calls it without arguments."""
         number = len(self._methods)
         assert number < MOST_METHODS
         self._methods[method] = bytes([FIRST_METHOD + number])
@@ -149,11 +149,11 @@ class WorkerProcess(RemoteWorker):
         return self._methods[method]
 
     def cancel(self) -> None:
-        """Cancel the calls that were sent."""
+        """Cancel all calls sent so far."""
         self._numbers[CANCELLED] = self._sent
 
     def still_s(self) -> float:
-        """Seconds since the process was seen to move; 0 while it has nothing to do."""
+        """Return the time in seconds since the last progress; 0 if no call is pending."""
         if not self.pending:
             return 0.0
         now, beats = time.monotonic(), self._numbers[BEATS]
@@ -165,11 +165,11 @@ class WorkerProcess(RemoteWorker):
         """Wait for the result of the oldest call.
 
         Args:
-            calls: Names of calls in messages, by method.
-            timeout_s: Seconds without a sign of life after which the process counts as hung.
+            calls: Description of each method, for messages.
+            timeout_s: Time in seconds without progress after which the process is considered hung.
 
         Raises:
-            WorkerFailedError: If the worker raised, died or hangs; then it is killed.
+            WorkerFailedError: If the worker raised, died or hung. A hung process is killed.
         """
         kind, content = b"", None
         try:
@@ -197,44 +197,44 @@ class WorkerProcess(RemoteWorker):
         return content
 
     def _what(self, calls: Mapping[str, str]) -> str:
-        """Name of what the process does, or did last."""
+        """Return the description of the current or last call."""
         if not self._numbers[BUILT]:
             return calls.get(BUILDING, BUILDING)
-        # A process that has nothing to do may die as well.
+        # An idle process can die as well.
         method = self.pending[0] if self.pending else "waiting"
         return calls.get(method, method)
 
     def wait(self, deadline: float) -> None:
-        """Wait until the process ended, at most until `deadline`."""
+        """Wait until the process has exited, or until `deadline`."""
         self.process.join(max(0.0, deadline - time.monotonic()))
         while self._lost_sight() and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def quit(self) -> None:
-        """Ask the process to end."""
+        """Ask the process to exit."""
         with suppress(BrokenPipeError, ConnectionResetError):
             os.write(self.descriptor, QUIT)
-        # Frees a worker that is blocked on sending something.
+        # Unblock a worker that is sending.
         self.conn.close()
 
     def end(self) -> None:
-        """Kill the process and give back what belongs to it."""
+        """Kill the process and release its resources."""
         self.conn.close()
         self.kill()
         self.process.join()
         self.process.close()
 
     def kill(self) -> None:
-        """Kill the process without waiting for its end."""
+        """Kill the process without waiting for it to exit."""
         self.process.kill()
         if self._lost_sight():
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid or 0, signal.SIGKILL)
 
     def _lost_sight(self) -> bool:
-        """Whether the process runs, although multiprocessing reports that it ended.
+        """Whether the process is running although multiprocessing reports an exit.
 
-        That is so when its fork server is gone, which would report its end.
+        This happens if the fork server, which reports the exit code, has died.
         """
         lost = self.process.exitcode == LOST_EXIT_CODE
         return lost and self.process.pid is not None and process_runs(self.process.pid)
@@ -253,10 +253,10 @@ class WorkerProcess(RemoteWorker):
 
 
 def modules_to_preload(make_workers: Sequence[MakeWorker]) -> list[str]:
-    """Return the modules of this package that workers import, without those of environments.
+    """Return the modules of this package that the workers import, for preloading.
 
-    A worker takes 0.3 s to import them, and more if it needs PyTorch. Custom modules are left to
-    the workers: they may not stand a fork.
+    Importing them takes each worker 0.3 s, or more with PyTorch. Third-party modules are not
+    preloaded, because they may not be fork-safe.
     """
     names = {process_main.__module__}
     for make_worker in make_workers:
@@ -270,16 +270,17 @@ def modules_to_preload(make_workers: Sequence[MakeWorker]) -> list[str]:
 
 @contextmanager
 def signals_held_back(start_method: str) -> Iterator[None]:
-    """Hold back the signals that workers survive, while one is started that is not ready for them.
+    """Block the signals that workers ignore until a new worker has installed its handlers.
 
-    A new process inherits the mask, and a worker lifts it. The resource tracker, which other start
-    methods than `fork` need, keeps it. Not so a fork server: every process that anybody starts from
-    it would keep the mask as well.
+    A new process inherits the signal mask, and the worker unblocks the signals. The resource
+    tracker, which is used by all start methods but `fork`, keeps the mask. A fork server is started
+    with the previous mask: every process that it forks, including those of other users, would keep
+    the mask.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         if start_method != "fork":
-            resource_tracker.ensure_running()  # It lifts the mask on the way.
+            resource_tracker.ensure_running()  # This unblocks the signals.
         mask = before if start_method == "forkserver" else before | set(SIGNALS)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield
@@ -288,14 +289,14 @@ def signals_held_back(start_method: str) -> Iterator[None]:
 
 
 def end_all(processes: Sequence[WorkerProcess]) -> None:
-    """Let workers close and end; kill those that take too long."""
+    """Stop worker processes, killing those that exceed the grace period."""
     try:
         for process in processes:
             process.quit()
         deadline = time.monotonic() + CLOSE_GRACE_S
         for process in processes:
             process.wait(deadline)
-    finally:  # a signal may end the wait, after which no one knows of them
+    finally:  # A signal may interrupt the wait; afterwards nothing refers to the processes.
         for process in processes:
             process.kill()
         for process in processes:
@@ -307,41 +308,40 @@ START_METHODS = ("forkserver", "spawn", "fork")
 
 @dataclass(frozen=True)
 class LocalProcesses(RemotePlace):
-    """Processes of this machine; see `ProcessPool`.
+    """Backend with worker processes on this machine; see `ProcessPool`.
 
     Raises:
-        ConfigError: If a setting is out of its range.
+        ConfigError: If a setting is out of range.
     """
 
     start_method: str = "forkserver"
-    """`forkserver`, `spawn` or `fork`. With the first two, a script needs the guard
-    `if __name__ == "__main__":` around what it runs."""
+    """`forkserver`, `spawn` or `fork`. With the first two, a script must guard its main code with
+    `if __name__ == "__main__":`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("start_method", self.start_method, START_METHODS)
 
     def pool(self, crew: Crew) -> WorkerPool:
-        """A pool of workers in processes."""
+        """Create a pool of worker processes."""
         return ProcessPool(crew, self)
 
 
 class ProcessPool(RemotePool[WorkerProcess]):
-    """Workers with a process and a pipe each, which end with this process.
+    """Pool of worker processes with one pipe each, which end with this process.
 
-    A worker that raises, dies or hangs gives a `WorkerFailedError`. With
-    `on_worker_failure="restart"` it may be started again, with a line on stderr.
-
-    Workers survive SIGINT, SIGTERM, SIGHUP and SIGUSR1: the parent decides.
+    A worker that raises, dies or hangs causes a `WorkerFailedError`. With
+    `on_worker_failure="restart"` it may be restarted, with a warning on stderr. Workers ignore
+    SIGINT, SIGTERM, SIGHUP and SIGUSR1; the parent handles them.
 
     Args:
-        crew: The workers.
+        crew: Factories and names of the workers.
         place: Settings of the processes.
 
     Raises:
-        ConfigError: If a worker cannot be sent.
+        ConfigError: If a factory cannot be sent.
         OSError: If a process cannot be started.
-        WorkerError: If more files would be open than the system allows.
+        WorkerError: If the system limit on open files is exceeded.
     """
 
     @naming_limits()
@@ -355,7 +355,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """The processes, in the order of the workers."""
+        """The processes, in order of the workers."""
         return [process.process for process in self._remote]
 
     def _started(self, index: int) -> WorkerProcess:
@@ -380,12 +380,12 @@ class ProcessPool(RemotePool[WorkerProcess]):
     # -- calls -----------------------------------------------------------------------------------
 
     def call(self, index: int, method: str, *args: Any) -> None:
-        """Send a call to the process of a worker."""
+        """Send a call to a worker process."""
         self._check_open()
         self._remote[index].call(method, args)
 
     def ready(self, timeout_s: float) -> list[int]:
-        """Workers whose oldest call is done, or failed; those that hang count as well."""
+        """Return the workers whose oldest call has finished or failed, including hung workers."""
         self._check_open()
         by_descriptor = {p.descriptor: p.index for p in self._remote if not p.conn.closed}
         found = {by_descriptor[number] for number, _ in self._poller.poll(timeout_s * 1000.0)}
@@ -395,30 +395,30 @@ class ProcessPool(RemotePool[WorkerProcess]):
         return sorted(found)
 
     def receive(self, index: int) -> Any:
-        """The result of the oldest call of a worker; one that hangs is killed."""
+        """Return the result of the oldest call of a worker; a hung worker is killed."""
         return self._remote[index].receive(self._crew.calls, self.timeout_s)
 
     def steps(self, index: int) -> int:
-        """Environment steps that the processes of a worker counted."""
+        """Return the number of environment steps of a worker, including those before restarts."""
         return memoryview(self._pages[index].buffer).cast("q")[STEPS]
 
     @naming_limits()
     def allocate(self, nbytes: int) -> SharedMemory:
-        """Memory that processes can map."""
+        """Allocate memory that worker processes can map."""
         return SharedMemory(nbytes)
 
     # -- failures, ending ------------------------------------------------------------------------
 
     def stop(self, index: int) -> None:
-        """End the process of a worker."""
+        """Stop the process of a worker."""
         process = self._remote[index]
         if not process.conn.closed:
-            # Another file may get the number of the descriptor once it is closed.
+            # The descriptor may be reused once it is closed.
             self._poller.unregister(process.descriptor)
             end_all([process])
 
     def close(self) -> None:
-        """Let the workers close and end; kill those that take too long."""
+        """Stop all processes, killing those that exceed the grace period."""
         super().close()
         running = [process for process in self._remote if not process.conn.closed]
         self._remote = []

@@ -1,4 +1,4 @@
-"""Workers in Ray actors, on this machine or others."""
+"""Pool of workers in Ray actors, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 SIDE = "side"
-"""Concurrency group of what does not wait for the call that runs."""
+"""Concurrency group of methods that run alongside a call."""
 
 NEWS_S = 0.2
-"""Seconds between two questions for the steps of a call that runs."""
+"""Minimum interval in seconds between progress requests to a busy worker."""
 
 PULSE_S = 5.0
-"""Seconds within which a living worker has to answer."""
+"""Time in seconds within which a live worker must answer a progress request."""
 
 MACHINE_LOST = "its machine is lost, or cannot be reached"
 
@@ -42,18 +42,18 @@ REMEDY = (
 
 
 class RemoteActor(RemoteWorker):
-    """An actor with a worker, seen from its pool.
+    """Handle of a worker in a Ray actor.
 
     Args:
-        session: The connection.
-        options: Where it is started.
+        session: The connection to Ray.
+        options: Resources and placement of the actor.
         name: Name of the worker in messages.
-        index: Its number.
+        index: Index of the worker.
 
     Attributes:
-        memories: Numbers of the pieces of memory that it has a copy of.
-        forgotten: Numbers of those that it gives back with the next call.
-        steps: Environment steps that it reported.
+        memories: Ids of the memory that the actor has a copy of.
+        forgotten: Ids of the memory that the actor releases with the next call.
+        steps: Number of environment steps reported.
     """
 
     def __init__(self, session: RaySession, options: dict[str, Any], name: str, index: int) -> None:
@@ -71,7 +71,7 @@ class RemoteActor(RemoteWorker):
         self._handle = self._handle.options(**options).remote(index)
 
     def make(self, content: bytes, entropy: int) -> None:
-        """Let it make its worker, and seed the global random generators of its process."""
+        """Create the worker in the actor, and seed the global random generators of its process."""
         self._made = self._handle.make.remote(content, sys.path, entropy)
 
     def call(self, method: str, content: bytes, numbers: list[int], sent: list[Span]) -> None:
@@ -84,16 +84,16 @@ class RemoteActor(RemoteWorker):
         self.pending.append((result, method))
 
     def _at_once(self, method: Any, *args: Any) -> Any:
-        """Call a method of the actor that does not wait for the call that runs."""
+        """Call a method of the actor without waiting for the running call."""
         return method.options(concurrency_group=SIDE).remote(*args)
 
     def write(self, number: int, published: Any) -> None:
-        """Send it the published data, before all calls that follow."""
+        """Send published data; it arrives before all later calls."""
         self._mail += 1
         self._at_once(self._handle.write, number, published)
 
     def cancel(self) -> None:
-        """Cancel the calls that were sent."""
+        """Cancel all calls sent so far."""
         self._at_once(self._handle.cancel, self._sent)
 
     # -- signs of life ---------------------------------------------------------------------------
@@ -104,13 +104,13 @@ class RemoteActor(RemoteWorker):
         self.steps = max(self.steps, steps)
 
     def ask_for_news(self, wait_s: float = 0.0) -> None:
-        """Listen to the answer to the last question, and ask the next one from time to time.
+        """Record the answer to the last progress request, and send a new one if due.
 
         Args:
-            wait_s: Seconds to wait for an answer.
+            wait_s: Maximum time in seconds to wait for the answer.
         """
         if self._news is not None and self._ray.wait([self._news], timeout=wait_s)[0]:
-            with suppress(self._ray.exceptions.RayError):  # The result of its call will show it.
+            with suppress(self._ray.exceptions.RayError):  # `receive` reports the failure.
                 self._heard(*self._ray.get(self._news))
             self._news = None
         if self._news is None and self.pending and time.monotonic() > self._asked + NEWS_S:
@@ -120,13 +120,13 @@ class RemoteActor(RemoteWorker):
         self._news, self._asked = self._at_once(self._handle.pulse), time.monotonic()
 
     def hangs(self, timeout_s: float) -> bool:
-        """Whether it gave no sign of life for so long."""
+        """Whether the actor has made no progress for `timeout_s` seconds."""
         if not self.pending or time.monotonic() - self.since <= timeout_s:
             return False
-        self._ask()  # The answer to the last question may be old.
+        self._ask()  # The last answer may be outdated.
         self.ask_for_news(min(PULSE_S, timeout_s))
         if not self._was_made and self._is_made():
-            self._was_made, self.since = True, time.monotonic()  # a sign of life
+            self._was_made, self.since = True, time.monotonic()  # counts as progress
         return time.monotonic() - self.since > timeout_s
 
     # -- results ---------------------------------------------------------------------------------
@@ -135,11 +135,11 @@ class RemoteActor(RemoteWorker):
         """Wait for the result of the oldest call.
 
         Args:
-            calls: Names of calls in messages, by method.
-            timeout_s: Seconds without a sign of life after which the actor counts as hung.
+            calls: Description of each method, for messages.
+            timeout_s: Time in seconds without progress after which the actor is considered hung.
 
         Raises:
-            WorkerFailedError: If the worker raised, died or hangs; then it is killed.
+            WorkerFailedError: If the worker raised, died or hung. A hung actor is killed.
         """
         result, method = self.pending[0]
         what = calls.get(method, method)
@@ -187,25 +187,25 @@ class RemoteActor(RemoteWorker):
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")
 
     def quit(self) -> Any:
-        """Ask it to close its worker; returns the reference of its result."""
+        """Ask the actor to close its worker; return the reference of the result."""
         self.cancel()
         return self._handle.close.remote()
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the actor."""
         self.has_ended = True
         self.pending.clear()
         self._ray.kill(self._handle)
 
     def last_news(self, result: Any) -> None:
-        """Record its last report, from when it closed."""
+        """Record the final report of a closed actor."""
         with suppress(self._ray.exceptions.RayError):
             reply = Reply(*self._ray.get(result, timeout=0))
             self._heard(reply.beats, reply.steps)
 
 
 def end_all(actors: Sequence[RemoteActor]) -> None:
-    """Let workers close and end; kill those that take too long."""
+    """Stop actors, killing those that exceed the grace period."""
     running = [actor for actor in actors if not actor.has_ended]
     if not running or not running[0].session.answers():
         return
@@ -214,32 +214,32 @@ def end_all(actors: Sequence[RemoteActor]) -> None:
         running[0]._ray.wait(results, num_returns=len(results), timeout=CLOSE_GRACE_S)
         for actor, result in zip(running, results, strict=True):
             actor.last_news(result)
-    finally:  # a signal may end the wait, after which no one knows of them
+    finally:  # A signal may interrupt the wait; afterwards nothing refers to the actors.
         for actor in running:
             actor.kill()
 
 
 class RayPool(RemotePool[RemoteActor]):
-    """Workers with a Ray actor each, which end with this process.
+    """Pool of workers in Ray actors, which end with this process.
 
-    Each worker has a copy of the memory; what was written travels with calls and results, and what
-    is published through Ray's object store, to each machine once.
+    Each worker has a copy of the memory. Written data is sent with calls and results; published
+    data goes through Ray's object store, once per machine.
 
     Args:
-        crew: The workers.
+        crew: Factories and names of the workers.
         place: Settings of the actors.
 
     Raises:
-        ConfigError: If a worker cannot be sent, or there is no such cluster.
+        ConfigError: If a factory cannot be sent, or the cluster cannot be reached.
         MissingExtraError: If Ray is not installed.
-        WorkerError: If the cluster has no room for the workers.
+        WorkerError: If the cluster lacks the resources for the workers.
     """
 
     def __init__(self, crew: Crew, place: RayPlace) -> None:
-        session = place.session.acquire(place)  # At exit, Ray is to end after this pool.
+        session = place.session.acquire(place)  # Ray must shut down after this pool.
         super().__init__(crew, place)
         self._release = weakref.finalize(self, session.release)
-        self._release.atexit = False  # `close` is called then, and comes first.
+        self._release.atexit = False  # At exit, `close` runs first and releases the session.
         self._session, self._ray = session, session.ray
         self._memories: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
@@ -247,7 +247,7 @@ class RayPool(RemotePool[RemoteActor]):
         self._published: dict[int, Any] = {}
         self._links: list[list[Span]] = [[] for _ in crew.make_workers]
         self._steps_before = [0] * len(crew.make_workers)
-        self._new = ""  # method that is called of workers which were just made
+        self._new = ""  # method that `call_new` is calling
         try:
             self.host = session.host
             self._options = session.options(place, len(crew.make_workers), self)
@@ -273,12 +273,12 @@ class RayPool(RemotePool[RemoteActor]):
         content, memories = pack(args)
         numbers = [self._given(index, memory) for memory in memories]
         actor = self._remote[index]
-        # A worker that was started again has no memory at first.
+        # A restarted worker has no memory yet.
         sent = [span for span in self._links[index] if span[0] in actor.memories]
         actor.call(method, content, numbers, sent)
 
     def call_new(self, method: str) -> list[Any]:
-        """Call a method of every worker; where its machine is lost, it is made on another one."""
+        """Call a method of every worker; recreate a worker whose machine is lost."""
         self._new = method
         try:
             return self.call_all(method)
@@ -286,11 +286,11 @@ class RayPool(RemotePool[RemoteActor]):
             self._new = ""
 
     def _given(self, index: int, memory: Any) -> int:
-        """The number of a piece of memory for a worker, with its published content."""
+        """Return the id of memory, after sending its published content to the worker."""
         is_new = id(memory) not in self._numbers
         number = self._number_of(memory)
         if is_new:
-            self.publish(memory, [flat(memory)])  # someone else made it: no one knows of what
+            self.publish(memory, [flat(memory)])  # not allocated here: send all of it
         actor = self._remote[index]
         if number not in actor.memories:
             actor.memories.add(number)
@@ -299,7 +299,7 @@ class RayPool(RemotePool[RemoteActor]):
         return number
 
     def ready(self, timeout_s: float) -> list[int]:
-        """Workers whose oldest call is done, or failed; those that hang count as well."""
+        """Return the workers whose oldest call has finished or failed, including hung workers."""
         self._check_open()
         self._session.check_head()
         heads = {actor.pending[0][0]: actor.index for actor in self._remote if actor.pending}
@@ -316,7 +316,7 @@ class RayPool(RemotePool[RemoteActor]):
         return sorted(found)
 
     def receive(self, index: int) -> Any:
-        """The result of the oldest call of a worker; one that hangs is killed."""
+        """Return the result of the oldest call of a worker; a hung worker is killed."""
         try:
             reply = self._remote[index].receive(self._crew.calls, self.timeout_s)
         except WorkerFailedError as failure:
@@ -329,7 +329,7 @@ class RayPool(RemotePool[RemoteActor]):
         return None if reply.result is None else pickle.loads(reply.result)
 
     def steps(self, index: int) -> int:
-        """Environment steps that the actors of a worker reported."""
+        """Return the number of environment steps of a worker, including those before restarts."""
         if not self._remote:
             return self._steps_before[index]
         self._remote[index].ask_for_news()
@@ -338,13 +338,13 @@ class RayPool(RemotePool[RemoteActor]):
     # -- memory ----------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> PrivateMemory:
-        """Memory of this process; each worker has a copy."""
+        """Allocate memory of this process; each worker has a copy."""
         memory = PrivateMemory(nbytes, partial(_forget, weakref.ref(self)))
         self._number_of(memory)
         return memory
 
     def _number_of(self, memory: Any) -> int:
-        """The number of a piece of memory, which is kept until it is closed."""
+        """Return the id of memory, which is valid until the memory is closed."""
         number = self._numbers.get(id(memory))
         if number is None:
             self._numbers[id(memory)] = number = next(self._counter)
@@ -352,7 +352,7 @@ class RayPool(RemotePool[RemoteActor]):
         return number
 
     def forget(self, memory: PrivateMemory) -> None:
-        """Give back what is known of memory; workers do so with their next call."""
+        """Release all records of memory; workers release their copies with their next call."""
         number = self._numbers.pop(id(memory), None)
         if number is None:
             return
@@ -365,11 +365,11 @@ class RayPool(RemotePool[RemoteActor]):
                 actor.forgotten.append(number)
 
     def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:
-        """Let views of memory go to a worker with each of its calls."""
+        """Send these views of memory with each call of a worker."""
         self._links[index] += spans_of(arrays, {self._number_of(memory): memory})
 
     def publish(self, memory: Any, arrays: Iterable[Array]) -> None:
-        """Put views of memory into the object store, from where each machine takes them once."""
+        """Put views of memory into the object store; each machine fetches them once."""
         self._check_open()
         number = self._number_of(memory)
         spans = [span[1:] for span in spans_of(arrays, {number: memory})]
@@ -381,11 +381,11 @@ class RayPool(RemotePool[RemoteActor]):
     # -- ending ----------------------------------------------------------------------------------
 
     def stop(self, index: int) -> None:
-        """End the actor of a worker."""
+        """Stop the actor of a worker."""
         end_all([self._remote[index]])
 
     def close(self) -> None:
-        """Let the workers close and end; kill those that take too long."""
+        """Stop all actors, killing those that exceed the grace period."""
         super().close()
         actors, self._remote = self._remote, []
         try:
@@ -399,7 +399,7 @@ class RayPool(RemotePool[RemoteActor]):
 
 
 def _forget(reference: weakref.ref[RayPool], memory: PrivateMemory) -> None:
-    """Let a pool that still exists give memory back."""
+    """Release memory in the pool, if the pool still exists."""
     pool = reference()
     if pool is not None:
         pool.forget(memory)
@@ -407,14 +407,14 @@ def _forget(reference: weakref.ref[RayPool], memory: PrivateMemory) -> None:
 
 @dataclass(frozen=True)
 class RayPlace(RaySettings):
-    """Actors of a Ray cluster; see `RayPool`.
+    """Backend with workers in actors of a Ray cluster; see `RayPool`.
 
     Raises:
-        ConfigError: If a setting is out of its range.
+        ConfigError: If a setting is out of range.
     """
 
     def _num_cores(self) -> int:
-        """Return the number of workers that there is room for."""
+        """Return the number of workers that the free CPUs allow."""
         if self.address == "local":
             return available_cores()
         self.session.connect(self)
@@ -422,15 +422,15 @@ class RayPlace(RaySettings):
 
     @property
     def has_own_gpus(self) -> bool:
-        """Whether a whole GPU is reserved for each worker."""
+        """Whether each worker has exclusive use of a GPU."""
         return self.gpus_per_worker >= 1
 
     def pool(self, crew: Crew) -> WorkerPool:
-        """A pool of workers in actors."""
+        """Create a pool of workers in Ray actors."""
         return RayPool(crew, self)
 
     def for_learners(self) -> RayPlace:
-        """The same cluster, with the CPUs and GPUs of learners."""
+        """Return this cluster with the CPUs and GPUs per learner."""
         return replace(
             self, cpus_per_worker=self.cpus_per_learner, gpus_per_worker=self.gpus_per_learner
         )

@@ -1,4 +1,4 @@
-"""Settings of a Ray cluster, and the connection of this process with it."""
+"""Settings of a Ray cluster, and the connection of this process to it."""
 
 from __future__ import annotations
 
@@ -23,31 +23,29 @@ from maze_train.workers.pool import LOOPBACK
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray warns of a change to come without it.
-    "RAY_worker_niceness": "0",  # Workers would wait for the learner, which waits for them.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # Then Ray ends this process, with no word.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Avoids a deprecation warning.
+    "RAY_worker_niceness": "0",  # The learner waits for the workers, so they need equal priority.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # After this, Ray exits without a message.
 }
-"""Environment of Ray, where the user's does not say otherwise: nothing is reported to anybody."""
+"""Defaults for environment variables of Ray; usage statistics are disabled."""
 
 LOOK_S, HEAD_PATIENCE_S = 2.0, 20.0
-"""Seconds between two looks at the head of a cluster, and without it until it counts as lost."""
+"""Interval in seconds between checks of the cluster head, and time until it counts as lost."""
 
 ANSWER_S = 2.0
-"""Seconds that the head may take to answer."""
+"""Time in seconds within which the head must answer."""
 
 PATIENCE_S = 5.0
-"""Seconds after which a message says that workers wait for room."""
+"""Time in seconds after which a message reports that workers wait for resources."""
 
 
 class RaySession:
-    """A connection with Ray.
-
-    It begins where it is first needed, and ends with the last pool.
+    """Connection to Ray, opened on first use and closed with the last pool.
 
     Attributes:
-        ray: The module, while there is a connection.
-        is_local: Whether Ray runs on this machine alone.
-        host: Address of this machine, as workers reach it.
+        ray: The module while connected, otherwise None.
+        is_local: Whether Ray runs on this machine only.
+        host: Address at which workers reach this machine.
     """
 
     def __init__(self) -> None:
@@ -60,13 +58,13 @@ class RaySession:
         self._lost_since, self._next_look = math.inf, 0.0
 
     def connect(self, place: RaySettings) -> None:
-        """Connect, unless that was done.
+        """Connect to Ray. Connecting twice has no effect.
 
         Args:
             place: Settings of the connection.
 
         Raises:
-            ConfigError: If there is no such cluster.
+            ConfigError: If the cluster cannot be reached.
             MissingExtraError: If Ray is not installed.
         """
         if self.ray is not None:
@@ -116,10 +114,10 @@ class RaySession:
         notify(f"ray: {machines}{dashboard}; logs of workers: {logs}/logs")
 
     def check_head(self) -> None:
-        """Look from time to time whether the head of the cluster answers.
+        """Check periodically whether the head of the cluster answers.
 
         Raises:
-            WorkerError: If it has not for a while.
+            WorkerError: If it has not answered for `HEAD_PATIENCE_S` seconds.
         """
         now = time.monotonic()
         if now < self._next_look:
@@ -131,12 +129,12 @@ class RaySession:
 
     @property
     def head_lost(self) -> str:
-        """Message for a head that does not answer."""
+        """Error message for a lost head."""
         where = f"the head of the Ray cluster ({self._head})"
         return f"{where} is lost; start Ray again, and continue the run"
 
     def answers(self) -> bool:
-        """Whether the head of the cluster answers; else Ray would wait for it for minutes."""
+        """Whether the head answers. Ray itself would retry for minutes."""
         try:
             look_for(self._head)
         except OSError:
@@ -144,13 +142,13 @@ class RaySession:
         return True
 
     def acquire(self, place: RaySettings) -> RaySession:
-        """The connection for a pool, which releases it."""
+        """Connect for a pool, which must call `release`."""
         self.connect(place)
         self._users += 1
         return self
 
     def release(self) -> None:
-        """Note that a pool is closed; the last one ends the connection, and a Ray of our own."""
+        """Release the connection; the last pool disconnects and stops a Ray started here."""
         self._users -= 1
         if self._users:
             return
@@ -164,21 +162,20 @@ class RaySession:
                 ray.shutdown()
 
     def free_cpus(self, place: RaySettings) -> float:
-        """CPUs for workers of a place: those that they have, and those that no one has."""
+        """Return the number of CPUs available to workers of a backend: reserved and free ones."""
         if self.is_local:
-            return available_cores() * place.cpus_per_worker  # nothing is reserved
+            return available_cores() * place.cpus_per_worker  # no reservation
         own = len(self._groups.get(place, ())) * place.cpus_per_worker
         return own + float(self.ray.available_resources().get("CPU", 0.0))
 
     def options(self, place: RaySettings, count: int, pool: object) -> list[dict[str, Any]]:
-        """Options of the actors of a pool, which say where they live.
+        """Return the resources and placement of the actors of a pool.
 
-        The first workers of all pools of a place share what was reserved for one: environments of
-        training and of evaluation do not work at the same time. A Ray of our own on one machine has
-        nothing to reserve.
+        All pools of a backend share one reservation, because training and evaluation environments
+        do not run at the same time. A Ray started on this machine needs no reservation.
 
         Raises:
-            WorkerError: If the cluster has no room, or its head is lost.
+            WorkerError: If the cluster lacks resources, or its head is lost.
         """
         common = {"num_cpus": 0, "num_gpus": place.gpus_per_worker}
         if self.is_local:
@@ -194,7 +191,7 @@ class RaySession:
         return found[:count]
 
     def _reserve(self, place: RaySettings, count: int) -> Any:
-        """A placement group with the CPUs and GPUs of that many workers."""
+        """Reserve a placement group with the CPUs and GPUs of `count` workers."""
         bundle = {"CPU": place.cpus_per_worker, "GPU": place.gpus_per_worker}
         bundle = {name: amount for name, amount in bundle.items() if amount}
         try:
@@ -222,15 +219,15 @@ class RaySession:
 
 
 def find_cluster(ray: Any, address: str) -> str:
-    """The address of a cluster that answers; `local` where Ray is to be started on this machine.
+    """Return the address of a running cluster; `local` if Ray must be started on this machine.
 
     Args:
         ray: The module.
         address: See `RaySettings`.
 
     Raises:
-        OSError: If one that is named does not answer; Ray would try it for minutes.
-        ValueError: If it is not an address.
+        OSError: If the given cluster does not answer. Ray itself would retry for minutes.
+        ValueError: If the address is malformed.
     """
     services = ray._private.services
     if address != "auto" or os.environ.get("RAY_ADDRESS"):
@@ -238,14 +235,14 @@ def find_cluster(ray: Any, address: str) -> str:
         if named is not None:
             look_for(named)
         return named or "local"
-    # What `ray start` wrote down. Ray's own search would also take what another program started
-    # for itself, which has another token and ends with that program.
+    # Only consider a cluster started with `ray start`. Ray's search also finds instances that other
+    # programs started for themselves, which use another token and end with those programs.
     started = services.find_bootstrap_address(None)
     try:
         if started is not None:
             look_for(started)
     except OSError:
-        return "local"  # It has ended since.
+        return "local"  # The cluster has been stopped since.
     return started or "local"
 
 
@@ -254,45 +251,45 @@ PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 @dataclass(frozen=True)
 class RaySettings(RemotePlace):
-    """Resources that the actors of a Ray cluster need, and their purpose.
+    """Address and resources of a Ray cluster.
 
     Raises:
-        ConfigError: If a setting is out of its range.
+        ConfigError: If a setting is out of range.
     """
 
     address: str = "auto"
-    """`local`: Ray is started on this machine, and ends with the last pool; `auto`, or
-    `<head>:<port>`: a cluster that runs. `auto` without one is `local`."""
+    """`local` starts Ray on this machine and stops it with the last pool. `auto` or `<head>:<port>`
+    connects to a running cluster; without one, `auto` is the same as `local`."""
 
     cpus_per_worker: float = 1.0
-    """CPUs that are reserved for a worker, > 0."""
+    """CPUs reserved for each worker (> 0)."""
 
     gpus_per_worker: float = 0.0
-    """GPUs, or a part of one, >= 0."""
+    """GPUs reserved for each worker (>= 0); may be a fraction."""
 
     cpus_per_learner: float = 1.0
-    """CPUs that are reserved for each learner but the first, > 0."""
+    """CPUs reserved for each learner except the first (> 0)."""
 
     gpus_per_learner: float = 0.0
-    """GPUs, >= 0."""
+    """GPUs reserved for each learner except the first (>= 0)."""
 
     placement: str = "PACK"
-    """How workers are spread over the machines, as Ray names it: one of `PLACEMENTS`."""
+    """Ray placement strategy of the workers: one of `PLACEMENTS`."""
 
     working_dir: str | None = None
-    """Folder that is sent to all machines, from where workers import."""
+    """Folder that is sent to all machines for imports."""
 
     worker_output: bool = False
-    """Whether what workers print goes to the console."""
+    """Whether to print the output of workers on the console."""
 
     section: str = "runner"
-    """Section of the settings that give these, for messages."""
+    """Section of the configuration with these settings, for messages."""
 
     remedy: str = "runner.n_workers, runner.cpus_per_worker or runner.placement=PACK"
-    """Settings to change where there is no room."""
+    """Settings to change if resources are insufficient, for messages."""
 
     session: RaySession = field(default_factory=RaySession, repr=False, compare=False)
-    """The connection, which places that are made of this one share."""
+    """The connection; copies of these settings share it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -304,10 +301,10 @@ class RaySettings(RemotePlace):
 
 
 def look_for(address: str) -> None:
-    """Look whether someone answers at `<host>:<port>`.
+    """Check whether a server answers at `<host>:<port>`.
 
     Raises:
-        OSError: If no one does.
+        OSError: If there is no answer.
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S):
@@ -316,7 +313,7 @@ def look_for(address: str) -> None:
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Undo what Ray does to the handler of SIGTERM: a run saves, and ends in good order."""
+    """Restore the SIGTERM handler that Ray replaces, so that a run can save before it exits."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -327,10 +324,10 @@ def sigterm_kept() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_waits(what: str) -> Iterator[None]:
-    """Let Ctrl-C wait for the end of what would leave processes behind.
+    """Delay Ctrl-C until the end of the block, to avoid leaving processes behind.
 
     Args:
-        what: Name of it in the message.
+        what: Description of the block for the message.
     """
     before = signal.getsignal(signal.SIGINT)
     noted: list[int] = []

@@ -1,4 +1,4 @@
-"""The Ray actor in which a worker lives: calls its methods, and has copies of memory."""
+"""Ray actor that runs a worker and keeps copies of memory."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ if TYPE_CHECKING:
 
 
 Span: TypeAlias = "tuple[int, int, Array]"
-"""Number of a piece of memory, the first byte, and bytes."""
+"""Id of the memory, offset in bytes, content."""
 
 
 class Reply(NamedTuple):
-    """Answer to a call."""
+    """Reply to a call."""
 
     result: bytes | None
-    """The pickled result, if there is one."""
+    """The pickled result; None if the call returned None."""
 
     failure: dict[str, Any] | None
-    """Arguments of `WorkerFailedError`, if the worker failed."""
+    """Arguments of `WorkerFailedError` if the worker failed."""
 
     written: list[Span]
-    """Bytes that the worker wrote into memory."""
+    """Memory written by the worker."""
 
     beats: int
     steps: int
 
 
 class RayWorker:
-    """A worker in a Ray actor.
+    """Ray actor that runs a worker.
 
-    Calls are done one after the other. `write`, `cancel` and `pulse` belong to a separate
-    concurrency group, so that they do not wait for the call that runs.
+    Calls run one after the other. `write`, `cancel` and `pulse` are in a separate concurrency group
+    and run alongside a call.
 
     Args:
-        index: Number of the worker.
+        index: Index of the worker.
     """
 
     def __init__(self, index: int) -> None:
@@ -70,7 +70,7 @@ class RayWorker:
         self._mail: dict[int, list[Span]] = {}
 
     def make(self, content: bytes, folders: list[str], entropy: int) -> Reply:
-        """Make the worker; where machines share them, it imports from the caller's folders, too."""
+        """Create the worker; imports also search the caller's folders, if this machine has them."""
         sys.path += [folder for folder in folders if folder not in sys.path]
         return self._reply(self._make, content, entropy)
 
@@ -94,12 +94,12 @@ class RayWorker:
         """Call a method of the worker.
 
         Args:
-            method: Its name.
-            content: Its arguments.
-            numbers: Numbers of the memory in the arguments.
-            sent: The values written into memory.
-            mail: Calls of `write` that come before this call.
-            forgotten: Numbers of memory that no one needs any more.
+            method: Name of the method.
+            content: Pickled arguments.
+            numbers: Ids of the memory in the arguments.
+            sent: Data to write into memory first.
+            mail: Number of calls of `write` that must arrive before this call.
+            forgotten: Ids of memory to release.
         """
         with self._arrival:
             for number in forgotten:
@@ -123,7 +123,7 @@ class RayWorker:
         return self._context.run(self._worker.method(method), args)
 
     def _reply(self, function: Callable[..., Any], *args: Any) -> Reply:
-        """Call a function and return its reply; after a failure, do not call it."""
+        """Call a function and return its reply; after a failure, only return the failure."""
         result, written = None, list[Span]()
         if self._failure is None:
             try:
@@ -150,35 +150,35 @@ class RayWorker:
     # -- at any time -----------------------------------------------------------------------------
 
     def write(self, number: int, spans: list[tuple[int, Array]]) -> None:
-        """Record data that replaces everything published before for a piece of memory."""
+        """Store data that replaces everything published before for this memory."""
         with self._arrival:
             self._mail[number] = [(number, *span) for span in spans]
             self._arrived += 1
             self._arrival.notify_all()
 
     def cancel(self, count: int) -> None:
-        """Cancel that many calls, from the first one on."""
+        """Cancel the first `count` calls."""
         self._context.numbers[CANCELLED] = count
 
     def pulse(self) -> tuple[int, int]:
-        """Signs of life and environment steps so far."""
+        """Return the progress counter and the number of environment steps."""
         return self._context.numbers[BEATS], self._context.numbers[STEPS]
 
 
 def flat(memory: Any) -> Array:
-    """The bytes of a piece of memory."""
+    """Return memory as a flat array of bytes."""
     return np.frombuffer(memory.buffer, np.uint8)
 
 
 def address(array: Array) -> int:
-    """Where an array begins."""
+    """Return the address of the first element."""
     return int(array.__array_interface__["data"][0])
 
 
 def spans_of(arrays: Iterable[Array], memories: dict[int, Any]) -> list[Span]:
-    """Arrays without gaps, as parts of the memory of which they are views.
+    """Return contiguous arrays as spans of the memory that they are views of.
 
-    Views of memory that was given back are left out.
+    Arrays over released memory are skipped.
     """
     found = []
     places = [(address(flat(memory)), memory.nbytes, k) for k, memory in memories.items()]
@@ -191,6 +191,6 @@ def spans_of(arrays: Iterable[Array], memories: dict[int, Any]) -> list[Span]:
 
 
 def fill(spans: Iterable[Span], memories: dict[int, Any]) -> None:
-    """Write parts of memory."""
+    """Write spans into memory."""
     for number, start, content in spans:
         flat(memories[number])[start : start + len(content)] = content

@@ -1,4 +1,4 @@
-"""Base of workers that live elsewhere: time-outs, and restarts within a budget."""
+"""Base classes of remote workers and their pools: timeouts, and a limited number of restarts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from maze_train.workers.places import RemotePlace
 from maze_train.workers.pool import CLOSED, Crew, WorkerFailedError, WorkerPool
 
 BUILDING = "building its environments"
-"""Name of the start of a worker in messages, unless the names of calls have another one."""
+"""Default description of the creation of a worker, for messages."""
 
 CLOSE_GRACE_S = 5.0
-"""Seconds that workers may take to close before they are killed."""
+"""Time in seconds that workers may take to close before they are killed."""
 
 
 class RemoteWorker(ABC):
-    """A worker that lives elsewhere, seen from its pool.
+    """Handle of a worker that runs outside this process.
 
     Args:
         name: Name of the worker in messages.
-        index: Its number.
+        index: Index of the worker.
 
     Attributes:
-        pending: Calls whose results were not received.
-        since: When it was last seen to move, or got something to do.
+        pending: Calls whose results have not been received.
+        since: Time of the last progress or of the first pending call.
     """
 
     def __init__(self, name: str, index: int) -> None:
@@ -43,14 +43,14 @@ class RemoteWorker(ABC):
 
     @abstractmethod
     def cancel(self) -> None:
-        """Cancel the calls that were sent."""
+        """Cancel all calls sent so far."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill it without waiting for its end."""
+        """Kill the worker without waiting for it to exit."""
 
     def hung(self, what: str, timeout_s: float) -> WorkerFailedError:
-        """Kill the worker, which did not finish something in time; returns what happened."""
+        """Kill the hung worker, and return the failure."""
         self.kill()
         return WorkerFailedError(
             self.index,
@@ -63,11 +63,11 @@ Remote = TypeVar("Remote", bound=RemoteWorker)
 
 
 class RemotePool(WorkerPool, Generic[Remote]):
-    """Workers that live elsewhere, which may be started again within a budget.
+    """Pool of remote workers that may be restarted a limited number of times.
 
     Args:
-        crew: The workers.
-        place: Settings.
+        crew: Factories and names of the workers.
+        place: Settings of the workers.
     """
 
     def __init__(self, crew: Crew, place: RemotePlace) -> None:
@@ -77,19 +77,19 @@ class RemotePool(WorkerPool, Generic[Remote]):
         self._crew = crew
         self._remote: list[Remote] = []
         self._entropy = global_entropy()
-        # Before multiprocessing waits for its children, which do not end by its SIGTERM.
+        # Runs before multiprocessing joins its children, which ignore its SIGTERM.
         self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
 
     def close(self) -> None:
-        """Note that nothing is left to close."""
+        """Unregister the exit handler; subclasses stop the workers."""
         atexit.unregister(self._at_exit)
 
     def __len__(self) -> int:
         return len(self._remote)
 
     def _start_all(self) -> None:
-        """Start the workers, or none of them."""
+        """Start all workers; if one fails, close the pool."""
         try:
             for index in range(len(self._crew.make_workers)):
                 self._remote.append(self._started(index))
@@ -99,22 +99,22 @@ class RemotePool(WorkerPool, Generic[Remote]):
 
     @abstractmethod
     def _started(self, index: int) -> Remote:
-        """A worker that was just started."""
+        """Start a worker and return its handle."""
 
     def _check_open(self) -> None:
         if not self._remote:
             raise WorkerError(CLOSED)
 
     def pending(self, index: int) -> int:
-        """Number of calls without a received result."""
+        """Return the number of calls whose results have not been received."""
         return len(self._remote[index].pending)
 
     def cancel(self, index: int) -> None:
-        """Make a worker end the calls that it was sent."""
+        """Cancel the pending calls of a worker."""
         self._remote[index].cancel()
 
     def restart(self, failure: WorkerFailedError, description: str, outlook: str) -> None:
-        """Start a worker again, or close the pool."""
+        """Restart a worker, or close the pool."""
         try:
             self._check_restart(failure, description)
             self.restarts += 1
@@ -143,7 +143,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
 
 
 def _close_at_exit(reference: weakref.ref[RemotePool[Any]], pid: int) -> None:
-    """Close a pool that is still there when its process ends."""
+    """Close a pool that is still open when its process exits."""
     pool = reference()
     if pool is not None and os.getpid() == pid:
         pool.close()

@@ -1,4 +1,4 @@
-"""Shares numbered tasks out to the workers of a pool; those of a worker that fails come again."""
+"""Distributes numbered tasks over the workers of a pool, and repeats tasks of failed workers."""
 
 from __future__ import annotations
 
@@ -12,47 +12,43 @@ from maze_train.workers.pool import WorkerFailedError, WorkerPool, check_spaces
 Result = TypeVar("Result")
 
 POLL_S = 0.1
-"""Longest wait for a result of the workers, in seconds."""
+"""Maximum time in seconds to wait for a result."""
 
 CALLS_AHEAD = 2
-"""Calls that a worker has at a time, so that it need not wait for the next one."""
+"""Pending calls per worker, so that a worker does not idle between calls."""
 
 MOST_RAISES = 2
-"""Number of times that an episode may raise before it ends the run."""
+"""Number of exceptions of an episode that ends the run."""
 
 MOST_DEATHS = 3
-"""Number of workers that may die or hang during a task before it ends the run."""
+"""Number of workers that may die or hang on a task before the run ends."""
 
 MAX_LISTED_SEEDS = 8
-"""Seeds that a message names at most."""
+"""Maximum number of seeds listed in a message."""
 
 
 class TaskQueue(Generic[Result]):
-    """Tasks 0, 1, 2, ... of a round, an episode each, and the workers that do them.
+    """Queue of episodes (tasks 0, 1, 2, ... of a round) for the workers of a pool.
 
-    Tasks of a worker that fails are given to others, or to the worker that takes its place. A task
-    that fails again after that ends the run: when its episode raised for the second time, or when
-    the third worker died or hung with it.
-
-    A worker has these methods: `describe()` gives the observation and action space of its
-    environments; `begin_round(*args)` begins a round; `advance(tasks)` takes tasks over, continues
-    with all of its tasks for a while, and returns results; `drop()` forgets its tasks.
+    Tasks of a failed worker are repeated. The run ends if the episode of a task raises twice, or if
+    three workers die or hang during a task. Workers provide `describe()` (observation and action
+    space), `begin_round(*args)`, `advance(tasks)`, which accepts tasks, continues all of them for a
+    while and returns results, and `drop()`, which discards all tasks.
 
     Args:
-        pool: The workers, which were just made. It is closed if one fails.
-        slots: Tasks that a worker does at a time, >= 1.
-        number_of: Gives the number of the task of a result.
+        pool: Newly created workers. The pool is closed if a worker fails.
+        slots: Number of tasks that a worker runs at a time (>= 1).
+        number_of: Returns the task number of a result.
 
     Attributes:
-        capacity: Tasks that all workers do at a time.
-        most_tasks: Tasks that a worker has at most; some wait, so that no slot is empty while
-            messages travel.
-        next: The first task that was not given to anybody.
+        capacity: Number of tasks that all workers together run at a time.
+        most_tasks: Maximum number of tasks per worker; some wait, to keep all slots busy.
+        next: Number of the next new task.
         spaces: Observation and action space of one environment.
 
     Raises:
-        MazeTrainError: If a worker cannot be made.
-        SpaceError: If the environments differ in their spaces.
+        MazeTrainError: If a worker cannot be created.
+        SpaceError: If the spaces of the environments differ.
     """
 
     def __init__(self, pool: WorkerPool, slots: int, number_of: Callable[[Result], int]) -> None:
@@ -78,19 +74,19 @@ class TaskQueue(Generic[Result]):
             raise
 
     def set_up(self, method: str, *args: Any) -> None:
-        """Make every worker call a method now, and later each replacement of a worker."""
+        """Call a method of every worker now, and of every restarted worker later."""
         self._setup.append((method, args))
-        self._pool.call_all(method, *args)  # waited for, so that no worker begins before others
+        self._pool.call_all(method, *args)  # Waits, so that all workers start a round together.
 
     def begin(
         self, *args: Any, task_of: Callable[[int], Any], seed_of: Callable[[int], int]
     ) -> None:
-        """Begin a round; `drop` comes before it, unless it is the first one.
+        """Begin a round. Call `drop` first, except before the first round.
 
         Args:
-            *args: What `begin_round` of the workers gets.
-            task_of: Gives the description of a task for its worker, by number.
-            seed_of: Gives the seed of a task.
+            *args: Arguments of the workers' `begin_round`.
+            task_of: Returns the description of a task, given its number.
+            seed_of: Returns the seed of a task.
         """
         self._round, self._task_of, self._seed_of = args, task_of, seed_of
         self.next = 0
@@ -98,12 +94,12 @@ class TaskQueue(Generic[Result]):
             state.in_round = False
 
     def drop(self) -> None:
-        """Forget all tasks."""
+        """Discard all tasks."""
         for index in range(len(self._pool)):
             state = self._states[index]
             if state.tasks and not state.preparations:
                 self._pool.cancel(index)
-                # Not as many as there are handlers: an interrupt may come between call and handler.
+                # Not the number of handlers: an interrupt may come between call and handler.
                 state.handlers = deque([_ignored] * self._pool.pending(index))
                 self._call(index, _ignored, "drop")
             state.tasks.clear()
@@ -112,15 +108,15 @@ class TaskQueue(Generic[Result]):
         self._deaths.clear()
 
     def advance(self, limit: int, take: Callable[[Result], object]) -> None:
-        """Hand out tasks, and wait a while for results; repair workers that failed.
+        """Assign tasks, receive the available results, and restart failed workers.
 
         Args:
-            limit: Tasks 0, ..., limit - 1 are done; it never falls within a round.
-            take: Called with each result at once, since another worker may fail meanwhile.
+            limit: Run tasks 0, ..., limit - 1. It must not decrease within a round.
+            take: Called with each result immediately, because another worker may fail afterwards.
 
         Raises:
-            MazeTrainError: If a worker failed and is not to be started again.
-            SpaceError: If the environments of a new worker differ in their spaces.
+            MazeTrainError: If a worker failed and cannot be restarted.
+            SpaceError: If the environments of a restarted worker have different spaces.
         """
         given = self.hand_out(limit)
         for index, state in enumerate(self._states[: len(self._pool)]):
@@ -131,12 +127,12 @@ class TaskQueue(Generic[Result]):
             try:
                 result = self._pool.receive(index)
             except WorkerFailedError as failure:
-                # Without its frames, which would keep this object alive.
+                # Drop the frames of the traceback: they would keep this object alive.
                 self._repair(failure.with_traceback(None))
                 continue
             except BaseException:
                 handlers = self._states[index].handlers
-                # An interrupt may come before the result was taken.
+                # An interrupt may occur before the result has been received.
                 if len(handlers) > self._pool.pending(index):
                     handlers.popleft()
                 raise
@@ -144,7 +140,7 @@ class TaskQueue(Generic[Result]):
                 take(found)
 
     def hand_out(self, limit: int) -> dict[int, list[int]]:
-        """Give tasks to those workers that have the fewest, those first that were given before.
+        """Assign tasks to the workers with the fewest tasks, starting with tasks to repeat.
 
         Returns:
             The new tasks of each worker.
@@ -181,15 +177,15 @@ class TaskQueue(Generic[Result]):
         return results
 
     def _repair(self, failure: WorkerFailedError) -> None:
-        """Start a worker again, and have its tasks done again.
+        """Restart a worker, and repeat its tasks.
 
         Raises:
-            MazeTrainError: If it is not to be started again.
+            MazeTrainError: If the worker cannot be restarted.
         """
         index = failure.index
         state = self._states[index]
         description = failure.text + self._blame(state, failure)
-        outlook = f"and its {len(state.tasks)} episodes are played again, with the same numbers"
+        outlook = f"and its {len(state.tasks)} episodes are played again, with the same seeds"
         self._again = sorted([*self._again, *state.tasks])
         self._states[index] = _WorkerState()
         self._pool.restart(failure, description, outlook)
@@ -198,12 +194,12 @@ class TaskQueue(Generic[Result]):
             self._prepare(index, method, *args)
 
     def _prepare(self, index: int, method: str, *args: Any) -> None:
-        """Call a method before a worker gets tasks: dropping these must not cancel it."""
+        """Call a method before a worker gets tasks; `drop` does not cancel such a call."""
         self._states[index].preparations += 1
         self._call(index, partial(self._prepared, index), method, *args)
 
     def _prepared(self, index: int, spaces: tuple[Any, Any] | None) -> list[Result]:
-        """Note a call that comes before the tasks of a worker; a new one describes its spaces."""
+        """Handle the result of a preparation; `describe` returns the spaces of a new worker."""
         if spaces is not None:
             self._check_spaces(index, spaces)
         self._states[index].preparations -= 1
@@ -213,7 +209,7 @@ class TaskQueue(Generic[Result]):
         check_spaces(index * self._slots, spaces, self.spaces)
 
     def _blame(self, state: _WorkerState, failure: WorkerFailedError) -> str:
-        """Count the failure for the tasks that may have caused it; returns text about them."""
+        """Count the failure for the tasks that may have caused it; return text for the message."""
         if not state.tasks:
             return ""
         if failure.seed is None:
@@ -235,17 +231,17 @@ class TaskQueue(Generic[Result]):
 
 
 class _WorkerState:
-    """Tasks and calls of a worker.
+    """Tasks and pending calls of a worker.
 
     Attributes:
-        preparations: Calls that come before the first task.
+        preparations: Number of pending calls that precede the first task.
     """
 
     def __init__(self) -> None:
         self.preparations = 0
         self.in_round = False
         self.tasks: set[int] = set()
-        # What to do with the results of its calls.
+        # One handler per pending call, called with its result.
         self.handlers: deque[Callable[[Any], list[Any]]] = deque()
 
 

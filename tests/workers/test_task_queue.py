@@ -140,7 +140,7 @@ def test_tasks_of_a_worker_that_fails_come_first() -> None:
     assert script.pool.seen[1][-4:] == ["describe", "set_up", "begin_round", "advance"]
     ((index, told, outlook),) = script.pool.told
     assert (index, told) == (1, "it failed; it had the episodes with the seeds 101")
-    assert outlook == "and its 1 episodes are played again, with the same numbers"
+    assert outlook == "and its 1 episodes are played again, with the same seeds"
 
 
 def test_tasks_that_are_dropped() -> None:
@@ -247,5 +247,5 @@ def test_tasks_that_are_done_are_not_blamed() -> None:
     script.queue.drop()
     script.fail(0)
     assert script.pool.told[-1] == (
-        0, "it failed", "and its 0 episodes are played again, with the same numbers",
+        0, "it failed", "and its 0 episodes are played again, with the same seeds",
     )  # fmt: skip
