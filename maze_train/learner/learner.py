@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
+from maze_train.core.conversion import convert
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
@@ -538,7 +539,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 `[[0, v0], [t1, v1], ...]`; None: an optimizer of PyTorch keeps its own.
 
         Raises:
-            ConfigError: If the name is taken, or another optimizer owns one of the parameters.
+            ConfigError: If the name is taken, another optimizer owns one of the parameters, or the
+                learning rate is neither a number nor a schedule.
         """
         check_free(self.optimizers, module_id, name, params)
         config, factors = self.config_of(module_id), self.settings.lr_factors
@@ -546,7 +548,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.optimizers[module_id, name] = ModuleOptimizer(
                 params,
                 optimizer,
-                lr_or_lr_schedule,
+                convert(lr_or_lr_schedule, float | Schedule | None, "lr"),
                 groups=self.modules.grouped(module_id, params, factors, self.freeze_rules()),
                 lr_scheduler=gradient_settings(config).lr_scheduler,
                 clipping=(config.max_grad_norm, getattr(config, "grad_clip_by", "global_norm")),

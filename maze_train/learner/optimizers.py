@@ -100,8 +100,7 @@ class ModuleOptimizer:
         params: Parameters of one dtype, on their final device.
         node: `{_target_: torch.optim.Adam, eps: 1e-5, ...}`, or an optimizer of PyTorch of these
             parameters, which keeps its groups.
-        lr: Learning rate, its schedule, or the points of it, see `Schedule.from_list`; None: an
-            optimizer of PyTorch keeps its own.
+        lr: Learning rate or its schedule; None: an optimizer of PyTorch keeps its own.
         key: Name of the setting for error messages.
         groups: The parameters in groups, each after its factor of the learning rate; None: one.
         lr_scheduler: Class and arguments of a scheduler of PyTorch; None: none.
@@ -116,7 +115,7 @@ class ModuleOptimizer:
         self,
         params: Sequence[nn.Parameter],
         node: Mapping[str, Any] | torch.optim.Optimizer,
-        lr: float | Schedule | Sequence[Sequence[float]] | None,
+        lr: float | Schedule | None,
         key: str = "algorithm.optimizer",
         groups: Sequence[tuple[float, Sequence[nn.Parameter]]] | None = None,
         lr_scheduler: Mapping[str, Any] | None = None,
@@ -124,7 +123,7 @@ class ModuleOptimizer:
     ) -> None:
         self.params = [p for p in params if p.requires_grad]
         self.clipping = clipping
-        self.lr = Schedule.from_list(lr) if isinstance(lr, Sequence) else lr
+        self.lr = lr
         self._adapted_lr: float | None = None
         groups = [(1.0, self.params)] if groups is None else groups
         trained = [(factor, [p for p in group if p.requires_grad]) for factor, group in groups]
