@@ -1,8 +1,8 @@
-"""Functional environments of JAX as simulators: Brax, MuJoCo Playground, gymnax, custom ones.
+"""Simulators of functional JAX environments: Brax, MuJoCo Playground, gymnax and custom ones.
 
-Such an environment keeps no state: `reset(key) -> state`, `step(state, action) -> state`,
-where a state is a pytree with `obs`, `reward` and `done`. Here many of them step in one compiled
-function, and tensors share the memory of their arrays (DLPack).
+A functional environment is stateless: `reset(key) -> state` and `step(state, action) -> state`,
+where the state is a pytree with `obs`, `reward` and `done`. One compiled function steps all copies,
+and PyTorch tensors share memory with the JAX arrays (DLPack).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ EXTRA = "jax"
 
 @dataclass(frozen=True)
 class FunctionalEnv:
-    """A functional environment of any package."""
+    """Functional environment in a package-independent form."""
 
     reset: Callable[[Any], Any]
-    """Returns the first state for a key: a pytree with `obs`, `reward` and `done`."""
+    """Returns the initial state for a key: a pytree with `obs`, `reward` and `done`."""
     step: Callable[[Any, Any], Any]
-    """Returns the state after a state and an action."""
+    """Returns the next state for a state and an action."""
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     max_episode_steps: int | None = None
-    """Steps after which an episode is truncated; None: never."""
+    """Maximum number of steps of an episode; None disables truncation."""
     render: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-    """Returns a picture of each state; None: it draws none."""
+    """Returns an image for each state; None if rendering is not supported."""
 
 
 class FunctionalSimulator(Simulator):
     """B copies of a functional environment, stepped by one compiled function.
 
-    Episode e of environment i begins with the key `fold_in(fold_in(key(seed), i), e)`. If it ends,
-    the next one begins in the same step.
+    Episode e of environment i starts from the key `fold_in(fold_in(key(seed), i), e)`. When an
+    episode ends, the next one begins in the same step.
 
     Args:
         env: The environment.
@@ -55,7 +55,7 @@ class FunctionalSimulator(Simulator):
         name: Name in messages.
 
     Raises:
-        ConfigError: If JAX does not have the device.
+        ConfigError: If the device is not available to JAX.
     """
 
     can_be_restored = True
@@ -74,7 +74,7 @@ class FunctionalSimulator(Simulator):
         self._carry: Any = None
 
     def reset(self, seed: int) -> TensorTree:
-        """Begin new episodes everywhere."""
+        """Begin a new episode in every environment."""
         with self._jax.default_device(self._place):
             self._carry = self._begin(self._jax.random.PRNGKey(seed))
         return self._tensors(self._carry["state"].obs)
@@ -96,9 +96,9 @@ class FunctionalSimulator(Simulator):
         return tree_map(from_dlpack, flat_leaves(self._observation, obs))
 
     def render(self) -> Any:
-        """Return the picture that `render([state])` of the environment draws of its first copy.
+        """Return an image of the first environment, rendered by `env.render([state])`.
 
-        MuJoCo Playground draws its states, Brax those of its physics.
+        MuJoCo Playground renders its states; Brax renders their `pipeline_state`.
         """
         if self._env.render is None:
             return None
@@ -111,14 +111,14 @@ class FunctionalSimulator(Simulator):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the leaves of the state, a pytree, as arrays."""
+        """Return the leaves of the state pytree as arrays."""
         return {"leaves": [np.asarray(leaf) for leaf in self._jax.tree.leaves(self._carry)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the episodes of `state`.
+        """Restore the running episodes from `state`.
 
         Raises:
-            EnvError: If the state is of another environment or number of environments.
+            EnvError: If the state has other shapes or dtypes than this simulator.
         """
         jax = self._jax
         expected = jax.eval_shape(self._begin, jax.random.PRNGKey(0))
@@ -135,7 +135,7 @@ class FunctionalSimulator(Simulator):
 def functions(
     jax: Any, env: FunctionalEnv, num_envs: int
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the functions that begin all episodes, and that step all environments."""
+    """Return a function that begins all episodes and one that steps all environments."""
     jnp, limit = jax.numpy, env.max_episode_steps
 
     def begin_episodes(root: Any, episodes: Any) -> Any:
@@ -158,10 +158,10 @@ def functions(
 
         def chosen(new: Any, old: Any) -> Any:
             if old.shape[:1] != (num_envs,):
-                return old  # what all environments share, as in the data of MuJoCo Warp
+                return old  # shared by all environments, as the data of MuJoCo Warp
             return jnp.where(ended.reshape(-1, *[1] * (old.ndim - 1)), new.astype(old.dtype), old)
 
-        # A condition on one number is a branch: nothing is computed in steps that end no episode.
+        # A scalar condition compiles to a branch, so resets cost nothing if no episode ended.
         following = jax.lax.cond(
             ended.any(),
             lambda: jax.tree.map(chosen, begin_episodes(carry["root"], episodes), state),
@@ -186,13 +186,13 @@ def functions(
 
 
 def numbers_of(state: Any, num_envs: int) -> dict[str, Any]:
-    """Return the numbers by name that a state reports, `[B]` each: Brax's `metrics`."""
+    """Return the metrics of a state that have shape `[B]`, by name (`metrics` in Brax)."""
     metrics = offered(state, ["metrics"]).get("metrics") or {}
     return {key: value for key, value in metrics.items() if value.shape == (num_envs,)}
 
 
 def as_array_of(jax: Any) -> Callable[[torch.Tensor], Any]:
-    """Return a function that converts a tensor to an array of JAX, whose integers have 32 bits."""
+    """Return a function that converts a tensor to a JAX array, with int64 as int32."""
 
     def convert(x: torch.Tensor) -> Any:
         x = x.int() if x.dtype == torch.int64 else x
@@ -202,10 +202,10 @@ def as_array_of(jax: Any) -> Callable[[torch.Tensor], Any]:
 
 
 def jax_device(jax: Any, device: torch.device) -> Any:
-    """Return the device of JAX for a device of PyTorch.
+    """Return the JAX device for a PyTorch device.
 
     Raises:
-        ConfigError: If JAX does not have it.
+        ConfigError: If the device is not available to JAX.
     """
     kind = "gpu" if device.type == "cuda" else device.type
     try:
@@ -218,7 +218,7 @@ def jax_device(jax: Any, device: torch.device) -> Any:
 # -- interfaces of packages ----------------------------------------------------------------------
 
 GYMNAX = ("default_params", "reset_env", "step_env")
-"""Attributes of environments of gymnax and Craftax."""
+"""Attributes that identify environments of gymnax and Craftax."""
 
 BRAX = (
     "num_envs",
@@ -229,16 +229,17 @@ BRAX = (
     "max_episode_steps",
     "render",
 )
-"""Attributes that are read of environments in the style of Brax, which have no `num_envs`."""
+"""Attributes read from Brax-style environments; `num_envs` identifies other environments."""
 
 
 def functional_env(env: Any, limit: int | None = None) -> FunctionalEnv | None:
-    """Return the functional form of an environment; None: it is not functional.
+    """Convert an environment to its functional form; return None if it is not functional.
 
     Args:
-        env: In the style of gymnax, or of Brax: `reset(key)` and `step(state, action)`, and
-            `observation_space` and `action_space` of gymnasium, or sizes.
-        limit: Steps after which an episode is truncated unless the environment has a limit.
+        env: Environment in the style of gymnax, or of Brax with `reset(key)` and `step(state,
+            action)`. The latter declares Gymnasium spaces (`observation_space`, `action_space`) or
+            sizes.
+        limit: Maximum number of steps of an episode if the environment declares none.
     """
     if isinstance(env, FunctionalEnv):
         return env
@@ -260,7 +261,7 @@ def functional_env(env: Any, limit: int | None = None) -> FunctionalEnv | None:
 
 
 def space_of_size(size: Any) -> spaces.Space[Any]:
-    """Return the unbounded space of a size of observations: an int, a shape, or several by name."""
+    """Return an unbounded Box for an observation size: an int, a shape, or a mapping of sizes."""
     if isinstance(size, Mapping):
         return spaces.Dict({key: space_of_size(part) for key, part in size.items()})
     shape = (size,) if isinstance(size, (int, np.integer)) else tuple(size)
@@ -268,7 +269,7 @@ def space_of_size(size: Any) -> spaces.Space[Any]:
 
 
 class GymnaxState(NamedTuple):
-    """State of an environment of gymnax between two steps."""
+    """State of a gymnax environment."""
 
     inner: Any
     key: Any
@@ -278,22 +279,22 @@ class GymnaxState(NamedTuple):
 
 
 GYMNAX_LIMITS = ("max_steps_in_episode", "max_timesteps")
-"""Parameters that limit the steps of an episode: of gymnax, and of Craftax."""
+"""Parameters of gymnax and Craftax that limit the steps of an episode."""
 
 
 def gymnax_env(env: Any, params: Any, changes: Mapping[str, Any]) -> FunctionalEnv:
-    """Return the functional form of an environment of gymnax, whose functions take a key.
+    """Convert an environment of gymnax, whose functions take a random key, to its functional form.
 
     Args:
         env: The environment.
-        params: Its parameters.
-        changes: Values of some parameters.
+        params: Default parameters of the environment.
+        changes: Parameters to replace.
     """
     jax = import_extra("jax", EXTRA, "gymnax")
     params = params.replace(**changes)
     limit = None
     for name, value in [*offered(params, GYMNAX_LIMITS).items()][:1]:
-        # Its own limit would end episodes as if the state were terminal: it is never reached.
+        # gymnax would report its time limit as termination, so it is disabled.
         limit, params = int(value), params.replace(**{name: 2**30})
 
     def reset(key: Any) -> GymnaxState:
@@ -311,7 +312,7 @@ def gymnax_env(env: Any, params: Any, changes: Mapping[str, Any]) -> FunctionalE
 
 
 def gymnasium_space(space: Any) -> spaces.Space[Any]:
-    """Return a space of gymnax as one of gymnasium."""
+    """Convert a gymnax space to a Gymnasium space."""
     match offered(space, ("spaces", "n")):
         case {"spaces": parts}:
             named = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
@@ -329,23 +330,23 @@ def gymnasium_space(space: Any) -> spaces.Space[Any]:
 
 
 def brax(name: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
-    """Return an environment of Brax (Freeman et al. 2021), with its usual limit of steps."""
+    """Return a Brax environment (Freeman et al. 2021) with the usual limit of 1000 steps."""
     envs = import_extra("brax", EXTRA, f"brax:{name}", "brax.envs")
     return functional_env(envs.get_environment(name, **kwargs), 1000)
 
 
 def playground(name: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
-    """Return an environment of MuJoCo Playground (Zakka et al. 2025), with its limit of steps."""
+    """Return a MuJoCo Playground environment (Zakka et al. 2025) with its step limit."""
     registry = import_extra("mujoco_playground", EXTRA, f"playground:{name}").registry
     limit = int(registry.get_default_config(name).episode_length)
     return functional_env(registry.load(name, **kwargs), limit)
 
 
 def gymnax(name: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
-    """Return an environment of gymnax (Lange 2022), with its limit of steps."""
+    """Return a gymnax environment (Lange 2022) with its step limit."""
     env, params = import_extra("gymnax", EXTRA, f"gymnax:{name}").make(name)
     return gymnax_env(env, params, kwargs)
 
 
 SUITES = {"brax": brax, "gymnax": gymnax, "playground": playground}
-"""Packages of functional environments, by the first part of an id."""
+"""Packages of functional environments, by the prefix of an id."""

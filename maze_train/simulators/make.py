@@ -1,4 +1,4 @@
-"""Builds the simulator that settings name."""
+"""Builds the simulator selected by the settings."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ def make_simulator(
     """Build a simulator.
 
     Args:
-        env_id: `brax:<name>`, `gymnax:<name>` or `playground:<name>`; None: there is a target.
-        target: Class or function of a vector environment of tensors or of a functional environment
-            of JAX, which gets `num_envs` and `device` if it takes them; None: there is an id.
+        env_id: `brax:<name>`, `gymnax:<name>` or `playground:<name>`; None if `target` is given.
+        target: Class or function that returns a vector environment of tensors or a functional JAX
+            environment. It receives `num_envs` and `device` if it accepts them. None if `env_id` is
+            given.
         kwargs: Arguments of the environment.
         num_envs: Number of environments.
-        device: Where it computes, if it takes that.
-        max_episode_steps: Steps after which an episode is truncated; None: as the environment says.
-        at_most: The same, where it is less and the environment takes one; None: no such limit.
+        device: Device of the environments, if they accept it.
+        max_episode_steps: Maximum length of an episode; None selects the environment's default.
+        at_most: Upper bound on `max_episode_steps`, if the environment accepts a limit; None
+            disables it.
 
     Raises:
-        ConfigError: If the name is unknown, or the environment refuses a setting.
-        EnvError: If it cannot be built, or is neither of the two kinds.
-        MissingExtraError: If a package that it needs is not installed.
+        ConfigError: If the name is unknown, or the environment rejects a setting.
+        EnvError: If it cannot be built, or is of neither kind.
+        MissingExtraError: If a required package is not installed.
     """
     device = torch.device(device)
     name = env_id or str(target)
@@ -64,14 +66,14 @@ def make_simulator(
     if simulator.num_envs != num_envs:
         simulator.close()
         raise EnvError(
-            f"{name} has {simulator.num_envs} environments, expected {num_envs}: it has to build "
-            "the number that its argument num_envs says, or set runner.concurrency to its number"
+            f"{name} has {simulator.num_envs} environments, expected {num_envs}: build as many as "
+            "the argument num_envs requests, or set runner.concurrency to match"
         )
     return simulator
 
 
 def from_suite(env_id: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
-    """Return a functional environment by name."""
+    """Return a functional environment by its id."""
     suite, _, name = env_id.partition(":")
     if suite not in SUITES:
         known = ", ".join(f"{key}:<name>" for key in SUITES)
@@ -81,7 +83,7 @@ def from_suite(env_id: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
         return SUITES[suite](name, kwargs)
     except MazeTrainError:
         raise
-    except Exception as error:  # each package refuses names and arguments in its own way
+    except Exception as error:  # each package raises different errors
         problem = f"{suite} cannot build it: {type(error).__name__}: {error}"
         raise ConfigError("env", problem, env_id) from error
 
@@ -94,7 +96,7 @@ def built(
     max_episode_steps: int | None,
     at_most: int | None,
 ) -> Any:
-    """The environment of a class or function; the smallest limit of steps counts."""
+    """Build the environment of a class or function, with the smallest limit on steps."""
     make = maker_of(target, "env._target_")
     parameters = inspect.signature(make).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -109,5 +111,5 @@ def built(
         return make(**{**given, **kwargs})
     except MazeTrainError:
         raise
-    except Exception as error:  # whatever it raises
+    except Exception as error:  # third-party code may raise anything
         raise EnvError(f"{target} could not be built: {type(error).__name__}: {error}") from error

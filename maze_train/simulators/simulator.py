@@ -1,4 +1,4 @@
-"""Many environments that take and give tensors on one device."""
+"""Base class of vectorized simulators that exchange tensors on one device."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from maze_train.spaces.describe import FlatView
 
 
 class Simulator(ABC):
-    """B environments that step together, take tensors and give tensors on one device.
+    """B environments that step together and exchange tensors on one device.
 
-    An episode that ends is followed by the next one in the same step. Observations and actions are
-    one tensor, or one flat mapping of tensors (keys joined by `/`). Nothing waits for the device.
+    When an episode ends, the next one begins in the same step. Observations and actions are one
+    tensor, or one flat mapping of tensors (keys joined by `/`). No method synchronises the device.
 
     Attributes:
         num_envs: B.
-        device: Where all tensors lie.
+        device: Device of all tensors.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
-        can_be_restored: Whether `state_dict` gives the running episodes.
-        truncation: Target of the value at a time limit if the simulator does not give the last
-            observation, see `EnvConfig.truncation`.
-        has_lasting_state: Whether that state holds more than a reset begins anew.
+        can_be_restored: Whether `state_dict` can save the running episodes.
+        truncation: Value target at a time limit if the simulator does not return final
+            observations; see `EnvConfig.truncation`.
+        has_lasting_state: Whether the saved state contains more than a reset initialises.
         name: Name in messages.
-        replaced_ends: Whether `truncation` has replaced the end of an episode, as a bool tensor on
-            the device once there may have been one.
+        replaced_ends: Whether `truncation` has replaced the end of any episode; once an episode may
+            have been truncated, a bool tensor on the device.
     """
 
     num_envs: int
@@ -48,16 +48,16 @@ class Simulator(ABC):
 
     @abstractmethod
     def reset(self, seed: int) -> TensorTree:
-        """Begin new episodes everywhere; returns the first observations, `[B, ...]`."""
+        """Begin a new episode in every environment; return the first observations, `[B, ...]`."""
 
     def step(self, actions: TensorTree) -> StepBatch[Tensor]:
         """Step every environment once, and apply `truncation`.
 
         Args:
-            actions: As the action space says, `[B, ...]`.
+            actions: Actions in the action space, `[B, ...]`.
 
         Returns:
-            `final_obs` is None if the simulator does not give the last observations.
+            The step. `final_obs` is None if the simulator does not return final observations.
         """
         batch = self._step(actions)
         if batch.final_obs is None and self.truncation == "as_termination":
@@ -71,11 +71,11 @@ class Simulator(ABC):
         """Step every environment once; see `step`."""
 
     def reset_arrays(self, seed: int) -> dict[str, Array]:
-        """As `reset`; returns copies of the first observations as arrays by leaf."""
+        """Like `reset`, but return the first observations as NumPy arrays by leaf."""
         return arrays_of(self.reset(seed))
 
     def step_arrays(self, actions: Mapping[str, Array]) -> StepBatch[Array]:
-        """As `step`, with arrays by leaf; numbers by name are there if an episode ended."""
+        """Like `step`, with NumPy arrays by leaf; `columns` is filled only if an episode ended."""
         parts = {
             key: torch.from_numpy(np.ascontiguousarray(part)).to(self.device)
             for key, part in actions.items()
@@ -91,40 +91,40 @@ class Simulator(ABC):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The running episodes as arrays and tensors.
+        """Return the state of the running episodes as arrays and tensors.
 
         Raises:
-            EnvError: If the simulator does not give them: `can_be_restored` is false.
+            EnvError: If `can_be_restored` is False.
         """
-        raise EnvError(f"{self.name} does not give the state of its episodes")
+        raise EnvError(f"{self.name} cannot save the state of its episodes")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the episodes of `state`.
+        """Restore the running episodes from `state`.
 
         Raises:
-            EnvError: If the simulator cannot.
+            EnvError: If `can_be_restored` is False.
         """
-        raise EnvError(f"{self.name} takes no state of episodes")
+        raise EnvError(f"{self.name} cannot restore the state of its episodes")
 
     def render(self) -> Any:
-        """A picture `[height, width, 3]` of the first environment; None: it cannot be drawn."""
+        """Return an image `[height, width, 3]` of the first environment; None if not supported."""
         return None
 
     def close(self) -> None:  # noqa: B027 (most hold nothing)
-        """Release what the simulator holds."""
+        """Release the resources of the simulator."""
 
 
 def offered(env: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return those attributes of a third-party object that it has, by name, in this order."""
+    """Return the attributes among `names` that a third-party object has, in this order."""
     return {name: getattr(env, name) for name in names if hasattr(env, name)}
 
 
 def arrays_of(tree: TensorTree) -> dict[str, Array]:
-    """Copies of tensors as arrays by leaf."""
+    """Copy tensors to NumPy arrays by leaf."""
     return {key: x.cpu().numpy().copy() for key, x in leaves_by_key(tree).items()}
 
 
 def flat_leaves(view: FlatView, value: Any) -> TensorTree:
-    """A value of a space as one tensor, or as one flat mapping of tensors."""
+    """Convert an element of a space to one tensor or a flat mapping of tensors."""
     leaves = leaves_by_key(value) if view.is_single else dict(view.read(value))
     return as_tree(leaves, not view.is_single)

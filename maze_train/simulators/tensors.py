@@ -1,4 +1,4 @@
-"""Vector environments of tensors in the style of gymnasium and of Isaac Lab."""
+"""Adapter for vector environments of tensors in the style of Gymnasium, Isaac Lab and rsl_rl."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from maze_train.simulators.simulator import Simulator, flat_leaves, offered
 from maze_train.spaces.describe import FlatView
 
 NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-"""Attributes of a vector environment of tensors."""
+"""Required attributes of a vector environment of tensors."""
 
 STATE = ("state_dict", "load_state_dict")
 OPTIONAL = (*STATE, "device", "render", "close")
-"""Further attributes that it may have."""
+"""Optional attributes."""
 
 FINAL_OBS, FINAL_INFO = ("final_obs", "final_observation"), "final_info"
 LOGS = ("log", "episode")
-"""Keys of an info with last observations, last infos, and mappings of further numbers."""
+"""Info keys of final observations, of final infos, and of nested mappings of metrics."""
 
 
 class TensorSimulator(Simulator):
-    """A vector environment of tensors that resets itself where an episode ends.
+    """Adapter for a vector environment of tensors with automatic reset.
 
-    `reset() -> (obs, info)`, `step(actions) -> (obs, rewards, terminated, truncated, info)`. Also
-    taken: the four results of rsl_rl, `(obs, rewards, dones, info)`, and `info["time_outs"]`, which
-    counts as truncation in both. True last observations are in `info["final_obs"]`, if there.
+    The environment has `reset() -> (obs, info)` and `step(actions) -> (obs, rewards, terminated,
+    truncated, info)`, or the rsl_rl form `step(actions) -> (obs, rewards, dones, info)`. In both,
+    `info["time_outs"]` counts as truncation, and `info["final_obs"]` holds the true final
+    observations.
 
     Args:
-        env: The vector environment, with `num_envs`, `single_observation_space` and
-            `single_action_space`; `device` says where its tensors lie (`cpu` without it). Its
-            running episodes can be kept if it has `state_dict` and `load_state_dict`.
+        env: The vector environment with `num_envs`, `single_observation_space` and
+            `single_action_space`. Its tensors are on `device` (default: `cpu`). Running episodes
+            can be saved if it has `state_dict` and `load_state_dict`.
         name: Name in messages.
 
     Raises:
-        EnvError: If it lacks one of these.
+        EnvError: If a required attribute is missing.
     """
 
     def __init__(self, env: Any, name: str) -> None:
@@ -65,7 +66,7 @@ class TensorSimulator(Simulator):
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
 
     def reset(self, seed: int) -> TensorTree:
-        """Begin new episodes; `seed` goes to `reset`, if that takes one, else to PyTorch."""
+        """Begin new episodes. If `env.reset` takes no seed, PyTorch is seeded instead."""
         if not self._takes_seed:
             torch.manual_seed(seed)
         result = self._env.reset(**({"seed": seed} if self._takes_seed else {}))
@@ -92,7 +93,7 @@ class TensorSimulator(Simulator):
             end.masked_fill_(terminated, TERMINATED)
         else:
             end = terminated.view(torch.uint8) * TERMINATED
-        # Time-outs win: simulators in the style of rsl_rl report them as ends as well.
+        # Time-outs take precedence, because rsl_rl environments also report them as `dones`.
         if (time_outs := info.get("time_outs")) is not None:
             end.masked_fill_(time_outs.bool(), TRUNCATED)
         final = next((info[key] for key in FINAL_OBS if info.get(key) is not None), None)
@@ -108,7 +109,7 @@ class TensorSimulator(Simulator):
         return flat_leaves(self._observation, obs)
 
     def _numbers(self, info: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the numbers of an info and its mappings; `final_info` takes precedence."""
+        """Return the scalars of an info and its nested mappings; `final_info` takes precedence."""
         found = {key: value for key, value in info.items() if key not in (*FINAL_OBS, FINAL_INFO)}
         for log in LOGS:
             if isinstance(found.get(log), dict):
@@ -123,27 +124,27 @@ class TensorSimulator(Simulator):
         return numbers | self._numbers(last) if isinstance(last, Mapping) else numbers
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that the environment gives."""
+        """Return the state of the environment."""
         return {"env": self._env.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the environment its state back."""
+        """Restore the state of the environment."""
         self._env.load_state_dict(state["env"])
 
     def render(self) -> Any:
-        """Return the picture that `render` of the environment gives."""
+        """Return the image rendered by the environment; None if not supported."""
         return self._render()
 
     def close(self) -> None:
-        """Close the environment, if it can be closed."""
+        """Close the environment if it has a method `close`."""
         self._close()
 
 
 def as_space(space: Any) -> spaces.Space[Any]:
-    """A space of gymnasium; a mapping of spaces is a Dict.
+    """Check a Gymnasium space; convert a mapping of spaces to a Dict.
 
     Raises:
-        SpaceError: If it is no space.
+        SpaceError: If it is not a space.
     """
     if isinstance(space, dict):
         return spaces.Dict({key: as_space(part) for key, part in space.items()})
