@@ -1,4 +1,4 @@
-"""Collects rollouts with actors that are waited for, instead of environments that are."""
+"""Collects rollouts synchronously with actors."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from maze_train.workers.places import Portable
 
 
 class ActorCollector(Collector):
-    """Lets every actor collect a rollout with the current weights, and joins them side by side.
+    """Collects one rollout per actor with the current weights, and joins them along the batch.
 
-    It takes the place of a `RolloutCollector`, with the same promises.
+    It has the interface and guarantees of `RolloutCollector`.
 
     Args:
         actors: The actors.
         model: The acting model.
-        make_model: Builds a model of the same layout, in whatever process.
-        num_steps: T.
+        make_model: Builds a model of the same architecture in any process.
+        num_steps: Number of steps T per rollout.
         env_seed: Seed of the episodes of all actors.
-        action_seed: Seed of their actions.
-        on_lost: Called with the environments, `[B]` bool, whose episodes were lost with an actor,
-            before anybody learns from the next rollout.
+        action_seed: Seed of the actions of all actors.
+        on_lost: Called with the mask `[B]` of environments whose episodes were lost with an actor,
+            before the next rollout is used for learning.
         allow_new_episodes: See `RolloutCollector`.
         info_keys: See `RolloutCollector`.
     """
@@ -65,7 +65,7 @@ class ActorCollector(Collector):
         self._has_begun = False
 
     def _begin(self) -> DistributedActors:
-        """Make room for rollouts, unless there is."""
+        """Set up the actors on the first call."""
         if not self._has_begun:
             self._has_begun = True
             policy = replace(
@@ -83,15 +83,15 @@ class ActorCollector(Collector):
     def collect_steps(
         self, model: nn.Module, meanwhile: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
-        """Let every actor collect T steps.
+        """Collect T steps with every actor.
 
         Args:
-            model: The acting model, the same each time.
-            meanwhile: Called once, with gradients enabled, while the actors act with their copies
-                of the weights.
+            model: The acting model; must be the one passed to the constructor.
+            meanwhile: Called once, with gradients enabled, while the actors collect with their
+                copies of the weights.
 
         Returns:
-            The rollout, in separate memory, and the episodes that ended in it.
+            The rollout, which does not share memory with later ones, and the episodes that ended.
         """
         assert model is self._model, "actors act with the model that they were made for"
         actors = self._begin()
@@ -104,13 +104,13 @@ class ActorCollector(Collector):
         return replace(rollout, weights_seq_no=None), gathered.episodes
 
     def state_dict(self) -> dict[str, Any]:
-        """State of each actor, and how often it started over; valid between two rollouts."""
+        """Return the state of each actor and its number of fresh starts; valid between rollouts."""
         state = self._begin().state_dict()
         kept = {name: state[name] for name in ("generations", "actors")}
         return {**kept, "turns": self.turns.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Continue from `state`; see `Collector`."""
+        """Restore from `state`; see `Collector`."""
         actors = self._begin()
         actors.load_state_dict({"counts": {}, "weights": None, "turn": 0, **state})
         lost, self.is_exact = actors.take_lost(), actors.is_exact

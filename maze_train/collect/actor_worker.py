@@ -1,4 +1,4 @@
-"""Workers that collect rollouts, and the weights that their learner sends them."""
+"""Workers that run actors, and the transfer of weights from the learner."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from maze_train.workers.pool import Worker, WorkerContext, check_spaces
 
 HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1
-"""Entries of the header: which of the two buffers is the newest, and a stamp for each of them.
+"""Header entries: index of the newest buffer, and the first of two stamps, one per buffer.
 
-A stamp is odd while the buffer is written.
+A stamp is odd while its buffer is being written.
 """
 
 SEQ_NO = "<weights_seq_no>"
-"""Key of the number of updates that the weights of a buffer have seen; no parameter has it."""
+"""Key of the update count of the weights in a buffer; no parameter has this name."""
 
 
 def weights_nbytes(model: nn.Module) -> int:
-    """Bytes that `WeightsWriter` and `WeightsReader` need for a model."""
+    """Return the number of bytes that `WeightsWriter` and `WeightsReader` need for a model."""
     return HEADER_NBYTES + 2 * _columns(model).nbytes
 
 
 def acting_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, without those of submodules that only the learner needs.
+    """Return the parameters and buffers needed for acting, by name.
 
-    A model names these in `learner_only`, and so do models within it, as those of several agents.
+    Submodules that a model, or a model within it, lists in `learner_only` are excluded.
     """
     left_out = tuple(
         f"{path}.{name}.".removeprefix(".")
@@ -64,22 +64,22 @@ def acting_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _columns(model: nn.Module) -> Columns:
-    """Columns of a buffer."""
+    """Return the columns of a buffer."""
     state = {key: value.detach().cpu().numpy() for key, value in acting_state(model).items()}
     return Columns.like({SEQ_NO: np.zeros(1, np.int64), **state})
 
 
 def _tensors(columns: Columns, memory: Any) -> dict[str, Tensor]:
-    """The tensors of a buffer."""
+    """Return the tensors of a buffer."""
     return {key: torch.from_numpy(x) for key, x in columns.arrays(memory).items()}
 
 
 class _SharedWeights:
-    """Two buffers and a header over the same memory in several processes.
+    """Double buffer of weights with a header, in memory shared by several processes.
 
-    The writer fills the buffer that is not the newest one and then says that it is. A reader that
-    was so slow that its buffer is written again sees that by the stamp, and reads once more. No one
-    ever waits for a lock, so that no process can leave one behind.
+    The writer fills the older buffer, then marks it as the newest. A reader detects from the stamp
+    that its buffer was overwritten while reading, and reads again. There are no locks, so a killed
+    process cannot block the others.
     """
 
     def __init__(self, nbytes: int, memory: Any) -> None:
@@ -91,10 +91,10 @@ class _SharedWeights:
         self._fence = threading.Lock()
 
     def fence(self) -> None:
-        """Order memory accesses: those before the fence are done before those after it.
+        """Order memory accesses: all accesses before the fence precede all accesses after it.
 
-        Processors may reorder the accesses of a process, but none over the release of a lock and
-        the acquisition that follows it.
+        A processor may reorder the accesses of a process, but not across releasing and reacquiring
+        a lock.
         """
         for _ in range(2):
             with self._fence:
@@ -102,7 +102,7 @@ class _SharedWeights:
 
 
 class WeightsWriter(_SharedWeights):
-    """The learner's side: publishes the weights of its model.
+    """Learner side: publishes the weights of its model.
 
     Args:
         model: The model.
@@ -117,14 +117,14 @@ class WeightsWriter(_SharedWeights):
 
     @torch.no_grad()
     def publish(self, weights_seq_no: int) -> None:
-        """Make the weights as they are now those that readers get."""
-        # Asked for again each time: a module may replace its buffers.
+        """Publish the current weights to readers."""
+        # Read again each time, because a module may replace its buffers.
         state = {SEQ_NO: torch.tensor([weights_seq_no]), **acting_state(self._model)}
         for key, view in self._views[0].items():
             if state[key].shape != view.shape:
                 raise TrainingError(
                     f"{key} of the model has the shape {list(state[key].shape)}, had "
-                    f"{list(view.shape)} at the start: what is sent to actors keeps its shape"
+                    f"{list(view.shape)} at the start: the shapes of acting weights must not change"
                 )
 
         def write(target: int) -> None:
@@ -134,7 +134,7 @@ class WeightsWriter(_SharedWeights):
         self._write(write)
 
     def _write(self, write: Callable[[int], object]) -> None:
-        """Let `write` fill the buffer that is not the newest one, and make it that."""
+        """Let `write` fill the older buffer, and mark it as the newest."""
         header = self.header
         target = 1 - int(header[CURRENT])
         header[STAMPS + target] += 1
@@ -150,7 +150,7 @@ class WeightsWriter(_SharedWeights):
         return [self.buffers[int(self.header[CURRENT])].numpy(), self.header]
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights that readers get now, which may be older than those of the model."""
+        """Return the published weights, which may be older than the weights of the model."""
         current = int(self.header[CURRENT])
         return {"published": self.buffers[current].clone()}
 
@@ -160,14 +160,13 @@ class WeightsWriter(_SharedWeights):
 
 
 class WeightsReader(_SharedWeights):
-    """The actor's side: gives its model the newest weights.
+    """Actor side: loads the newest weights into its model.
 
-    The parameters of the model become views of one piece of memory, into which the weights are
-    copied at once.
+    The parameters of the model become views of one array, so that loading is a single copy.
 
     Args:
-        model: A model of the same layout, on the CPU.
-        memory: The memory of the writer.
+        model: A model of the same architecture, on the CPU.
+        memory: Memory of the writer.
     """
 
     def __init__(self, model: nn.Module, memory: Any) -> None:
@@ -184,7 +183,7 @@ class WeightsReader(_SharedWeights):
             parameters[key].data = self._buffers.pop(key)
 
     def load(self) -> int:
-        """Take the newest weights over; returns the updates that they have seen."""
+        """Load the newest weights; return their number of updates."""
         for seen in self._newest():
             if seen == self._seen:
                 return self.weights_seq_no
@@ -194,48 +193,48 @@ class WeightsReader(_SharedWeights):
                 break
         self.weights_seq_no = int(self._loaded_seq_no)
         if self._buffers:
-            # Not written in place: a module may derive something from its buffers.
+            # Buffers are not written in place: a module may cache values derived from them.
             self._model.load_state_dict(self._buffers, strict=False)
         return self.weights_seq_no
 
     def _newest(self) -> Iterator[tuple[int, int]]:
-        """The newest buffer and its stamp, again and again."""
+        """Yield the index and stamp of the newest buffer, repeatedly."""
         while True:
             current = int(self.header[CURRENT])
             self.fence()
             seen = (current, int(self.header[STAMPS + current]))
             self.fence()
-            # Else the stamp may be that of weights that are written but not published yet.
+            # Otherwise the stamp may belong to weights that are written but not yet published.
             if int(self.header[CURRENT]) == current:
                 yield seen
 
     def _is_whole(self, seen: tuple[int, int]) -> bool:
-        """Whether the buffer was not written again meanwhile."""
+        """Whether the buffer was not overwritten while it was read."""
         self.fence()
         current, stamp = seen
         return stamp % 2 == 0 and int(self.header[STAMPS + current]) == stamp
 
 
 MakeActorEnv: TypeAlias = Callable[..., MazeVectorEnv]
-"""Builds the environments of an actor, not reset yet: `make(first_env, can_be_restored=...)`.
+"""Builds the environments of an actor: `make(first_env, can_be_restored=...)`.
 
-`first_env` is the number of the first of them in messages; `can_be_restored` says whether their
-state will be asked for.
+`first_env` is the index of the first environment in messages; `can_be_restored` says whether the
+state of the environments will be requested. The environments are not reset yet.
 """
 
 
 @dataclass(frozen=True)
 class ActorPolicy:
-    """The policy of all actors.
+    """Settings of the policy of all actors.
 
     Attributes:
         make_model: Builds the policy.
-        num_steps: Steps T of each environment per rollout.
+        num_steps: Number of steps T of each environment per rollout.
         allow_new_episodes: See `RolloutCollector`.
         info_keys: See `RolloutCollector`.
         records_log_probs: See `RolloutCollector`.
         keeps_terminal_obs: See `RolloutCollector`.
-        returns_states: Whether each rollout comes with the state of its actor after it.
+        returns_states: Whether each rollout includes the state of its actor at the end.
     """
 
     make_model: Portable[Callable[[], nn.Module]]
@@ -251,8 +250,8 @@ class ActorPolicy:
 
         Args:
             model: The policy.
-            observation_space: That of one environment.
-            num_envs: Environments of an actor.
+            observation_space: Observation space of one environment.
+            num_envs: Number of environments per actor.
         """
         own = acting(model)
         log_probs = (len(own.agents),) if isinstance(own, JointModel) else ()
@@ -268,19 +267,19 @@ class ActorPolicy:
 
 @dataclass(frozen=True)
 class CollectedRollout:
-    """A rollout that an actor collected.
+    """Description of a rollout that an actor collected.
 
     Attributes:
-        actor: Its number.
-        slot: The slot that holds it.
-        weights_seq_no: Updates that the weights had seen which acted.
+        actor: Index of the actor.
+        slot: Index of the memory slot with the rollout.
+        weights_seq_no: Number of updates of the acting weights.
         num_final_obs: Number of final observations in the slot.
         has_gaps: Whether some rows are not transitions.
         episodes: Episodes that ended.
-        finished: Time, in seconds, of the clock of its machine.
-        env_s: Seconds that the environments took.
-        seconds: Seconds that it took, with the actions.
-        state: State of the actor after it, see `ActorPolicy.returns_states`.
+        finished: Wall-clock time on the machine of the actor, in seconds.
+        env_s: Time in seconds spent in the environments.
+        seconds: Total time in seconds.
+        state: State of the actor after the rollout, see `ActorPolicy.returns_states`.
     """
 
     actor: int
@@ -296,14 +295,14 @@ class CollectedRollout:
 
 
 class ActorWorker(Worker):
-    """Actors: each has environments, and collects rollouts of them with a policy.
+    """Worker that runs actors, each of which collects rollouts from its environments.
 
     Args:
         make_env: Builds the environments of one actor.
-        num_envs: How many environments each actor has.
-        actors: Numbers of the actors of this worker.
-        can_be_restored: Whether states will be asked for; None: unless the worker lives elsewhere.
-        context: Where they live.
+        num_envs: Number of environments per actor.
+        actors: Indices of the actors of this worker.
+        can_be_restored: Whether states will be requested; None: only if the worker is local.
+        context: Context of the worker.
     """
 
     def __init__(
@@ -327,10 +326,10 @@ class ActorWorker(Worker):
             raise
 
     def describe(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment.
+        """Return the observation and action space of one environment.
 
         Raises:
-            SpaceError: If other environments have other spaces.
+            SpaceError: If the spaces of the environments differ.
         """
         env, *others = self._envs.values()
         found = spaces_of(env)
@@ -347,23 +346,22 @@ class ActorWorker(Worker):
         weights: Any,
         slots: Any,
     ) -> list[tuple[Array, bool] | None]:
-        """Begin with a policy, whose parameters become those that the learner publishes.
+        """Set the policy. Its parameters follow the weights published by the learner.
 
         Args:
             policy: The policy.
-            spaces: Result of `describe` that the policy was made for.
-            seeds: Seeds of episodes and of actions of each actor.
-            states: State that each actor continues from, as `state_dict` returns it; None: it
-                begins new episodes.
-            weights: Memory that a `WeightsWriter` writes.
-            slots: Memory of equally many rollouts of each actor.
+            spaces: Spaces that the policy was built for; compared with `describe`.
+            seeds: Seeds of the episodes and of the actions of each actor.
+            states: State to restore for each actor, from `state_dict`; None begins new episodes.
+            weights: Memory of the `WeightsWriter`.
+            slots: Memory for rollouts, with equally many slots per actor.
 
         Returns:
-            For each actor that continues, which environments begin new episodes instead, `[E]`, and
-            whether all others continue exactly.
+            For each restored actor, a mask `[E]` of environments that began new episodes instead,
+            and whether all others continue exactly; None for the other actors.
 
         Raises:
-            SpaceError: If environments have other spaces.
+            SpaceError: If the spaces of the environments differ.
         """
         first = next(iter(self._envs.values()))
         check_spaces(first.first_env, self.describe(), spaces)
@@ -394,15 +392,15 @@ class ActorWorker(Worker):
             self._collectors[actor] = collector
             lost = None if state is None else collector.load_state_dict(state)
             continued.append(None if lost is None else (lost, collector.is_exact))
-            self._context.count()  # putting environments back may take long
+            self._context.count()  # restoring environments may take long
         return continued
 
     def collect(self, actor: int, slot: int) -> CollectedRollout:
-        """Let an actor collect a rollout with the newest weights into a slot.
+        """Collect a rollout of an actor with the newest weights into a slot.
 
         Args:
-            actor: Its number.
-            slot: Number of the slot among those of the actor.
+            actor: Index of the actor.
+            slot: Index of the slot among those of the actor.
         """
         began = time.perf_counter()
         seq_no, collector = self._weights.load(), self._collectors[actor]
@@ -423,12 +421,12 @@ class ActorWorker(Worker):
         )
 
     def written(self) -> list[Array]:
-        """The parts of a slot that the last rollout takes, once."""
+        """Return the arrays of the slot that the last rollout wrote; empty on the second call."""
         written, self._written = self._written, []
         return written
 
     def state_dict(self, actor: int) -> dict[str, Any]:
-        """State of the environments of an actor and of what is random."""
+        """Return the state of an actor's environments and random generators."""
         return self._collectors[actor].state_dict()
 
     def close(self) -> None:
@@ -437,5 +435,5 @@ class ActorWorker(Worker):
 
 
 def spaces_of(env: MazeVectorEnv) -> tuple[Any, Any]:
-    """Observation and action space of one environment, as the environment has them."""
+    """Return the observation and action space of one environment, before flattening."""
     return env.env_observation_space, env.single_action_space

@@ -1,4 +1,18 @@
-"""Actors: copies of the policy with environments, in this process or elsewhere."""
+"""Distributed actors, which collect rollouts in this process or in workers.
+
+Rollouts are collected in one of two modes:
+
+- ordered, always used in this process: the next actors in turn collect one rollout each when the
+  learner asks, with the weights published last. Results are reproducible.
+- unordered: actors collect while the learner learns. Each actor fills its memory slots in turn, and
+  pauses when all of them wait for the learner. No locks are held across processes.
+
+Exceptions of environments in this process propagate. If a remote actor raises, dies or hangs,
+training ends with a `WorkerError`, or its worker is restarted within the limit of the backend and
+the steps of the running rollout are dropped and counted. With `ActorPolicy.returns_states`, actors
+then continue from their state after the last rollout, so results do not change. Actors without
+states, and an actor that fails twice in a row, begin new episodes with other random numbers.
+"""
 
 from __future__ import annotations
 
@@ -35,24 +49,24 @@ from maze_train.workers.places import Place, Portable, ThisProcess
 from maze_train.workers.pool import Crew, WorkerFailedError, check_spaces, shares, worker_names
 
 SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
-"""Maps an actor and its number of restarts to its seeds of episodes and of actions."""
+"""Maps an actor and its number of fresh starts to the seeds of its episodes and actions."""
 
 CALLS = {
     "collect": "a step of a rollout",
     "set_policy": "building its policy or putting its environments back",
     "state_dict": "reporting its state",
 }
-"""Names of calls in messages."""
+"""Description of each method, for messages."""
 
 POLL_S = 0.1
-"""Longest sleep of the learner, in seconds, while it waits for actors."""
+"""Maximum time in seconds that the learner waits between checks for finished rollouts."""
 
 
 @dataclass
 class StepCounts:
-    """Counts of the steps of all actors: made = trained + queued + under way + dropped.
+    """Step counts of all actors: made = trained + queued + in progress + dropped.
 
-    Dropped are those that were lost with an actor or an episode, or in flight when a run stopped.
+    Steps are dropped if they are lost with an actor or an episode, or in flight when a run stops.
     """
 
     made: int = 0
@@ -61,23 +75,23 @@ class StepCounts:
 
     @property
     def in_flight(self) -> int:
-        """Number of steps in the queue and in running rollouts."""
+        """Number of steps in queued and unfinished rollouts."""
         return self.made - self.trained - self.dropped
 
 
 @dataclass(frozen=True)
 class GatheredRollouts:
-    """Rollouts of actors, as the learner gets them.
+    """Rollouts of actors for one update.
 
     Attributes:
-        rollouts: Rollouts of actors side by side, by module id, with the numbers of their weights.
+        rollouts: Rollouts joined along the batch, by module id, with the `weights_seq_no` of each.
         episodes: Episodes that ended in them.
-        lost: Environments whose episodes were lost with a worker since the last call, `[A * E]`
-            bool.
-        queue_before: Rollouts that waited when the learner asked.
-        queue_after: Rollouts that wait now.
-        waited_s: Seconds in which the learner had nothing to do.
-        env_s: Seconds that environments took, in the slowest worker.
+        lost: Mask `[A * E]` of environments whose episodes were lost with a worker since the last
+            call.
+        queue_before: Number of queued rollouts before the call.
+        queue_after: Number of queued rollouts after the call.
+        waited_s: Time in seconds that the learner waited.
+        env_s: Time in seconds spent in environments, in the slowest worker.
     """
 
     rollouts: dict[str, Rollout]
@@ -90,49 +104,35 @@ class GatheredRollouts:
 
 
 class DistributedActors:
-    """Actors of one learner, spread over workers in this process or elsewhere.
+    """Actors of one learner, distributed over local or remote workers.
 
-    An actor is a few environments and a copy of the policy; its rollouts do not depend on the
-    worker that it lives in. `gather` returns rollouts in one of two orders:
-
-    - ordered, always so in this process: the next actors in turn collect a rollout each when the
-      learner asks for it, with the weights that it published last. So results are reproducible.
-    - as they finish: actors act while the learner learns. Each actor has a few slots of memory for
-      its rollouts, fills one after the other, and pauses when all of them wait for the learner. No
-      one holds a lock that a process could leave behind.
-
-    In this process, what an environment raises goes through. Elsewhere, an actor that raises, dies
-    or hangs ends training with a `WorkerError`, or its worker is started again within the budget of
-    the place, and the steps of its running rollout are dropped and counted. If rollouts come with
-    states (`ActorPolicy.returns_states`), actors are then put back where they were after their last
-    rollouts, so that results do not change; an actor that makes its worker fail twice in a row, and
-    all actors without states, begin new episodes with other random numbers.
+    An actor is a copy of the policy with its environments. Its rollouts do not depend on its
+    worker.
 
     Args:
-        make_env: Builds the environments of one actor, where it lives.
-        num_actors: How many actors.
-        num_envs: Environments of each actor.
-        place: Where workers live; None: in this process.
-        num_workers: How many workers share out the actors; 0: one for each.
-        can_be_restored: Whether states will be asked for; None: in this process only.
+        make_env: Builds the environments of one actor, in its worker.
+        num_actors: Number of actors.
+        num_envs: Number of environments per actor.
+        place: Backend of the workers; None selects this process.
+        num_workers: Number of workers that share the actors; 0 selects one per actor.
+        can_be_restored: Whether states will be requested; None: only in this process.
 
     Attributes:
         pool: The workers.
-        busy_s: Seconds that all collected rollouts took.
-        slices: Numbers of the actors of each worker.
-        spaces: Observation and action space of one environment, as the environment has them.
-        env_observation_space: The first of them.
-        single_action_space: The second one.
-        writer: Writes the weights; there from `begin` on, as all that follows.
-        has_weights: Whether weights were published.
-        generations: How often each actor started over, with other random numbers.
-        states: State that each actor begins with when its worker is set up; None: with new
-            episodes.
-        counts: Counts of steps.
-        is_exact: Whether all environments continued exactly where a state says.
+        busy_s: Time in seconds spent on all collected rollouts.
+        slices: Indices of the actors of each worker.
+        spaces: Observation and action space of one environment, before flattening.
+        env_observation_space: The observation space.
+        single_action_space: The action space.
+        writer: Publishes the weights. It and the following attributes are available after `begin`.
+        has_weights: Whether weights have been published.
+        generations: Number of times each actor started over with new random numbers.
+        states: State that each actor restores when its worker is set up; None begins new episodes.
+        counts: Step counts.
+        is_exact: Whether all environments continued exactly from the restored state.
 
     Raises:
-        SpaceError: If the environments differ in their spaces.
+        SpaceError: If the spaces of the environments differ.
         WorkerError: If an environment cannot be built, or a worker dies or hangs.
     """
 
@@ -159,7 +159,7 @@ class DistributedActors:
         self._weights_lock, self._have_changed = threading.Lock(), False
         self._memories: list[Any] = []
         self._queue: deque[CollectedRollout] = deque()
-        self._made_before = 0  # steps, before this object was
+        self._made_before = 0  # steps of the run before this object was created
         make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
         makers = [partial(make, part, can_be_restored) for part in self.slices]
         envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
@@ -185,16 +185,16 @@ class DistributedActors:
         ordered: bool = False,
         splits_turns: bool = False,
     ) -> None:
-        """Make room for the weights of a policy, and for its rollouts.
+        """Allocate memory for the weights and the rollouts of a policy.
 
         Args:
             model: The model that the learner updates.
-            policy: The policy of the actors, of the same layout.
-            seed_of: Gives the seeds of an actor.
-            queue_size: Rollouts that may wait for the learner, rounded up to the same number for
-                each actor; each actor may have a further one under way.
-            ordered: Whether rollouts are collected when the learner asks for them.
-            splits_turns: Whether rollouts of several agents are split by policy.
+            policy: The policy of the actors, of the same architecture.
+            seed_of: Returns the seeds of an actor.
+            queue_size: Number of rollouts that may wait for the learner, rounded up to the same
+                number per actor; each actor may have one more in progress.
+            ordered: Whether rollouts are collected only when the learner asks for them.
+            splits_turns: Whether multi-agent rollouts are split by policy.
         """
         self._policy, self._seed_of = policy, seed_of
         self._is_ordered = ordered or bool(self.pool.workers)
@@ -208,11 +208,11 @@ class DistributedActors:
         self._turn, self._has_begun = 0, False
         self._lost: Array = np.zeros((self.num_actors, self.num_envs), np.bool_)
         self._restarts = 0
-        # Calls of each worker without a result, after its policy was sent.
+        # Pending calls of each worker, after its policy was sent.
         self._open: list[deque[tuple[str, int, int]]] = [deque() for _ in self.slices]
         self._is_set_up = [False] * len(self.slices)
-        self._failures = [0] * len(self.slices)  # in a row
-        # Steps of each worker whose rollouts arrived, or were dropped.
+        self._failures = [0] * len(self.slices)  # consecutive failures
+        # Steps of each worker in received or dropped rollouts.
         self._settled = [self.pool.steps(worker) for worker in range(len(self.slices))]
         self._make_memories(model)
 
@@ -231,19 +231,19 @@ class DistributedActors:
     # -- weights -----------------------------------------------------------------------------------
 
     def publish(self, weights_seq_no: int) -> None:
-        """Let actors act with the weights of the learner as they are, from the next `gather` on.
+        """Publish the current weights of the learner; actors use them from the next `gather` on.
 
-        The thread of a learner queue may call it; the thread that gathers sends the weights.
+        May be called in the thread of a learner queue; the gathering thread sends the weights.
 
         Args:
-            weights_seq_no: Updates that the weights have seen.
+            weights_seq_no: Number of updates of the weights.
         """
         with self._weights_lock:
             self.writer.publish(weights_seq_no)
             self._have_changed = self.has_weights = True
 
     def _send_weights(self) -> None:
-        """Send the weights that were published last, in the thread that calls the actors."""
+        """Send the latest published weights. Called in the thread that calls the actors."""
         if self._have_changed:
             with self._weights_lock:
                 self._have_changed = False
@@ -257,20 +257,21 @@ class DistributedActors:
         idle: Callable[[], None] | None = None,
         meanwhile: Callable[[], object] | None = None,
     ) -> GatheredRollouts:
-        """The next rollouts, of the next actors in turn or in the order in which they finished.
+        """Return the next rollouts, in actor order or in the order in which they finished.
 
         Args:
-            count: How many.
-            idle: Called again and again while the learner waits for rollouts that are collected
-                anyway; what it raises goes through, and nothing is lost then.
-            meanwhile: If ordered, called once, with gradients enabled, while the actors act.
+            count: Number of rollouts.
+            idle: In unordered mode, called repeatedly while the learner waits. It may raise; no
+                rollout is lost then.
+            meanwhile: In ordered mode, called once, with gradients enabled, while the actors
+                collect.
 
         Returns:
-            The rollouts, in separate memory.
+            The rollouts, which do not share memory with later ones.
 
         Raises:
-            ConfigError: If there is no room for that many rollouts.
-            WorkerError: If an actor fails and is not started again, or they are closed.
+            ConfigError: If there are too few slots for that many rollouts.
+            WorkerError: If an actor fails and is not restarted, or the actors are closed.
         """
         if count > self.num_actors * self.num_slots:
             raise ConfigError(
@@ -303,7 +304,7 @@ class DistributedActors:
             env_s[self._workers[collected.actor]] += collected.env_s
             self.busy_s += collected.seconds
             self.counts.trained += collected.episodes.steps
-            # Rows of lost episodes are no steps to learn from.
+            # Rows of lost episodes are not used for learning.
             self.counts.dropped += self._num_rows - collected.episodes.steps
             if not self._is_ordered:
                 self._call("collect", collected.actor, collected.slot)
@@ -314,7 +315,7 @@ class DistributedActors:
         )
 
     def take_lost(self) -> Array:
-        """Environments whose episodes were lost since this was asked for, `[A * E]` bool."""
+        """Return the mask `[A * E]` of episodes lost since the last call, and clear it."""
         lost = self._lost.flatten()
         self._lost[:] = False
         return lost
@@ -324,7 +325,7 @@ class DistributedActors:
         return self.num_envs * self._policy.num_steps
 
     def _split(self, collected: CollectedRollout) -> dict[str, Rollout]:
-        """The rollouts of an actor by module id: views of its slot, unless turns are split."""
+        """Return the rollouts of an actor by module id: views of its slot or split turns."""
         slot = self._slots[collected.actor * self.num_slots + collected.slot]
         rollout = slot.view(collected.num_final_obs, collected.has_gaps)
         found = self._turns[collected.actor].split(rollout)
@@ -333,7 +334,7 @@ class DistributedActors:
     def _collect_in_turn(
         self, count: int, meanwhile: Callable[[], object] | None
     ) -> list[CollectedRollout]:
-        """Let the next actors in turn collect a rollout each."""
+        """Collect one rollout from each of the next actors in turn."""
         taken = []
         try:
             turns = range(self._turn, self._turn + count)
@@ -342,20 +343,20 @@ class DistributedActors:
             if meanwhile is not None:
                 with torch.enable_grad():
                     meanwhile()
-            with torch_threads(1):  # as workers elsewhere have
+            with torch_threads(1):  # as in remote workers
                 for turn in turns:
                     taken.append(self._received(self._workers[turn % self.num_actors]))
         except BaseException:
-            # Results that were not received would be taken for later ones.
+            # Otherwise pending results would be mistaken for later ones.
             self.close()
             raise
         self._turn = turns.stop % self.num_actors
         return taken
 
     def _look(self, timeout_s: float) -> None:
-        """Receive the rollouts that actors elsewhere have finished."""
+        """Receive the rollouts that actors have finished."""
         self._send_weights()
-        # All that there is: an actor may have finished several rollouts since it was looked at.
+        # Loop, because an actor may have finished several rollouts since the last check.
         while ready := self.pool.ready(timeout_s):
             timeout_s = 0.0
             for worker in ready:
@@ -366,7 +367,7 @@ class DistributedActors:
     # -- calls -------------------------------------------------------------------------------------
 
     def _begin_to_act(self) -> None:
-        """Send all workers the policy, unless they have it; let them act if they are not asked."""
+        """Send the policy to all workers once; in unordered mode, also start collecting."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -378,7 +379,7 @@ class DistributedActors:
                     self._call("collect", actor, slot)
 
     def _set_up(self, worker: int, **changes: Any) -> None:
-        """Send a worker the policy, with changes of its fields, and the states of its actors."""
+        """Send the policy, with changed fields, and the states of its actors to a worker."""
         weights, *slots = self._memories
         part = self.slices[worker]
         states = self.states[part.start : part.stop]
@@ -390,7 +391,7 @@ class DistributedActors:
         )
 
     def _call(self, method: str, actor: int, slot: int = 0) -> None:
-        """Start a call of an actor, which is made again if its worker fails."""
+        """Start a call of an actor. If its worker fails, the call is repeated."""
         worker = self._workers[actor]
         self._open[worker].append((method, actor, slot))
         self._call_worker(worker, method, actor, slot)
@@ -399,7 +400,7 @@ class DistributedActors:
         self.pool.call(worker, method, actor, *([slot] if method == "collect" else []))
 
     def _receive(self, worker: int) -> Any:
-        """Receive the next result of a worker; None: it was set up, or is started again."""
+        """Receive the next result of a worker; None after its setup or restart."""
         try:
             result = self.pool.receive(worker)
         except WorkerFailedError as failure:
@@ -419,31 +420,31 @@ class DistributedActors:
         return result
 
     def _received(self, worker: int) -> Any:
-        """Result of the oldest call of a worker; waits for it."""
+        """Wait for the result of the oldest call of a worker."""
         while (found := self._receive(worker)) is None:
             pass
         return found
 
     def _note_continued(self, actor: int, lost: Array, is_exact: bool) -> None:
-        """Note which environments of an actor, `[E]`, begin new episodes instead."""
+        """Record which environments `[E]` of a restored actor began new episodes."""
         self._lost[actor] |= lost
         self.is_exact = self.is_exact and is_exact
         self._turns[actor].load_state_dict(self.states[actor]["turns"])
         self._turns[actor].forget(torch.from_numpy(lost))
 
     def _repair(self, failure: WorkerFailedError) -> None:
-        """Start a worker again, and make its calls again, or end training.
+        """Restart a worker and repeat its calls, or end training.
 
         Raises:
-            MazeTrainError: If it is not to be started again.
+            MazeTrainError: If the worker cannot be restarted.
         """
         worker = failure.index
         part, calls = self.slices[worker], self._open[worker]
         try:
-            if failure.raised and not calls:  # An environment cannot be put back.
+            if failure.raised and not calls:  # an environment cannot be restored
                 raise failure.as_error() from None
             self.pool.stop(worker)
-            # Only now it makes no further step.
+            # The step count is final only after the worker has stopped.
             dropped = self.pool.steps(worker) - self._settled[worker]
             self._settled[worker] += dropped
             self.counts.dropped += dropped
@@ -468,7 +469,7 @@ class DistributedActors:
             self._call_worker(worker, *call)
 
     def _start_over(self, actor: int) -> None:
-        """Let an actor begin new episodes, with other random numbers, when it is set up again."""
+        """Make an actor begin new episodes with other random numbers at its next setup."""
         self.generations[actor] += 1
         self.states[actor] = None
         self._lost[actor] = True
@@ -484,7 +485,7 @@ class DistributedActors:
             memory.close()
 
     def close(self) -> None:
-        """End the actors; what is in flight is dropped and counted. Again it does nothing."""
+        """Stop the actors; steps in flight are dropped and counted. Closing twice has no effect."""
         try:
             self.pool.close()
         finally:
@@ -494,9 +495,9 @@ class DistributedActors:
             self._queue.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, published weights, how often actors started over; if ordered, their states.
+        """Return counts, published weights and fresh starts; in ordered mode, also actor states.
 
-        The environments and rollouts in flight of actors that act by themselves are not saved.
+        In unordered mode, environments and rollouts in flight are not saved.
         """
         actors = None
         if self._is_ordered:
@@ -520,9 +521,10 @@ class DistributedActors:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, before the first rollout.
+        """Restore from `state`, before the first rollout.
 
-        Environments begin new episodes unless both these actors and those of the state are ordered.
+        Environments begin new episodes unless both this object and the saved one are in ordered
+        mode.
         """
         self.counts = StepCounts(**state["counts"])
         self._made_before = self.counts.made - sum(self._settled)
@@ -542,7 +544,7 @@ class DistributedActors:
                 self._receive(worker)
 
     def _begin_anew(self) -> None:
-        """Continue with new episodes in all environments; rollouts in flight are dropped."""
+        """Begin new episodes in all environments; rollouts in flight are dropped."""
         dropped = self.counts.in_flight
         self.counts.dropped += dropped
         self.is_exact = False

@@ -1,4 +1,4 @@
-"""Collects rollouts with acting models: the one place where training steps environments."""
+"""Collects rollouts with acting models. All training steps of environments happen here."""
 
 from __future__ import annotations
 
@@ -27,37 +27,36 @@ if TYPE_CHECKING:
 
 
 class OneModule:
-    """Gives rollouts to the only module; what a `TurnSplitter` is where there are several."""
+    """Assigns rollouts to the only module; the single-agent counterpart of `TurnSplitter`."""
 
     def split(self, rollout: Rollout) -> dict[str, Rollout]:
-        """The rollout, by the id of the module."""
+        """Return the rollout under the id of the module."""
         return {DEFAULT_MODULE: rollout}
 
     def forget(self, envs: Tensor) -> None:
-        """Nothing is remembered."""
+        """Do nothing: there is no state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to continue from."""
+        """Do nothing: there is no state."""
 
 
 Turns: TypeAlias = "OneModule | TurnSplitter"
-"""Makes the rollouts of modules from the rollout of all steps."""
+"""Splits a rollout into one rollout per module."""
 
 
 class Collector(ABC):
-    """Base of what collects rollouts and gives each module its own.
+    """Base class of collectors, which return one rollout per module.
 
     Attributes:
-        turns: Makes the rollouts of modules from that of all steps.
-        records_log_probs: Whether rollouts have the log-probabilities of their actions.
-        keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
-            well.
-        env_s: Seconds that the last rollout spent in the environments, or waiting for them.
-        is_exact: Whether `load_state_dict` put all environments exactly where they were.
+        turns: Splits the rollout of all steps by module.
+        records_log_probs: Whether rollouts include the log-probabilities of the actions.
+        keeps_terminal_obs: Whether rollouts include final observations of terminated episodes too.
+        env_s: Time in seconds that the last rollout spent in, or waiting for, the environments.
+        is_exact: Whether `load_state_dict` restored all environments exactly.
     """
 
     records_log_probs: bool = False
@@ -69,10 +68,10 @@ class Collector(ABC):
         self.turns: Turns = OneModule()
 
     def split_turns(self, turns: Turns, *, records_log_probs: bool = False) -> None:
-        """Give the policies of several agents their turns.
+        """Split rollouts by the policies of a multi-agent model.
 
         Args:
-            turns: Makes the rollouts of the policies.
+            turns: Splits the rollout by policy.
             records_log_probs: See the class.
         """
         self.keeps_terminal_obs, self.records_log_probs = True, records_log_probs
@@ -84,12 +83,12 @@ class Collector(ABC):
         """Collect one rollout.
 
         Args:
-            model: The acting model, of one agent or of several.
+            model: The acting model; may be a multi-agent model.
             meanwhile: See `collect_steps`.
 
         Returns:
-            The rollouts by module id, of several agents those of the turns that ended, which share
-            memory with the next ones; and the episodes that ended.
+            The rollouts by module id, and the episodes that ended. Rollouts share memory with later
+            ones. Multi-agent rollouts contain the turns that ended.
         """
         rollout, episodes = self.collect_steps(model, meanwhile)
         return self.turns.split(rollout), episodes
@@ -98,46 +97,45 @@ class Collector(ABC):
     def collect_steps(
         self, model: nn.Module, meanwhile: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
-        """Collect T steps of all environments, with the observations and actions of all agents."""
+        """Collect T steps of all environments, with observations and actions of all agents."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """State of the environments and of the turns that have not ended.
+        """Return the state of the environments and of unfinished turns.
 
-        Valid between two rollouts.
+        Valid between rollouts.
         """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Continue from `state`.
+        """Restore from `state`.
 
         Returns:
-            Which environments begin a new episode, `[B]` bool.
+            Mask `[B]` of environments that begin a new episode.
 
         Raises:
-            EnvError: If an environment cannot be put back, and new episodes are not allowed.
+            EnvError: If an environment cannot be restored and new episodes are not allowed.
         """
 
 
 class RolloutCollector(Collector):
-    """Steps vectorised environments with a policy, T steps at a time.
+    """Collects T steps of vectorized environments with a policy.
 
-    Episodes continue from one rollout to the next. The random numbers of actions are drawn for a
-    whole rollout at once, from its own generator: which process steps the environments makes
-    no difference.
+    Episodes continue across rollouts. The random numbers for actions are drawn once per rollout
+    from a separate generator, so results do not depend on which process steps the environments.
 
     Args:
-        env: Environments that begin new episodes by themselves.
-        num_steps: T.
+        env: Environments with automatic reset.
+        num_steps: Number of steps T per rollout.
         env_seed: Seed of the episodes.
         action_seed: Seed of the actions.
-        device: Where the policy lives.
-        allow_new_episodes: Whether an environment that cannot be put back where a state says
-            begins a new episode; otherwise that is an error.
+        device: Device of the policy.
+        allow_new_episodes: Whether an environment that cannot be restored begins a new episode;
+            otherwise an error is raised.
         records_log_probs: See `Collector`.
-        on_step: Called after each step of the environments; what it raises goes through, and ends
-            the rollout half-way: the environments can then only be closed.
-        info_keys: Keys of last infos whose numbers are reported with the episodes.
+        on_step: Called after each step. If it raises, the rollout is aborted, and the environments
+            can only be closed.
+        info_keys: Keys of final infos to report with the episodes.
     """
 
     def __init__(
@@ -173,7 +171,7 @@ class RolloutCollector(Collector):
 
     @property
     def obs_nbytes(self) -> int:
-        """Bytes of the observations of a rollout; 0 before the first one."""
+        """Number of bytes of the observations of a rollout; 0 before the first rollout."""
         return 0 if self._storage is None else self._storage.obs_nbytes
 
     @torch.no_grad()
@@ -187,11 +185,10 @@ class RolloutCollector(Collector):
 
         Args:
             model: The acting model.
-            meanwhile: Called once, with gradients enabled, while the environments make the last
-                step, whose actions are chosen by then: so weights may change in it. It must not
-                use the environments. What it raises goes through, and ends the step half-way: the
-                environments can then only be closed.
-            into: Memory for the rollout, unless a simulator makes it; None: own memory.
+            meanwhile: Called once, with gradients enabled, during the last environment step. The
+                actions have been chosen by then, so it may change the weights. It must not use the
+                environments. If it raises, the environments can only be closed.
+            into: Memory for the rollout, ignored for simulators; None selects internal memory.
 
         Returns:
             The rollout, which shares memory with the next one, and the episodes that ended in it.
@@ -235,7 +232,8 @@ class RolloutCollector(Collector):
             storage.write_hidden_state(self.num_steps, actor.hidden_state)
         rollout = self._rollout(storage)
         if kept_params:
-            # All at once, while the weights are those that acted: step by step it would cost more.
+            # Computed in one batch, which is cheaper than per step; the weights have not changed
+            # yet.
             params = torch.stack(kept_params).to(storage.device)
             rollout = replace(rollout, log_probs=actor.model.log_probs(params, rollout.actions))
         reports.steps = rollout.num_samples
@@ -245,13 +243,13 @@ class RolloutCollector(Collector):
     def _actor_and_storage(
         self, model: nn.Module, into: RolloutStorage | None
     ) -> tuple[Actor, RolloutStorage]:
-        """Return the actor of `model`, and the storage for its rollouts; both are kept."""
+        """Return the cached actor of `model` and the cached storage of its rollouts."""
         if self._actor is None or self._model is not model:
             self._model = model
             memory = self._memory if self._actor is None else self._actor.hidden_state
             self._actor, self._memory = Actor(model, self.num_envs, self.device), None
             if memory is not None and memory.shape == self._actor.hidden_state.shape:
-                # Episodes continue where another model acts, such as the first that was not random.
+                # Episodes continue after a change of models, such as after random warm-up steps.
                 self._actor.hidden_state = memory.to(self.device)
             self._storage = None
         if into is not None and self._storage_device is None:
@@ -268,15 +266,15 @@ class RolloutCollector(Collector):
             self._storage = RolloutStorage(columns, device=self._storage_device)
         return self._actor, self._storage
 
-    # -- what the environments give and take -------------------------------------------------------
+    # -- environments ------------------------------------------------------------------------------
 
     @property
     def _storage_device(self) -> torch.device | None:
-        """Where rollouts lie; None: on the CPU, and environments give arrays."""
+        """Device of the rollouts; None: the CPU, with NumPy arrays from the environments."""
         return None
 
     def _reset(self, seed: int) -> Any:
-        """The first observations of new episodes."""
+        """Return the first observations of new episodes."""
         return self.env.reset(seed=seed)[0]
 
     def _begin_step(self, env_actions: TensorTree) -> None:
@@ -291,7 +289,7 @@ class RolloutCollector(Collector):
         reports: FinishedEpisodes,
         began: float,
     ) -> None:
-        """Finish a step of the environments, and store what it brought."""
+        """Finish a step of the environments, and store the results."""
         batch = self.env.receive()
         self.env_s += time.perf_counter() - began
         self._obs = batch.obs
@@ -302,11 +300,11 @@ class RolloutCollector(Collector):
             actor.forget(is_followed_by_new(batch.end))
 
     def _rollout(self, storage: RolloutStorage) -> Rollout:
-        """The finished rollout."""
+        """Return the finished rollout."""
         return storage.rollout()
 
     def _finished(self, rollout: Rollout, reports: FinishedEpisodes) -> FinishedEpisodes:
-        """The episodes that ended: as monitored environments report them, or by the flags."""
+        """Return the finished episodes, from monitors if there are any, else from the flags."""
         if self.env.monitored:
             return reports
         assert self._storage is not None
@@ -317,7 +315,7 @@ class RolloutCollector(Collector):
     def _read_ends(
         self, step: int, batch: StepBatch[Array], storage: RolloutStorage, reports: FinishedEpisodes
     ) -> None:
-        """Keep final observations that someone needs, and what infos report."""
+        """Store the required final observations, and record what infos report."""
         for end in batch.ends:
             if self.keeps_terminal_obs or batch.end[end.env] == TRUNCATED:
                 assert batch.final_obs is not None
@@ -327,9 +325,9 @@ class RolloutCollector(Collector):
             reports.lost += int((batch.end == DROPPED).sum())
 
     def state_dict(self) -> dict[str, Any]:
-        """State of environments, turns, the policy's memory, and the action noise.
+        """Return the state of environments, turns, recurrent policy and action noise.
 
-        Valid between two rollouts.
+        Valid between rollouts.
         """
         memory = self._memory if self._actor is None else self._actor.hidden_state
         return {
@@ -342,7 +340,7 @@ class RolloutCollector(Collector):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Continue from `state`; see `Collector`."""
+        """Restore from `state`; see `Collector`."""
         lost = np.zeros(self.num_envs, np.bool_)
         self.generator.set_state(state["generator"])
         self.episodes.load_state_dict(state["episodes"])
@@ -362,29 +360,29 @@ class RolloutCollector(Collector):
         return lost
 
     def _env_state(self) -> dict[str, Any] | None:
-        """The running episodes; None: they cannot be kept."""
+        """Return the state of the running episodes; None if it cannot be saved."""
         return self.env.state_dict() if self.env.can_be_restored else None
 
     def _load_env_state(self, state: dict[str, Any]) -> Array:
-        """Continue the episodes of a state; returns which environments begin new ones, `[B]`."""
+        """Restore the running episodes; return the mask `[B]` of new episodes."""
         self._obs, lost = self.env.load_state_dict(
             state, allow_new_episodes=self._allow_new_episodes
         )
         return lost
 
     def _begin_anew(self) -> None:
-        """Begin new episodes in environments that cannot be put back.
+        """Begin new episodes in environments that cannot be restored.
 
         Raises:
-            EnvError: If that is not allowed.
+            EnvError: If new episodes are not allowed.
         """
         if not self._allow_new_episodes:
             raise EnvError(
-                f"the running episodes of {type(self.env).__name__} were not kept, because vector "
-                "environments of others cannot be put back where they were: set "
+                f"the running episodes of {type(self.env).__name__} were not kept, because "
+                "third-party vector environments cannot be restored: set "
                 "checkpoint.allow_new_episodes=true to begin new ones, or use env.backend=gymnasium"
             )
-        # Others than those that were played before, and the same each time.
+        # A reproducible seed that differs from the seed of the earlier episodes.
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         self._obs = self._reset(int(torch.randint(2**31, (), generator=generator)))

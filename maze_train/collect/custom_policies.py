@@ -1,4 +1,4 @@
-"""Custom policies in any form: built, asked for actions, and reset."""
+"""Wrapper of user-defined policies."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from maze_train.core.targets import member_of
 
 
 class UserPolicy:
-    """A policy of a user in any form: an object with a method `act(observation)`, or a function.
+    """User-defined policy: an object with a method `act(observation)`, or a function.
 
     Args:
-        policy: The policy; it may have a method `reset`, see `PolicyAgent`.
-        key: Setting that names it.
+        policy: The policy. It may have a method `reset`, see `PolicyAgent`.
+        key: Name of the setting, for messages.
 
     Attributes:
-        act: Gives the action for one observation.
-        name: Where it is defined.
-        is_reset: Whether it has a method `reset`.
+        act: Returns the action for one observation.
+        name: Qualified name of the class or function.
+        is_reset: Whether the policy has a method `reset`.
 
     Raises:
-        ConfigError: If it does not act.
+        ConfigError: If the policy is not callable and has no method `act`.
     """
 
     def __init__(self, policy: Any, key: str = "policy") -> None:
@@ -43,7 +43,7 @@ class UserPolicy:
         self._seed_form = seed_form(reset) if callable(reset) else ""
 
     def reset(self, seed: int) -> None:
-        """Begin an episode."""
+        """Begin an episode: call `reset` if the policy has it."""
         if self._seed_form == "keyword":
             self.policy.reset(seed=seed)
         elif self._seed_form == "positional":
@@ -53,10 +53,10 @@ class UserPolicy:
 
 
 def seed_form(reset: Callable[..., Any]) -> str:
-    """Form in which a method takes a seed: `keyword`, `positional`, or not at all (`none`)."""
+    """Return how a method accepts a seed: `keyword`, `positional` or `none`."""
     try:
         params = inspect.signature(reset).parameters.values()
-    except (TypeError, ValueError):  # written in C, without a signature
+    except (TypeError, ValueError):  # C functions have no signature
         return "none"
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if any(param.name == "seed" and param.kind in by_name for param in params):
@@ -70,7 +70,7 @@ def built_policy(make_policy: Callable[[], object]) -> object:
     """Call a function that builds a policy.
 
     Raises:
-        ConfigError: In place of what the function raises, unless that is an error of this package.
+        ConfigError: If the function raises; errors of this package propagate unchanged.
     """
     try:
         return make_policy()
@@ -83,10 +83,10 @@ def built_policy(make_policy: Callable[[], object]) -> object:
 
 
 def check_are_new(policies: Sequence[Any]) -> None:
-    """Refuse a policy that remembers, where it is there twice.
+    """Check that stateful policies are distinct objects.
 
     Raises:
-        ConfigError: If one object was returned again.
+        ConfigError: If the same object was returned twice.
     """
     if len({id(policy) for policy in policies}) < len(policies):
         problem = (

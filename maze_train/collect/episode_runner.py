@@ -1,4 +1,4 @@
-"""Plays episodes: one loop for evaluations, rollouts, recordings and ES."""
+"""Loop that plays episodes, used by evaluations, rollouts, recordings and ES."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
 
 class EpisodeTask(NamedTuple):
-    """An episode that is to be played.
+    """An episode to play.
 
     Attributes:
-        number: Its place among those that were asked for, from 0 on.
+        number: Index of the episode among those requested, from 0.
         seed: Seed of the environment.
-        action_seed: Seed of what the agent does by chance.
-        noise_index: Index in the noise table, where the weights of the agent are perturbed; see
-            `MemberAgent`.
+        action_seed: Seed of the random choices of the agent.
+        noise_index: Index into the noise table that perturbs the weights; see `MemberAgent`.
     """
 
     number: int
@@ -43,41 +42,41 @@ class EpisodeTask(NamedTuple):
 
 
 class RowAgent(ABC):
-    """Chooses the actions of the environments that it was built with; each plays an episode."""
+    """Chooses actions for a set of environments, each of which plays an episode."""
 
-    def begin_round(self, *args: Any) -> None:  # noqa: B027 (not all have something to do)
-        """Get ready for the episodes of a round; `args` are what its owner says of it."""
+    def begin_round(self, *args: Any) -> None:  # noqa: B027 (optional)
+        """Prepare for the episodes of a round; `args` come from the owner of the agent."""
 
     @abstractmethod
     def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode, which the environment of this row has just begun.
+        """Begin an episode, after its environment was reset.
 
         Args:
-            row: Which environment.
+            row: Index of the environment.
             task: The episode.
         """
 
     @abstractmethod
     def act(self) -> ArrayTree:
-        """Choose the actions of the environments that play.
+        """Choose the actions of the environments that are playing.
 
         Returns:
-            `[n, ...]` in the order of `playing`, or a flat dict of such arrays when the action
-            space is a Dict or Tuple; further rows are ignored.
+            `[n, ...]` in the order of `playing`, or a flat dict of such arrays for a Dict or Tuple
+            action space. Further rows are ignored.
         """
 
     def moments(self, row: int) -> ObservationMoments | None:
-        """Moments of the observations of the episode, where the agent takes them."""
+        """Return the moments of the observations of the episode, if the agent computes them."""
         return None
 
 
 class ObservationMoments(NamedTuple):
-    """Moments of the observations that one episode acted on, float64.
+    """Moments of the observations of one episode, float64.
 
     Attributes:
         samples: Number of observations, 0-d.
-        mean: Means, all normalised entries in one vector.
-        var: Variances with divisor `samples`.
+        mean: Means of all normalised entries, as one vector.
+        var: Variances (divided by `samples`).
     """
 
     samples: Array
@@ -87,25 +86,23 @@ class ObservationMoments(NamedTuple):
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """An episode that was played.
+    """Result of an episode.
 
     Attributes:
-        number: Its place among those that were asked for, from 0 on.
-        seed: Its seed.
-        episode_return: Undiscounted sum of the rewards, of raw ones where the environment reports
-            them.
+        number: Index of the episode among those requested, from 0.
+        seed: Seed of the episode.
+        episode_return: Undiscounted sum of rewards; of raw rewards if the environment reports them.
         length: Number of steps, >= 1.
-        success: 1.0 or 0.0 if the last info has `is_success` (of several agents the mean), else
-            NaN.
-        end: Code of the last step, see `StepEnd`. If the episode was dropped because a value was
-            not finite, the other fields describe it up to that step.
-        trajectory: Observations and actions, where they are recorded and the episode was not lost.
-        video: Path of its video, where there is one.
-        fitness: Undiscounted sum of the rewards as the agent gets them.
-        moments: Moments of the observations, where the agent takes them.
-        info: The last info, or the numbers of it that were asked for.
-        agent_returns: Sum of the rewards of each agent, where there are several.
-        agent_turns: Number of actions of each agent, where there are several.
+        success: 1.0 or 0.0 if the final info has `is_success` (mean over agents), else NaN.
+        end: `StepEnd` code of the last step. If the episode was dropped because of a non-finite
+            value, the other fields describe it up to that step.
+        trajectory: Observations and actions, if recorded and not dropped.
+        video: Path of the video, if any.
+        fitness: Undiscounted sum of the rewards that the agent receives.
+        moments: Moments of the observations, if the agent computes them.
+        info: The final info, or its requested values.
+        agent_returns: Sum of rewards by agent, in multi-agent environments.
+        agent_turns: Number of actions by agent, in multi-agent environments.
     """
 
     number: int
@@ -124,7 +121,7 @@ class PlayedEpisode:
 
     @property
     def lost(self) -> bool:
-        """Whether the episode was dropped because a value was not finite."""
+        """Whether the episode was dropped because of a non-finite value."""
         return self.end == DROPPED
 
 
@@ -132,12 +129,12 @@ class Episodes(ABC):
     """Environments that play numbered episodes.
 
     Attributes:
-        num_envs: Number of environments.
-        agents: Names of the agents; empty for a single agent.
-        playing: Rows of the environments that play, growing.
-        obs: Observations to act on, `[n, ...]`; a mapping of such if there are several agents.
+        num_envs: Number of environments n.
+        agents: Names of the agents; empty in single-agent environments.
+        playing: Rows of the environments that are playing, in increasing order.
+        obs: Current observations, `[n, ...]`; a mapping of arrays in multi-agent environments.
         rewards: Rewards of the last step, `[n]`.
-        end: How the last step ended, `[n]`, see `StepEnd`.
+        end: `StepEnd` codes of the last step, `[n]`.
     """
 
     num_envs: int
@@ -149,25 +146,25 @@ class Episodes(ABC):
 
     @abstractmethod
     def begin(self) -> Mapping[int, EpisodeTask]:
-        """Begin what can begin; returns the episodes that began, by row."""
+        """Begin all episodes that can begin; return them by row."""
 
     @abstractmethod
     def step(self, actions: ArrayTree) -> Mapping[int, EpisodeEnd | None]:
-        """Take the actions of the environments that play; returns the ends of episodes by row.
+        """Step the environments that are playing; return the ends of episodes by row.
 
-        The end of an episode that was dropped is None.
+        The value is None for a dropped episode.
         """
 
 
 class VectorEpisodes(Episodes):
-    """The episodes of a vector environment: number j is played in environment j modulo n.
+    """Episodes of a vector environment: environment j modulo n plays episode j.
 
-    The vector environment begins episodes itself. An episode that was dropped is played again, with
-    another seed. All tasks have the seed of the run of episodes.
+    The vector environment resets itself. A dropped episode is repeated with another seed. All tasks
+    have the seed of the reset.
 
     Args:
-        env: The vector environment, which is reset.
-        seed: Seed of the run of episodes.
+        env: The vector environment, which is reset here.
+        seed: Seed of the reset.
     """
 
     def __init__(self, env: MazeVectorEnv, seed: int) -> None:
@@ -179,13 +176,13 @@ class VectorEpisodes(Episodes):
         self._seed, self._numbers = seed, np.arange(env.num_envs)
 
     def begin(self) -> dict[int, EpisodeTask]:
-        """Number the episodes that have begun, see `Episodes`."""
+        """Return the episodes that have begun; see `Episodes`."""
         self._numbers[has_ended(self.end)] += self.num_envs
         rows = np.flatnonzero(is_followed_by_new(self.end)).tolist()
         return {i: EpisodeTask(int(self._numbers[i]), self._seed, self._seed) for i in rows}
 
     def step(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
-        """Take the actions, see `Episodes`."""
+        """Step all environments; see `Episodes`."""
         self.env.step_async(actions)
         batch = self.env.receive()
         self.obs, self.rewards, self.end = batch.obs, batch.rewards, batch.end
@@ -194,12 +191,12 @@ class VectorEpisodes(Episodes):
 
 
 class BatchedAgent(RowAgent):
-    """A model acts for all environments at once, where it is.
+    """Acts with one model for all environments of a vector environment, on the model's device.
 
     Args:
-        model: The model, with the weights that it has at each step.
+        model: The model; its current weights are used at each step.
         episodes: The environments.
-        deterministic: Whether the most likely action is taken instead of a sampled one.
+        deterministic: Whether to take the most likely action instead of sampling.
         seed: Seed of the actions.
     """
 
@@ -213,11 +210,11 @@ class BatchedAgent(RowAgent):
         self._ended = np.zeros(episodes.num_envs, np.bool_)
 
     def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode, see `RowAgent`."""
+        """Begin an episode; see `RowAgent`."""
         self._ended[row] = self._steps > 0
 
     def act(self) -> ArrayTree:
-        """Choose the actions of all environments, see `RowAgent`."""
+        """Choose the actions of all environments; see `RowAgent`."""
         self._forget()
         self._steps += 1
         actor, device = self._actor, self._actor.hidden_state.device
@@ -242,10 +239,10 @@ class EpisodeRunner:
     """Plays episodes, as many at a time as there are environments.
 
     Args:
-        episodes: The environments, and what is played in them.
+        episodes: The environments and their episodes.
         agent: Chooses the actions.
-        recorder: Records and films the episodes; None: nothing is kept.
-        on_step: Called after each step with the number of environments that were stepped.
+        recorder: Records trajectories and videos; None disables recording.
+        on_step: Called after each step with the number of environments stepped.
     """
 
     def __init__(
@@ -263,7 +260,7 @@ class EpisodeRunner:
         self._turns = np.zeros((n, len(agents)), np.int64)
 
     def step(self) -> list[PlayedEpisode]:
-        """One step of every episode that is played; returns those that ended.
+        """Step all running episodes; return those that ended.
 
         Raises:
             EnvError: If an environment or a policy raises or returns something invalid.
@@ -283,7 +280,7 @@ class EpisodeRunner:
         if episodes.agents:
             self._turns[rows] += episodes.obs[ACTS][rows]
         ends = episodes.step(actions)
-        self._returns += episodes.rewards  # those of other rows are overwritten when they begin
+        self._returns += episodes.rewards  # other rows are reset when their episodes begin
         self._lengths += 1
         self._on_step(len(rows))
         if recorder is not None:
@@ -291,7 +288,7 @@ class EpisodeRunner:
         return [self._result(i, ends[i]) for i in sorted(ends)]
 
     def _result(self, i: int, end: EpisodeEnd | None) -> PlayedEpisode:
-        """The episode that ended in an environment; None: it was dropped."""
+        """Return the result of an ended episode; `end` is None if it was dropped."""
         task, agents = self._tasks[i], self._episodes.agents
         info = {} if end is None else end.info
         trajectory, video = (None, None) if self._recorder is None else self._recorder.end(i)

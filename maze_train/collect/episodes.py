@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes that span several rollouts."""
+"""Returns, lengths and metrics of finished training episodes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from maze_train.envs.batch import SUCCESS, asked_keys, numbers_of
 
 
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
-    """Episodes that ended during an epoch of training; absent when none did."""
+    """Metrics of the training episodes that ended during an epoch; absent if none ended."""
 
     episode_return_mean = Event(
-        "Mean undiscounted return of the episodes that ended; of each of several agents as "
-        "`train/<agent>/episode_return_mean`."
+        "Mean undiscounted return of the episodes that ended; per agent in multi-agent "
+        "environments: `train/<agent>/episode_return_mean`."
     )
     episode_return_max = Event("Largest return.", reduce="max")
     episode_return_min = Event("Smallest return.", reduce="min")
     episode_length_mean = Event("Mean number of steps.")
     episodes = Event("Number of episodes that ended.", reduce="sum")
     success_rate = Event(
-        "Share of successes among those whose last info has `is_success`; of each of several "
-        "agents as `train/<agent>/success_rate`."
+        "Fraction of successful episodes among those whose final info has `is_success`; per agent "
+        "in multi-agent environments: `train/<agent>/success_rate`."
     )
-    info = Event("Mean of a key of `tracking.info_keys` over last infos, `train/info/<key>`.")
-    lost_episodes = Event("Number of episodes lost with a worker or a bad number.", reduce="sum")
-    worker_restarts = Event("Number of workers that were started again.", reduce="sum")
+    info = Event("Mean of a key of `tracking.info_keys` in final infos, as `train/info/<key>`.")
+    lost_episodes = Event(
+        "Number of episodes lost to worker failures or non-finite values.", reduce="sum"
+    )
+    worker_restarts = Event("Number of worker restarts.", reduce="sum")
 
 
 @dataclass
@@ -42,14 +44,14 @@ class FinishedEpisodes:
     Attributes:
         returns: Undiscounted sums of raw rewards.
         lengths: Numbers of steps.
-        successes: 1.0 or 0.0 for those whose last info has `is_success`.
-        infos: Numbers of those whose last info has them, by the keys that were asked for.
-        agent_returns: Sums of rewards of each agent, where there are several.
-        agent_successes: 1.0 or 0.0 for each agent whose last info has `is_success`, where there are
-            several.
-        lost: Number of episodes that did not end but were lost, and are not counted above.
-        worker_restarts: Number of workers that were started again.
-        steps: Number of steps that the environments made meanwhile.
+        successes: 1.0 or 0.0 for each episode whose final info has `is_success`.
+        infos: Values of the requested keys of final infos, by key.
+        agent_returns: Sums of rewards by agent, in multi-agent environments.
+        agent_successes: 1.0 or 0.0 by agent for final infos with `is_success`, in multi-agent
+            environments.
+        lost: Number of lost episodes, which are not counted above.
+        worker_restarts: Number of worker restarts.
+        steps: Number of transitions collected in the same rollouts.
     """
 
     returns: list[float] = field(default_factory=list)
@@ -63,19 +65,19 @@ class FinishedEpisodes:
     steps: int = 0
 
     def check_steps(self, when: str = "") -> None:
-        """Refuse a rollout of which nothing is left.
+        """Check that a rollout contains at least one transition.
 
         Raises:
             TrainingError: If every step was lost.
         """
         if self.lost and not self.steps:
             raise TrainingError(
-                f"every step of a rollout was lost{when}: the environments return numbers that are "
-                "not finite, or their workers fail, at the beginning of each episode"
+                f"every step of a rollout was lost{when}: the environments return non-finite "
+                "values, or their workers fail, at the beginning of each episode"
             )
 
     def extend(self, others: FinishedEpisodes) -> None:
-        """Add episodes that ended later, or in other environments."""
+        """Append later episodes, or episodes of other environments."""
         self.returns += others.returns
         self.lengths += others.lengths
         self.successes += others.successes
@@ -87,11 +89,11 @@ class FinishedEpisodes:
         self.steps += others.steps
 
     def add_end(self, end: EpisodeEnd, info_keys: Sequence[str], agents: Sequence[str]) -> None:
-        """Add what the last info of an episode says.
+        """Add a finished episode, with the values in its final info.
 
         Args:
             end: The end of the episode.
-            info_keys: Keys of the numbers that were asked for.
+            info_keys: Requested info keys.
             agents: Names of the agents of a multi-agent environment.
         """
         numbers = numbers_of(end.info, asked_keys(info_keys, agents), agents)
@@ -107,7 +109,7 @@ class FinishedEpisodes:
             self.lengths.append(end.counted[1])
 
     def record(self, statistics: Statistics) -> None:
-        """Add the episodes to statistics."""
+        """Record the episodes as metrics."""
         events = TrainingEpisodeEvents
         if self.lost:
             statistics.record(events.lost_episodes, float(self.lost))
@@ -139,18 +141,18 @@ def add_lists(target: dict[str, list[float]], more: Mapping[str, Iterable[float]
 
 
 def return_of_team(team: Sequence[str], returns: Mapping[str, Sequence[float] | Array]) -> Array:
-    """Returns of a team in each episode, `[n]`: sums over its agents.
+    """Return the sum of the agents' returns of a team in each episode, `[n]`.
 
     Args:
-        team: Names of its agents.
-        returns: Returns of agents in each episode.
+        team: Names of the agents of the team.
+        returns: Returns of each agent, by episode.
     """
     found: Array = np.sum([np.asarray(returns[agent]) for agent in team], axis=0)
     return found
 
 
 def spread(values: Sequence[float] | Array) -> tuple[float, float, float, float]:
-    """Mean, deviation (divided by n), least and largest of some numbers; NaN of none."""
+    """Return mean, population standard deviation, minimum and maximum; NaN if empty."""
     if not len(values):
         return (float("nan"),) * 4
     x = np.asarray(values, np.float64)
@@ -158,7 +160,7 @@ def spread(values: Sequence[float] | Array) -> tuple[float, float, float, float]
 
 
 class EpisodeTracker:
-    """Follows the running episodes of B environments through rollouts.
+    """Tracks returns and lengths of the running episodes of B environments across rollouts.
 
     Args:
         num_envs: B.
@@ -169,19 +171,18 @@ class EpisodeTracker:
         self.lengths = np.zeros(num_envs, dtype=np.int64)
 
     def follow(self, rewards: Array, end: Array) -> FinishedEpisodes:
-        """Record a rollout.
+        """Process a rollout.
 
         Args:
-            rewards: Raw rewards, `[T, B]`.
-            end: How the steps ended, codes of `StepEnd`, `[T, B]`. The rewards of rows that are
-                not transitions are 0.
+            rewards: Raw rewards, `[T, B]`; 0 in rows that are not transitions.
+            end: `StepEnd` codes of the steps, `[T, B]`.
 
         Returns:
-            The episodes that ended, in order of time, then environment, without those that were
-            dropped.
+            The finished episodes, sorted by time, then environment. Dropped episodes are excluded.
         """
         breaks = is_followed_by_new(end)
-        # By environment, then time: a part begins with each environment and after each break.
+        # Sorted by environment, then time. A segment starts with each environment and after each
+        # break.
         starts = np.zeros((rewards.shape[1], len(rewards) + 1), np.bool_)
         starts[:, 0], starts[:, 1:] = True, breaks.T
         column = np.zeros(starts.shape, np.float64)
@@ -192,7 +193,7 @@ class EpisodeTracker:
         is_first = times == 0
         is_last = np.append(is_first[1:], True)
         counts = np.diff(begins, append=starts.size) - is_last
-        # Part k of an environment ends with the break before part k + 1.
+        # Segment k of an environment ends with the break before segment k + 1.
         ends = np.flatnonzero(~is_last)
         owners, moments = envs[ends], times[ends + 1] - 1
         sums[is_first] += self.returns
@@ -205,13 +206,13 @@ class EpisodeTracker:
         )
 
     def forget(self, envs: Array) -> None:
-        """Begin again in some environments, `[B]` bool: their episodes were lost."""
+        """Restart the counts of the environments in the mask `[B]`, whose episodes were lost."""
         self.returns[envs] = self.lengths[envs] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns and lengths of the running episodes."""
+        """Return the returns and lengths of the running episodes."""
         return {"returns": self.returns.copy(), "lengths": self.lengths.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore from `state`."""
         self.returns, self.lengths = state["returns"].copy(), state["lengths"].copy()

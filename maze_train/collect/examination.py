@@ -1,6 +1,6 @@
-"""Examination of an environment: what its instances in one process share with each other.
+"""Checks whether the environments of one process share state.
 
-It builds and steps environments of its own, and is meant for a throw-away process.
+The checks build and step additional environments, and are meant to run in a disposable process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.slice import EnvSlice
 
 STEPS = 20
-"""Steps of each episode prefix."""
+"""Number of steps of each episode prefix."""
 
 REPLAYED, REPLAYED_S = 100, 0.4
-"""Most steps that are repeated, and seconds after which no more are made."""
+"""Maximum number of replayed steps, and time limit in seconds for recording them."""
 
 SEED = 0
 
@@ -34,12 +34,12 @@ MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 
 @dataclass(frozen=True)
 class Findings:
-    """What environments of one process share.
+    """State shared by the environments of one process.
 
     Attributes:
-        second_fails: Why a second environment cannot be built or stepped; empty if it can.
-        shares_state: Whether stepping one environment changes what another one observes.
-        generators: The global generators from which the environment draws.
+        second_fails: Error if a second environment cannot be built or stepped; otherwise empty.
+        shares_state: Whether stepping one environment changes the observations of another.
+        generators: Global random generators that the environment uses.
     """
 
     second_fails: str = ""
@@ -48,10 +48,10 @@ class Findings:
 
 
 def examine(make_env: MakeEnv) -> Findings:
-    """Build two environments, and compare an episode prefix alone and beside another episode.
+    """Compare an episode prefix played alone with the same prefix played next to another episode.
 
-    An environment that does not repeat by itself is not examined for a shared state, and neither is
-    one that draws from global generators, which all environments of a process share.
+    Environments that are not deterministic, or that use global random generators, are not checked
+    for shared state.
 
     Args:
         make_env: Builds an environment.
@@ -62,7 +62,7 @@ def examine(make_env: MakeEnv) -> Findings:
     before = global_states()
     first = EnvSlice.for_playing([make_env])
     before = {**global_states(), **before}  # building it may import PyTorch
-    # The first prefix may leave marks in an environment that others do not change.
+    # The first episode may leave state behind that is not due to other environments.
     _, alone, again = (prefix(first) for _ in range(3))
     after = global_states()
     generators = tuple(name for name in before if before[name] != after[name])
@@ -76,13 +76,13 @@ def examine(make_env: MakeEnv) -> Findings:
 
 
 def replay_difference(make_env: MakeEnv) -> str:
-    """Play an episode prefix, and repeat it in another environment as a resumed run does.
+    """Play an episode prefix, and replay it in another environment as a resumed run does.
 
     Args:
         make_env: Builds an environment.
 
     Returns:
-        The difference after the repetition; empty: there is none, or only within rounding.
+        Description of the difference after the replay; empty if it is within rounding.
 
     Raises:
         EnvError: If an environment fails.
@@ -102,11 +102,11 @@ def replay_difference(make_env: MakeEnv) -> str:
 
 
 def prefix(envs: EnvSlice, beside: EnvSlice | None = None) -> list[bytes]:
-    """Play the first steps of an episode; returns what is observed, and the rewards.
+    """Play the first steps of an episode; return the observations and rewards as bytes.
 
     Args:
         envs: The environment.
-        beside: Another one, which plays another episode step by step.
+        beside: Another environment, which plays another episode in lockstep.
     """
     pair = [(envs, SEED)] if beside is None else [(envs, SEED), (beside, SEED + 1)]
     policies = [
@@ -127,13 +127,13 @@ def prefix(envs: EnvSlice, beside: EnvSlice | None = None) -> list[bytes]:
 
 
 def row_of(envs: EnvSlice) -> bytes:
-    """The observation and the last reward as bytes."""
+    """Return the observation and the last reward as bytes."""
     columns = (envs.rewards, *envs.obs.values())
     return b"".join(column[0].tobytes() for column in columns)
 
 
 def global_states() -> dict[str, Any]:
-    """States of the global generators, by the name under which environments use them."""
+    """Return the states of the global random generators by name."""
     legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     states: dict[str, Any] = {
         "random": random.getstate(),
@@ -146,13 +146,13 @@ def global_states() -> dict[str, Any]:
 
 
 def notes(findings: Findings, num_envs: int, num_eval_envs: int, num_workers: int) -> list[str]:
-    """Return the lines for the user.
+    """Return the findings as lines for the console.
 
     Args:
-        findings: What was found.
+        findings: Result of `examine`.
         num_envs: Number of training environments.
-        num_eval_envs: Number of evaluation environments; 0: none.
-        num_workers: Number of worker processes; 0: all environments are in one process.
+        num_eval_envs: Number of evaluation environments; 0 if there are none.
+        num_workers: Number of worker processes; 0 if all environments run in one process.
     """
     lines = []
     if findings.generators:

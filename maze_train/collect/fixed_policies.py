@@ -1,4 +1,4 @@
-"""Acting models without networks: random actions, policies of users, also among several agents."""
+"""Acting models without trainable weights: random and user-defined policies."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
     from typing import Self
 
 LEAST_UNIFORM = 2.0**-25
-"""Half of the step between uniform float32 numbers, taken for a draw of 0."""
+"""Replaces a uniform draw of 0; half the spacing of uniform float32 values."""
 
 
 class BatchPolicy(Protocol):
-    """A policy in terms of the environment, such as `maze_train.TrainedPolicy`."""
+    """Policy in the environment's representation, such as `maze_train.TrainedPolicy`."""
 
     def act(self, observations: Any) -> Any:
-        """Actions for a batch of observations: nested as the spaces are, [n, ...] per part."""
+        """Return actions for a batch of observations, nested like the spaces, [n, ...] per part."""
         ...
 
 
 class FixedPolicy(ActingModel):
-    """Base of policies without weights and probabilities, which never learn.
+    """Base class of policies without weights and probabilities, which do not learn.
 
     Args:
-        distribution: The family of the actions.
+        distribution: Distribution family of the actions.
 
     Attributes:
-        distribution: Gives actions the form in which the agent has them.
+        distribution: Converts actions between environment and agent representation.
     """
 
     def __init__(self, distribution: Distribution) -> None:
@@ -66,36 +66,36 @@ class FixedPolicy(ActingModel):
         self.distribution = distribution
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: there are no weights, and a custom policy may not be copyable."""
+        """Return self: there are no weights, and a custom policy may not support copying."""
         return self
 
     def to_env(self, actions: Any) -> TensorTree:
-        """Actions of the agent as `env.step` takes them."""
+        """Convert actions from the agent's representation to that of `env.step`."""
         return self.distribution.to_env(actions)
 
     def example_actions(self) -> TensorTree:
-        """One action as the agent has it, `[1, ...]`."""
+        """Return one action in the agent's representation, `[1, ...]`."""
         return example_of(self.distribution)
 
     def _acted(self, actions: TensorTree, hidden_state: Tensor) -> Acted:
-        """What was done, from the actions as the agent has them."""
+        """Return the result of a step, given actions in the agent's representation."""
         params = hidden_state.new_empty((len(hidden_state), 0))
         return Acted(actions, self.to_env(actions), hidden_state, params)
 
 
 class RandomPolicy(FixedPolicy):
-    """Actions are uniform over the action space.
+    """Samples actions uniformly from the action space.
 
-    Numbers of a Box are those of `gymnasium.spaces.Box.sample`, in units of the environment:
-    uniform between two bounds, normal without bounds, and exponential from the only bound on.
-    Discrete parts are uniform over the legal actions.
+    Values of a Box are distributed as in `gymnasium.spaces.Box.sample`: uniform between two bounds,
+    normal without bounds, and shifted exponential with one bound. Discrete parts are uniform over
+    the legal actions.
 
     Args:
-        distribution: The family of the actions.
-        action_space: The space that it is bound to.
-        masking: Rules out illegal actions, which a part of the observations names, or None.
-        repeat: Steps for which the random numbers of an action are held, >= 1. The action is then
-            held as well, unless it is not legal any more.
+        distribution: Distribution family of the actions.
+        action_space: Action space of the environment.
+        masking: Applies the action masks in the observations; None if there are none.
+        repeat: Number of steps for which the random numbers of an action are reused, >= 1. The
+            action is then repeated as well, as long as it is legal.
     """
 
     is_random = True
@@ -121,13 +121,13 @@ class RandomPolicy(FixedPolicy):
 
     @property
     def noise_size(self) -> int:
-        """Number of random numbers of one action."""
+        """Number of random numbers per action."""
         return sum(self._noise_sizes)
 
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Uniform numbers in [0, 1) for boxes, the noise of the family for all else."""
+        """Draw uniform values in [0, 1) for boxes, and the noise of the family for other parts."""
         draws = [
             torch.rand((*shape, self._boxes[key].size), generator=generator, device=device)
             if key in self._boxes
@@ -147,7 +147,7 @@ class RandomPolicy(FixedPolicy):
     def act(
         self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
     ) -> Acted:
-        """Draw actions, whether `deterministic` or not; see `ActingModel`."""
+        """Sample actions; `deterministic` has no effect. See `ActingModel`."""
         assert noise is not None, "random actions need noise"
         family = self.distribution
         logits = torch.zeros(len(noise), family.param_size, device=tree_leaves(obs)[0].device)
@@ -164,25 +164,26 @@ class RandomPolicy(FixedPolicy):
         return self._acted(as_tree(actions, "" not in actions), hidden_state)
 
     def policy_state(self) -> dict[str, Any]:
-        """The random numbers that are held, and for how many steps they were."""
+        """Return the reused random numbers and their age in steps."""
         return {"held": self._held, "age": self._age}
 
     def load_policy_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore from `state`."""
         self._held, self._age = state["held"], state["age"]
 
 
 class GivenPolicy(FixedPolicy):
-    """Wraps a policy in terms of the environment.
+    """Wraps a policy that uses the environment's observations and actions.
 
-    The policy gets copies of the observations as arrays, in the form and the data type that the
-    environment gives them (float64 was rounded to float32). It does not learn where episodes end.
+    The policy receives copies of the observations as arrays, in the structure and dtypes of the
+    environment (float64 values were rounded to float32). It is not notified of the ends of
+    episodes.
 
     Args:
         policy: The policy.
-        distribution: The family of the actions.
-        observation_space: Observation space of one environment, as the environment gives it.
-        action_space: Its action space.
+        distribution: Distribution family of the actions.
+        observation_space: Observation space of one environment, before flattening.
+        action_space: Action space of one environment.
     """
 
     def __init__(
@@ -200,17 +201,17 @@ class GivenPolicy(FixedPolicy):
     def act(
         self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
     ) -> Acted:
-        """Ask the policy; see `ActingModel`.
+        """Call the policy; see `ActingModel`.
 
         Raises:
-            ShapeError: If a part of the actions does not have one row per observation, in the shape
-                of its space.
-            SpaceError: If a part is missing, or holds something that is no action.
+            ShapeError: If a part of the actions does not have one row per observation, or its rows
+                do not have the shape of the space.
+            SpaceError: If a part is missing or invalid.
         """
         return self._acted(self._in_form(self._asked_actions(obs), obs), hidden_state)
 
     def _asked_actions(self, obs: TensorTree) -> Array:
-        """Actions of the policy for n observations, part by part, float64, [n, D]."""
+        """Return the policy's actions for n observations: concatenated parts, float64, [n, D]."""
         leaves = obs if isinstance(obs, dict) else {"": obs}
         arrays = {
             key: leaves[key].cpu().numpy().astype(space.dtype)
@@ -233,7 +234,7 @@ class GivenPolicy(FixedPolicy):
         return found
 
     def _in_form(self, given: Array, obs: TensorTree) -> TensorTree:
-        """Actions as the agent has them, on the device of the observations."""
+        """Convert actions to the agent's representation, on the device of the observations."""
         sizes = [layout.size for layout in self._layouts.values()]
         pieces = torch.from_numpy(given).split_with_sizes(sizes, -1)
         pairs = zip(self._layouts.items(), pieces, strict=True)
@@ -243,22 +244,22 @@ class GivenPolicy(FixedPolicy):
         return tree_map(lambda x: x.to(device), found)
 
     def policy_state(self) -> dict[str, Any]:
-        """The state of the policy, if it has one."""
+        """Return the state of the policy, if it has one."""
         state_dict = member_of(self._policy, "state_dict")
         return {} if state_dict is None else dict(state_dict())
 
     def load_policy_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore from `state`."""
         if (load_state_dict := member_of(self._policy, "load_state_dict")) is not None:
             load_state_dict(state)
 
 
 class _UniformBox:
-    """Numbers of a box as functions of uniform ones, which `Box.sample` of gymnasium draws.
+    """Transforms uniform values to the distribution of `gymnasium.spaces.Box.sample`.
 
     Per element, with u uniform in (0, 1) and Φ the standard normal distribution function:
-    low + (high - low) u; low - log(1 - u) or high + log(1 - u) with one bound; Φ⁻¹(u) without any.
-    Numbers of an integer box are those of the interval [low, high + 1), rounded down.
+    low + (high - low) u; low - log(1 - u) or high + log(1 - u) with one bound; Φ⁻¹(u) without
+    bounds. Values of an integer box are sampled from [low, high + 1) and rounded down.
     """
 
     def __init__(self, space: Box) -> None:
@@ -274,13 +275,13 @@ class _UniformBox:
         self._sign = Constant(np.where(below, 1.0, -1.0))
 
     def numbers(self, uniform: Tensor) -> Tensor:
-        """[..., D] -> [..., *space.shape], as the space has them."""
+        """Transform uniform values [..., D] to values of the space, [..., *space.shape]."""
         u = uniform.double().clamp(min=LEAST_UNIFORM)
         low, high = self._low.like(u), self._high.like(u)
         is_bounded, is_unbounded = (
             flags.on(u.device, torch.bool) for flags in (self._is_bounded, self._is_unbounded)
         )
-        # A missing bound is 0 here.
+        # Missing bounds are stored as 0.
         one_sided = low + high - self._sign.like(u) * torch.log1p(-u)
         values: Tensor = torch.where(is_bounded, low * (1.0 - u) + high * u, one_sided)
         values = torch.where(is_unbounded, torch.special.ndtri(u), values)
@@ -288,13 +289,13 @@ class _UniformBox:
 
 
 class PerRow:
-    """A policy for batches, of policies that take single observations.
+    """Applies policies for single observations to the rows of a batch.
 
     Args:
-        policies: Policies of the rows of a batch, which its owner may change; the last one is that
-            of all further rows.
+        policies: Policies of the rows, which the owner may change. The last one is used for all
+            further rows.
         observation_space: Observation space of one environment.
-        action_space: Its action space.
+        action_space: Action space of one environment.
     """
 
     def __init__(
@@ -307,7 +308,7 @@ class PerRow:
         self._observation, self._action = FlatView(observation_space), FlatView(action_space)
 
     def act(self, observations: Any) -> Any:
-        """Actions for a batch of observations: nested as the spaces are, [n, ...] per part.
+        """Return actions for a batch of observations, nested like the spaces, [n, ...] per part.
 
         Raises:
             SpaceError: If an action lacks a part.
@@ -323,16 +324,16 @@ class PerRow:
 
 
 class StatefulPolicy(GivenPolicy):
-    """Policies of a user with a method `reset`, one for each agent in each running episode.
+    """User-defined policies with a method `reset`, one per agent and running episode.
 
-    They are asked in turns of their agents only, and reset where an episode begins. The recurrent
-    state of an agent is the number of its policy, from 1; 0: its episode begins with its next turn.
-    A number of a checkpoint means a policy that has just been reset.
+    They are called only in the turns of their agents, and reset at the beginning of each episode.
+    The recurrent state of an agent is the number of its policy, from 1; 0 means that the episode
+    begins with the next turn. A number restored from a checkpoint refers to a newly reset policy.
 
     Args:
-        make_policy: Makes a policy.
+        make_policy: Creates a policy.
         observation_space: Observation space of the agents.
-        action_space: Their action space.
+        action_space: Action space of the agents.
     """
 
     state_size = 1
@@ -356,7 +357,7 @@ class StatefulPolicy(GivenPolicy):
     def act(
         self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
     ) -> Acted:
-        """Ask the policies of all agents; see `ActingModel`."""
+        """Call the policies of all agents; see `ActingModel`."""
         everyone = torch.ones(len(hidden_state), dtype=torch.bool)
         return self.act_in_turns(obs, hidden_state, noise, deterministic, everyone)
 
@@ -368,9 +369,9 @@ class StatefulPolicy(GivenPolicy):
         deterministic: bool,
         acts: Tensor,
     ) -> Acted:
-        """Ask the policies of agents that act; see `ActingModel`."""
+        """Call the policies of the agents that act; see `ActingModel`."""
         numbers = hidden_state[:, 0].long().tolist()
-        while len(self._policies) < max(numbers):  # those of a checkpoint
+        while len(self._policies) < max(numbers):  # numbers restored from a checkpoint
             self._add()
         rows = acts.nonzero()[:, 0].tolist()
         for row in rows:
@@ -383,11 +384,11 @@ class StatefulPolicy(GivenPolicy):
         return self._acted(self._in_form(given, obs), state)
 
     def on_episode_end(self, hidden_state: Tensor) -> None:
-        """Take policies back, by the recurrent states of their agents, `[k, 1]`."""
+        """Release the policies of ended episodes, given their recurrent states `[k, 1]`."""
         self._free += [number for number in hidden_state[:, 0].long().tolist() if number]
 
     def _begin(self) -> int:
-        """Reset a policy that is free; returns its number."""
+        """Reset an unused policy, or create one; return its number."""
         if not self._free:
             self._add()
             return len(self._policies)
@@ -395,10 +396,10 @@ class StatefulPolicy(GivenPolicy):
         return self._free.pop()
 
     def _add(self) -> None:
-        """Make one more policy.
+        """Create another policy.
 
         Raises:
-            ConfigError: If it is one that is there already.
+            ConfigError: If `make_policy` returns the same object again.
         """
         added = UserPolicy(self._make())
         check_are_new([own.policy for own in (*self._policies, added)])
@@ -407,7 +408,7 @@ class StatefulPolicy(GivenPolicy):
 
 
 def random_policy(observation_space: Space[Any], action_space: Space[Any]) -> RandomPolicy:
-    """A policy whose actions are uniform over the legal ones, see `RandomPolicy`."""
+    """Return a policy that samples uniformly from the legal actions; see `RandomPolicy`."""
     distribution = distribution_for(action_space)
     masking = build_masking(distribution, mask_layout(observation_space, action_space))
     return RandomPolicy(distribution, action_space, masking)
@@ -416,18 +417,18 @@ def random_policy(observation_space: Space[Any], action_space: Space[Any]) -> Ra
 def fixed_policy(
     source: Any, key: str, observation_space: Space[Any], action_space: Space[Any]
 ) -> nn.Module:
-    """The policy that a setting names, where it is not one of a run.
+    """Build the policy selected by a setting that does not refer to a run.
 
     Args:
-        source: `random`, or a node that names a policy of the user, which is called with
-            observation and action space.
-        key: Where the configuration names it.
+        source: `random`, or a node with `_target_` of a user-defined policy, which is called with
+            the observation and action space.
+        key: Path of the setting, for messages.
         observation_space: Observation space of the agents.
-        action_space: Their action space.
+        action_space: Action space of the agents.
 
     Raises:
-        ConfigError: If it cannot be built, or gives neither a module that acts, nor an object with
-            a method `act(observation)`, nor a function, or its `reset` needs an argument.
+        ConfigError: If it cannot be built; if it is neither an acting module, nor an object with a
+            method `act(observation)`, nor a function; or if its `reset` requires an argument.
     """
     spaces = observation_space, action_space
     if not is_target(source):
@@ -448,21 +449,20 @@ def fixed_policy(
     try:
         inspect.signature(found.reset).bind()
     except TypeError as error:
-        problem = f"among several agents, reset() is called without arguments: {error}"
+        problem = f"in multi-agent environments, reset() is called without arguments: {error}"
         raise ConfigError(key, problem, type(found).__name__) from error
     return StatefulPolicy(make, *spaces)
 
 
 class RandomAgents(JointModel):
-    """A model in which the agents whose policy learns act as a `RandomPolicy`, the others with it.
+    """Multi-agent model in which learning policies are replaced by a `RandomPolicy` per agent.
 
-    It is recurrent if one of these policies is: the recurrent state of all agents is that of the
-    model with which they act later.
+    It has the recurrent state of `model`, so that `model` can continue the episodes.
 
     Args:
-        model: The policies that will act later, and who acts with which.
+        model: The policies that act after the warm-up, and which agent uses which.
         spaces: Spaces of the agents.
-        learns: Says of the id of a policy whether it learns.
+        learns: Returns whether the policy with a given id learns.
         repeat: See `RandomPolicy`.
     """
 
@@ -486,11 +486,11 @@ class RandomAgents(JointModel):
         self.members, self._random = model.members, random
 
     def policy_state(self) -> dict[str, Any]:
-        """The state of each random policy, by agent."""
+        """Return the state of each random policy, by agent."""
         return {agent: policy.policy_state() for agent, policy in self._random.items()}
 
     def load_policy_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore from `state`."""
         for agent, policy in self._random.items():
-            if agent in state:  # else its policy did not learn
+            if agent in state:  # otherwise its policy did not learn
                 policy.load_policy_state(state[agent])

@@ -1,4 +1,4 @@
-"""Plays episodes with a policy, each a function of the policy and its seed alone, by workers."""
+"""Plays seeded episodes with a policy in workers; each result depends only on policy and seed."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ MakeAgent: TypeAlias = Callable[[EnvSlice], RowAgent]
 
 
 LONGEST_S = 0.05
-"""Seconds after which a call returns elsewhere, unless a step takes longer."""
+"""Maximum time in seconds of a call in a remote worker, if a step does not take longer."""
 
 LONGEST_STEPS = 100
-"""Steps after which one returns in this process, by no clock: what begins when does not vary."""
+"""Maximum number of steps of a call in this process; not a time limit, for reproducibility."""
 
 CALLS = {"advance": "a step of an episode", "set_agent": "building its policy"}
-"""Names of calls in messages."""
+"""Description of each method, for messages."""
 
 
 class SliceEpisodes(Episodes):
-    """The episodes of given tasks, each in the first environment of a slice that rests.
+    """Plays the episodes of given tasks in the first free environments of a slice.
 
     Args:
-        envs: The environments; closed by their owner.
+        envs: The environments, which the owner closes.
     """
 
     def __init__(self, envs: EnvSlice) -> None:
@@ -84,33 +84,33 @@ class SliceEpisodes(Episodes):
 
     @property
     def load(self) -> int:
-        """Episodes that are played or wait."""
+        """Number of running and waiting episodes."""
         return len(self.envs.playing) + len(self._waiting)
 
     def add(self, tasks: Iterable[EpisodeTask]) -> None:
-        """Add episodes, which begin in this order as soon as an environment rests."""
+        """Add episodes; they begin in this order when environments become free."""
         self._waiting.extend(tasks)
 
     def drop(self) -> None:
-        """Forget the episodes that are played and wait."""
+        """Discard the running and waiting episodes."""
         self._waiting.clear()
         self._tasks.clear()
         self.envs.rest()
 
     def _next_seed(self, i: int) -> int | None:
-        if i in self._tasks or not self._waiting:  # the result of the last one is not taken
+        if i in self._tasks or not self._waiting:  # the last result has not been collected
             return None
         self._tasks[i] = self._waiting.popleft()
         return self._tasks[i].seed
 
     def begin(self) -> dict[int, EpisodeTask]:
-        """Begin the episodes that wait, see `Episodes`."""
+        """Begin waiting episodes in free environments; see `Episodes`."""
         began = self.envs.begin()
         self.playing = self.envs.playing
         return {i: self._tasks[i] for i in began}
 
     def step(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
-        """Take the actions, see `Episodes`."""
+        """Step the environments that are playing; see `Episodes`."""
         envs, rows = self.envs, self.playing
         for key, column in leaves_by_key(actions).items():
             envs.actions[key][rows] = column[: len(rows)]
@@ -124,15 +124,15 @@ class SliceEpisodes(Episodes):
 
 
 class PlayerWorker(Worker):
-    """A worker of `PlayerPool`, see `TaskQueue`.
+    """Worker of `PlayerPool`; see `TaskQueue`.
 
     Args:
-        factories: Functions that build its environments.
-        settings: How episodes are played.
-        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
-        report_s: Seconds for which results wait for others, while there is something to play: each
-            message to another process takes time from those who play.
-        context: Where it lives.
+        factories: Functions that build the environments.
+        settings: Settings of the episodes.
+        on_non_finite: What to do about non-finite values: `raise` or `skip`.
+        report_s: Maximum time in seconds for which results are held back while episodes run, to
+            send fewer messages.
+        context: Context of the worker.
     """
 
     def __init__(
@@ -159,26 +159,26 @@ class PlayerWorker(Worker):
         self._runner: EpisodeRunner | None = None
 
     def describe(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
+        """Return the observation and action space of one environment."""
         return self._envs.observation.space, self._envs.action.space
 
     def set_agent(self, make_agent: Portable[Callable[..., RowAgent]], *args: Any) -> None:
-        """Get what acts.
+        """Set the agent.
 
         Args:
-            make_agent: Builds it; called with the environments.
+            make_agent: Builds the agent; called with the environments.
             *args: Further arguments of `make_agent`.
         """
         agent = make_agent.value(self._envs, *args)
         self._runner = EpisodeRunner(self._episodes, agent, self._recorder, self._context.count)
 
     def begin_round(self, *args: Any) -> None:
-        """Notify the agent that a round begins; no episodes are running then."""
+        """Tell the agent that a round begins; no episodes are running."""
         assert self._runner is not None, "set_agent() comes first"
         self._runner.agent.begin_round(*args)
 
     def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:
-        """Play for a while, further episodes too; returns those that ended."""
+        """Add episodes and play for a while; return the episodes that ended."""
         assert self._runner is not None, "set_agent() comes first"
         self._episodes.add(tasks)
         began, steps, results = time.monotonic(), 0, list[PlayedEpisode]()
@@ -194,30 +194,30 @@ class PlayerWorker(Worker):
         return results
 
     def drop(self) -> None:
-        """Forget all episodes; unfinished videos are removed."""
+        """Discard all episodes, and remove unfinished videos."""
         self._episodes.drop()
         if self._recorder is not None:
             self._recorder.drop()
 
     def close(self) -> None:
-        """Close the environments; unfinished videos are removed."""
+        """Close the environments, and remove unfinished videos."""
         self.drop()
         self._envs.close()
 
 
 class PlayerPool:
-    """Workers that play episodes in a place, and the episodes that are done.
+    """Workers that play episodes, and the finished episodes.
 
     Args:
         env_factory: Builds an environment.
-        num_envs: Environments of all workers together, >= 1, rounded up to equally many in each.
-        settings: How episodes are played.
-        place: Where they are played; None: in this process.
-        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+        num_envs: Total number of environments (>= 1), rounded up to the same number per worker.
+        settings: Settings of the episodes.
+        place: Backend of the workers; None selects this process.
+        on_non_finite: What to do about non-finite values: `raise` or `skip`.
         report_s: See `PlayerWorker`.
 
     Attributes:
-        waiting: Episodes that are done and were not taken, by number.
+        waiting: Finished episodes that have not been returned, by number.
     """
 
     def __init__(
@@ -247,16 +247,16 @@ class PlayerPool:
 
     @property
     def worker_restarts(self) -> int:
-        """Number of times workers were started again."""
+        """Number of worker restarts."""
         return self._pool.restarts
 
     @property
     def steps_made(self) -> int:
-        """Environment steps made so far, those included that are not needed any more."""
+        """Number of environment steps so far, including those of discarded episodes."""
         return sum(map(self._pool.steps, range(self._num_workers)))
 
     def _next_round(self) -> int:
-        """Cancel the running episodes; returns the number of the next round."""
+        """Cancel the running episodes, and return the number of the next round."""
         self._round += 1
         return self._round
 
@@ -269,15 +269,16 @@ class PlayerPool:
         on_step: Callable[[int], object],
         *args: Any,
     ) -> Generator[PlayedEpisode, None, None]:
-        """Play a round.
+        """Play a round of episodes.
 
         Args:
             round_: Result of `_next_round`.
-            numbers: Numbers of the episodes, in the order in which they are returned.
-            task_of: Gives an episode by its number.
-            limit_of: Gives the number below which episodes may begin while one is waited for.
+            numbers: Numbers of the episodes, in the order in which they are yielded.
+            task_of: Returns the task with a given number.
+            limit_of: Returns, for an episode being waited for, the limit below which others may
+                begin.
             on_step: See `RolloutPlayer.play`.
-            *args: What `begin_round` of the agents gets.
+            *args: Arguments of `RowAgent.begin_round`.
         """
         self._check_round(round_)
         waiting = self.waiting = dict[int, PlayedEpisode]()
@@ -307,51 +308,50 @@ class PlayerPool:
             raise EnvError("this player is closed: build a new one")
         if number != self._round:
             raise EnvError(
-                "these episodes were called off, since play() was called again: take all episodes "
+                "these episodes were cancelled, because play() was called again: take all episodes "
                 "of one call before the next"
             )
 
     def close(self) -> None:
-        """Close the environments and remove unfinished videos; calling it again does nothing."""
+        """Close the environments, and remove unfinished videos. Closing twice has no effect."""
         self._pool.close()
 
 
 WINDOW = 2
-"""Episodes that are begun before the first one that is not done, for each that can be played at a
-time: finished episodes wait in memory for their turn."""
+"""Episodes begun ahead of the first unfinished one, relative to the number that can run at a time;
+limits the memory of finished episodes that wait for their turn."""
 
 
 class RolloutPlayer(PlayerPool):
-    """Plays the episodes of given seeds in any order, and returns them in the order of the seeds.
+    """Plays episodes with given seeds, and returns them in the order of the seeds.
 
-    An episode follows from the policy, its seed and the settings, to the bit: not from the worker
-    that plays it, nor from other episodes. The exception are environments which a reset with a seed
-    does not make forget what was before, such as `BipedalWalker-v3`. To be closed; it is a context
-    manager that does so.
+    An episode depends bit-for-bit only on the policy, its seed and the settings, but not on the
+    worker or on other episodes. An exception are environments whose seeded reset does not clear all
+    state, such as `BipedalWalker-v3`. Call `close` at the end, or use it as a context manager.
 
-    Episodes of a worker that fails are given to others, or to the one that takes its place with
-    `on_worker_failure="restart"`, and come out the same. If it fails again after that, the iterator
-    ends: when it raised for the second time, or when the third worker died or hung with it.
+    Episodes of a failed worker are repeated by other workers, or by its replacement with
+    `on_worker_failure="restart"`, with identical results. The iterator raises if an episode raises
+    twice, or if three workers die or hang during it.
 
     Args:
         env_factory: Builds an environment.
-        make_agent: Builds what acts in the environments of a worker.
-        settings: How episodes are played.
-        place: Where they are played.
-        num_envs: Environments of all workers together, >= 1, rounded up to the same number in each
-            worker. Each environment plays one episode at a time, and begins the next when one ends.
-        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+        make_agent: Builds the agent of a worker.
+        settings: Settings of the episodes.
+        place: Backend of the workers; None selects this process.
+        num_envs: Total number of environments (>= 1), rounded up to the same number per worker.
+        on_non_finite: What to do about non-finite values: `raise` or `skip`.
 
     Attributes:
-        waiting: Episodes of the last call of `play` that are done and were not taken, by number;
-            they stay there when it ends early. One counts as taken when the next is asked for.
+        waiting: Finished episodes of the last call of `play` that have not been returned, by
+            number. They remain if the iteration stops early. An episode counts as returned when the
+            next one is requested.
 
     Raises:
-        ConfigError: If a setting is wrong, or something cannot be sent to another process.
-        EnvError: If an environment cannot be built, or cannot make videos that are asked for; it
-            is a WorkerError where a worker process fails.
-        MissingExtraError: If a package that is needed is not installed.
-        SpaceError: If the environments differ in their spaces.
+        ConfigError: If a setting is invalid, or something cannot be sent to another process.
+        EnvError: If an environment cannot be built, or cannot render requested videos; a
+            WorkerError if a worker process fails.
+        MissingExtraError: If a required package is not installed.
+        SpaceError: If the spaces of the environments differ.
     """
 
     def __init__(
@@ -374,22 +374,22 @@ class RolloutPlayer(PlayerPool):
     def play(
         self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None
     ) -> Iterator[PlayedEpisode]:
-        """Play an episode for each seed; cancels the episodes of an earlier call.
+        """Play an episode for each seed. This cancels the episodes of an earlier call.
 
         Args:
-            seeds: Seeds >= 0. Episode j of these has the number j.
-            on_step: Called again and again with the number of steps that were made meanwhile, 0
-                included; what it raises goes through.
+            seeds: Seeds >= 0; episode j has number j.
+            on_step: Called repeatedly with the number of new environment steps, which may be 0. Its
+                exceptions propagate.
 
         Returns:
-            The episodes in the order of their numbers, each as soon as all before it are done. Few
-            are begun before it is asked for them, so little waits in memory.
+            Iterator over the episodes in order of their numbers; each is yielded once all before it
+            have finished. Few episodes begin ahead of time, to limit memory.
 
         Raises:
-            ConfigError: If a seed is no integer >= 0.
-            EnvError: When it is asked for an episode, if an environment or a policy raises or
-                returns something invalid.
-            WorkerError: The same, if a process fails and is not started again.
+            ConfigError: If a seed is not an integer >= 0.
+            EnvError: During iteration, if an environment or a policy raises or returns something
+                invalid.
+            WorkerError: During iteration, if a process fails and is not restarted.
         """
         checked = checked_seeds(seeds)
         total, ahead = len(checked), WINDOW * self._queue.capacity
@@ -405,11 +405,11 @@ class RolloutPlayer(PlayerPool):
         return self._play(self._next_round(), range(total), task_of, limit_of, on_step)
 
     def close(self) -> None:
-        """Close the environments and remove unfinished videos; calling it again does nothing."""
+        """Close the environments, and remove unfinished videos. Closing twice has no effect."""
         super().close()
         video_dir = self.settings.video_dir
         if video_dir is not None:
-            remove_leftovers(Path(video_dir))  # of processes that were killed
+            remove_leftovers(Path(video_dir))  # unfinished videos of killed processes
 
     def __enter__(self) -> Self:
         return self
@@ -419,7 +419,7 @@ class RolloutPlayer(PlayerPool):
 
 
 def action_seed_of(action_seed: int, seed: int) -> int:
-    """Return the seed of the random choices of an agent in an episode, in [0, 2^31).
+    """Return the seed of the agent's random choices in an episode, in [0, 2^31).
 
     Args:
         action_seed: See `PlaySettings`.
@@ -429,10 +429,10 @@ def action_seed_of(action_seed: int, seed: int) -> int:
 
 
 def checked_seeds(seeds: Iterable[Any]) -> list[int]:
-    """Seeds as plain integers.
+    """Convert seeds to plain integers.
 
     Raises:
-        ConfigError: If one is no integer >= 0.
+        ConfigError: If a seed is not an integer >= 0.
     """
     checked: list[int] = []
     for i, seed in enumerate(seeds):
@@ -447,14 +447,14 @@ def checked_seeds(seeds: Iterable[Any]) -> list[int]:
 
 
 def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
-    """Return what builds the agent, for any form in which a caller names a policy.
+    """Return a factory of agents for any form of policy.
 
     Args:
         policy: See `RolloutGenerator`.
-        deterministic: Whether a model takes the most likely action instead of a sampled one.
+        deterministic: Whether a model takes the most likely action instead of sampling.
 
     Raises:
-        ConfigError: If it is no policy.
+        ConfigError: If it is not a policy.
     """
     if isinstance(policy, str) and policy == RANDOM:
         return random_agent
@@ -467,7 +467,7 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
 
 
 def model_of(policy: Any) -> nn.Module | None:
-    """Return the model that acts for a policy: itself or its `model`; otherwise None."""
+    """Return the acting model: the policy or its attribute `model`; None if neither acts."""
     for model in (policy, member_of(policy, "model")):
         if isinstance(model, nn.Module) and acts(model):
             return model
@@ -475,22 +475,22 @@ def model_of(policy: Any) -> nn.Module | None:
 
 
 def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
-    """Observation and action space that a policy names; None: it names none."""
+    """Return the observation and action space that a policy declares; None if undeclared."""
     if isinstance(policy, type):
         return None, None
     return member_of(policy, "observation_space"), member_of(policy, "action_space")
 
 
 def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
-    """Refuse spaces that a policy names, if those of the environment are others.
+    """Check that the spaces declared by a policy match those of the environment.
 
     Raises:
-        ConfigError: Naming both.
+        ConfigError: If they differ.
     """
     names = ("observation_space", "action_space")
     for name, own, space in zip(names, found, spaces, strict=True):
         if own is not None and own != space:
-            raise ConfigError("policy", f"its {name} is {own}, that of the environment is {space}")
+            raise ConfigError("policy", f"its {name} is {own}, but the environment has {space}")
 
 
 class RolloutGenerator(RolloutPlayer):
@@ -499,32 +499,30 @@ class RolloutGenerator(RolloutPlayer):
         with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
             trajectories = generator.rollout(100)
 
-    An episode depends on the policy and its seed only, to the bit; not on `concurrency`,
+    An episode depends bit-for-bit on the policy and its seed only, not on `concurrency`,
     `n_workers` or other episodes. Call `close` at the end, or use it as a context manager.
 
     Args:
         env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
-            environment. Wrappers for training are left out.
-        policy: The policy: `"random"`; a model, or an object with a model as its attribute `model`,
-            such as a `TrainedPolicy`; an object with a method `act(observation)`, a function of one
-            observation, or a class of such objects. See `PolicyAgent`. Each environment gets a copy
+            environment. Training wrappers are not applied.
+        policy: `"random"`; a model, or an object with a model as attribute `model`, such as a
+            `TrainedPolicy`; an object with a method `act(observation)`, a function of one
+            observation, or a class of such objects; see `PolicyAgent`. Each environment gets a copy
             of an object. Models act with their current weights.
-        deterministic: Whether a model takes the most likely action instead of a sampled one.
-        concurrency: Episodes that are played at a time, >= 1.
-        n_workers: Processes that play them; 0: this one.
+        deterministic: Whether a model takes the most likely action instead of sampling.
+        concurrency: Number of episodes that run at a time, >= 1.
+        n_workers: Number of worker processes; 0 selects this process.
         seed: Seed of the first episode, >= 0; the next ones have `seed + 1`, `seed + 2`, ...
-        max_episode_steps: Steps after which an episode is truncated, >= 1; None: as the environment
-            says.
-        settings: How episodes are played; None: they are recorded. Its `deterministic` has no
-            meaning here.
-        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
-        **processes: With processes, further settings of `LocalProcesses`: `start_method`,
+        max_episode_steps: Maximum length of an episode, >= 1; None selects the environment's limit.
+        settings: Settings of the episodes, except `deterministic`; None records trajectories.
+        on_non_finite: What to do about non-finite values: `raise` or `skip`.
+        **processes: Further settings of `LocalProcesses` if `n_workers` > 0: `start_method`,
             `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
 
     Raises:
-        ConfigError: If a setting is wrong, or a policy is for other spaces.
+        ConfigError: If a setting is invalid, or the spaces of the policy do not match.
         EnvError: If an environment cannot be built.
-        MissingExtraError: If a package that is needed is not installed.
+        MissingExtraError: If a required package is not installed.
     """
 
     def __init__(
@@ -564,21 +562,21 @@ class RolloutGenerator(RolloutPlayer):
             raise
 
     def rollout(self, n_episodes: int, seeds: Sequence[int] | None = None) -> list[Trajectory]:
-        """Play episodes and return them, without those that were lost.
+        """Play episodes and return their trajectories; lost episodes are left out.
 
         Args:
             n_episodes: Number of episodes, >= 1.
-            seeds: One seed for each; None: the next seeds, so that each call plays new episodes.
+            seeds: One seed per episode; None continues with new seeds in each call.
 
         Raises:
-            ConfigError: If an argument is invalid, or the settings record nothing.
+            ConfigError: If an argument is invalid, or recording is disabled in the settings.
             EnvError: If an environment or the policy raises or returns something invalid.
-            WorkerError: If a process fails and is not started again.
+            WorkerError: If a process fails and is not restarted.
         """
         check_at_least("n_episodes", n_episodes, 1)
         if not self.settings.record:
             raise ConfigError(
-                "settings.record", "rollout() returns what is recorded: set it", False
+                "settings.record", "rollout() returns recorded trajectories: set record=True", False
             )
         if seeds is None:
             seeds = range(self._next_seed, self._next_seed + n_episodes)

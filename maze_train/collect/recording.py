@@ -1,6 +1,6 @@
-"""Recordings of episodes: trajectories, and videos.
+"""Records trajectories and videos of episodes.
 
-Videos are H.264 in MP4, written by the ffmpeg that the package imageio-ffmpeg brings.
+Videos are H.264 in MP4, written by the ffmpeg of the package imageio-ffmpeg.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from maze_train.envs.slice import EnvSlice
 class EpisodeRecording:
     """Observations and actions of an episode, copied step by step.
 
-    Observations and actions have the types of their spaces, rewards are float64.
+    Observations and actions have the dtypes of their spaces; rewards are float64.
 
     Args:
-        envs: The environments; the episode has just begun in one of them.
-        i: Which one.
+        envs: The environments.
+        i: Index of the environment in which the episode has just begun.
     """
 
     def __init__(self, envs: EnvSlice, i: int) -> None:
@@ -48,7 +48,7 @@ class EpisodeRecording:
         self._obs = [_row(envs.obs, i)]
 
     def step(self, envs: EnvSlice, i: int) -> None:
-        """Record the action and the reward of a step, and the next or last observation."""
+        """Record the action and the reward of a step, and the next or final observation."""
         self._actions.append(_row(envs.actions, i))
         self._rewards.append(float(envs.rewards[i]))
         if self._game is not None:
@@ -56,7 +56,7 @@ class EpisodeRecording:
         self._obs.append(_row(envs.final_obs if has_ended(envs.end[i]) else envs.obs, i))
 
     def trajectory(self, envs: EnvSlice, i: int) -> Trajectory:
-        """The whole episode, which has just ended."""
+        """Return the whole episode after it has ended."""
         return Trajectory(
             obs=_stacked(self._obs),
             actions=_stacked(self._actions),
@@ -78,17 +78,18 @@ def _stacked(rows: list[dict[str, Array]]) -> ArrayTree:
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """Settings of the episodes and of their records.
+    """Settings of played episodes and their recordings.
 
     Attributes:
-        deterministic: Whether the most likely action is taken instead of a sampled one. It
-            describes the agent, which was built with this setting.
-        record: Whether trajectories are kept.
-        video_dir: Directory of the videos `episode_<number>_seed_<seed>.mp4`; the render mode of
-            the environment has to be `rgb_array`. None: no videos.
-        video_every: Interval of videos in episodes: those whose number it divides are filmed. >= 1.
-        action_seed: Number that, with the seed of an episode, determines the random choices in it.
-            >= 0.
+        deterministic: Whether the agent takes the most likely action instead of sampling. The agent
+            must have been built accordingly.
+        record: Whether to keep trajectories.
+        video_dir: Directory for videos named `episode_<number>_seed_<seed>.mp4`; requires
+            environments with render mode `rgb_array`. None disables videos.
+        video_every: Interval of videos in episodes, >= 1: episode numbers divisible by it are
+            recorded.
+        action_seed: Seed (>= 0) that, with the seed of an episode, determines the random choices in
+            it.
     """
 
     deterministic: bool = True
@@ -103,15 +104,15 @@ class PlaySettings:
 
 
 class Recorder:
-    """Records and films the episodes of a slice.
+    """Records trajectories and videos of the episodes of a slice.
 
     Args:
         envs: The environments.
-        settings: What is kept.
+        settings: What to record.
 
     Raises:
-        EnvError: If there are to be videos, but the environments have another render mode.
-        MissingExtraError: If there are to be videos, but imageio-ffmpeg is not installed.
+        EnvError: If videos are requested and the render mode is not `rgb_array`.
+        MissingExtraError: If videos are requested and imageio-ffmpeg is not installed.
     """
 
     def __init__(self, envs: EnvSlice, settings: PlaySettings) -> None:
@@ -125,7 +126,7 @@ class Recorder:
             self._fps = frames_per_second(envs.envs[0])
 
     def begin(self, i: int, number: int) -> None:
-        """Keep the beginning of an episode of this number, in this row."""
+        """Start recording the episode with this number in environment i."""
         settings, seed = self._settings, self._envs.seeds[i]
         if settings.record:
             self._recordings[i] = EpisodeRecording(self._envs, i)
@@ -135,7 +136,7 @@ class Recorder:
             self._film(i)
 
     def step(self) -> None:
-        """Keep the step that was made."""
+        """Record the last step."""
         for i, recording in self._recordings.items():
             recording.step(self._envs, i)
         for i in self._videos:
@@ -147,11 +148,11 @@ class Recorder:
             self._videos[i].add(frame)
         except EnvError as error:
             seed = self._envs.seeds[i]
-            text = f"filming the episode with seed {seed} failed: {error}"
+            text = f"recording a video of the episode with seed {seed} failed: {error}"
             raise EpisodeError(text, seed) from error
 
     def end(self, i: int) -> tuple[Trajectory | None, str | None]:
-        """Return the trajectory of an episode that ended, unless it was dropped, and its video."""
+        """Return the trajectory (None if the episode was dropped) and the path of the video."""
         recording, video = self._recordings.pop(i, None), self._videos.pop(i, None)
         if video is not None:
             video.close()
@@ -161,7 +162,7 @@ class Recorder:
         return recording.trajectory(self._envs, i), path
 
     def drop(self) -> None:
-        """Forget running episodes; unfinished videos are removed."""
+        """Discard the running episodes, and remove unfinished videos."""
         for video in self._videos.values():
             video.discard()
         self._recordings.clear()
@@ -169,22 +170,22 @@ class Recorder:
 
 
 DEFAULT_FPS = 30.0
-"""Frames per second, where an environment names none."""
+"""Frames per second if the environment declares none."""
 
 END_S = 60.0
-"""Seconds that ffmpeg may take to finish a file."""
+"""Time in seconds that ffmpeg may take to finish a file."""
 
 BUILD = 'build the environment with render_mode="rgb_array"'
 
 
 class VideoWriter:
-    """Writes one video, which is complete or not there.
+    """Writes a video; the file appears only when it is complete.
 
-    ffmpeg writes a temporary file, which takes its name when it is closed. The last line of
-    frames whose height or width is odd is repeated, since players show even ones only.
+    ffmpeg writes a temporary file, which is renamed by `close`. If the height or width of the
+    frames is odd, their last row or column is repeated, because players require even sizes.
 
     Args:
-        path: The file, ending in `.mp4`; its folder is created if that above it is there.
+        path: The file, ending in `.mp4`. Its folder is created if the parent folder exists.
         fps: Frames per second, > 0.
 
     Raises:
@@ -195,7 +196,7 @@ class VideoWriter:
         self.path = path
         self._fps = fps
         self._ffmpeg = ffmpeg_path()
-        # The name that `remove_leftovers` removes when this process is dead.
+        # `remove_leftovers` removes files with such a name if this process has died.
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._shape: tuple[int, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
@@ -204,11 +205,11 @@ class VideoWriter:
         """Append a frame.
 
         Args:
-            frame: `[H, W, 3]`, uint8; all of one size.
+            frame: `[H, W, 3]`, uint8; all frames must have the same size.
 
         Raises:
-            EnvError: If it is something else.
-            RunDirectoryError: If it cannot be written.
+            EnvError: If the frame is invalid.
+            RunDirectoryError: If the frame cannot be written.
         """
         checked = even_frame(checked_frame(frame))
         if self._process is None:
@@ -216,8 +217,8 @@ class VideoWriter:
             self._process = self._started(checked.shape)
         if frame.shape != self._shape:
             raise EnvError(
-                f"a frame has the shape {list(frame.shape)}, those before have "
-                f"{list(self._shape)}: expected frames of one size"
+                f"a frame has shape {list(frame.shape)}, but previous frames have "
+                f"{list(self._shape)}: all frames must have the same size"
             )
         assert self._process.stdin is not None
         try:
@@ -226,10 +227,10 @@ class VideoWriter:
             raise self._failure(self._messages(self._process) or str(error)) from error
 
     def close(self) -> None:
-        """Finish the file; calling it again does nothing.
+        """Finish the file. Closing twice has no effect.
 
         Raises:
-            RunDirectoryError: If it cannot be written; it is not there then.
+            RunDirectoryError: If the file cannot be written. It does not exist then.
         """
         process = self._process
         if process is None:
@@ -248,7 +249,7 @@ class VideoWriter:
             self.discard()
 
     def _messages(self, process: subprocess.Popen[bytes]) -> str:
-        """Let ffmpeg finish; returns its messages."""
+        """Wait for ffmpeg to finish, and return its messages."""
         try:
             _, found = process.communicate(timeout=END_S)
         except subprocess.TimeoutExpired as error:
@@ -256,23 +257,23 @@ class VideoWriter:
         return found[-1000:].decode(errors="replace").strip()
 
     def discard(self) -> None:
-        """Stop writing and remove the unfinished file; calling it again does nothing."""
+        """Stop writing, and remove the unfinished file. Repeated calls have no effect."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with suppress(OSError):  # what it did not take is lost
+            with suppress(OSError):  # unwritten frames are discarded
                 process.communicate()
             self._temporary.unlink(missing_ok=True)
 
     def _started(self, shape: tuple[int, ...]) -> subprocess.Popen[bytes]:
-        """Start ffmpeg for frames of a shape."""
+        """Start ffmpeg for frames of the given shape."""
         raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{shape[1]}x{shape[0]}"]
         coded = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "20", "-pix_fmt", "yuv420p"]
         command = [
-            # It ends at the first error, so its messages fit into the pipe.
+            # With -xerror, ffmpeg stops at the first error, so its messages fit into the pipe.
             *(self._ffmpeg, "-y", "-loglevel", "error", "-xerror", "-threads", "1"),
             *(*raw, "-r", f"{self._fps:g}", "-i", "pipe:0", "-an"),
-            # One thread: the cores belong to environments.
+            # One thread, because the environments use the other cores.
             *(*coded, "-threads", "1", "-movflags", "+faststart", "-f", "mp4"),
             str(self._temporary.absolute()),
         ]
@@ -281,7 +282,7 @@ class VideoWriter:
             make_folders(self.path.parent)
             self._temporary.unlink(missing_ok=True)
             os.close(open_own(self._temporary, os.O_WRONLY))  # ffmpeg follows links
-            # In its own session: signals for this job, as Ctrl+C, do not cut the file short.
+            # A separate session protects ffmpeg from signals such as Ctrl-C.
             return subprocess.Popen(
                 command, stdin=pipe, stdout=null, stderr=pipe, start_new_session=True
             )
@@ -293,33 +294,33 @@ class VideoWriter:
 
 
 def ffmpeg_path() -> str:
-    """Path of ffmpeg.
+    """Return the path of ffmpeg.
 
     Raises:
-        MissingExtraError: If imageio-ffmpeg is not installed, or brings no ffmpeg.
+        MissingExtraError: If imageio-ffmpeg is not installed, or has no ffmpeg for this platform.
     """
     needed = ("imageio-ffmpeg", "video", "writing videos")
     try:
         return str(import_extra(*needed, "imageio_ffmpeg").get_ffmpeg_exe())
-    except RuntimeError as error:  # it brings no ffmpeg, and says what to do
+    except RuntimeError as error:  # no ffmpeg available; the message says what to do
         raise MissingExtraError(*needed, str(error)) from error
 
 
 def check_render_mode(env: gymnasium.Env[Any, Any]) -> None:
-    """Refuse an environment that does not show itself as pictures.
+    """Check that an environment renders images.
 
     Raises:
-        EnvError: If its render mode is another one.
+        EnvError: If the render mode is not `rgb_array`.
     """
     if env.render_mode != "rgb_array":
         raise EnvError(f"no video can be made with render_mode = {env.render_mode!r}: {BUILD}")
 
 
 def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
-    """Frames per second that the metadata of an environment name under `render_fps`, or 30.
+    """Return `render_fps` of the environment's metadata; 30 if undeclared.
 
     Raises:
-        EnvError: If it is no number > 0.
+        EnvError: If it is not a number > 0.
     """
     found = metadata_of(env).get("render_fps")
     if found is None:
@@ -331,20 +332,20 @@ def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
 
 
 def checked_frame(frame: Any) -> Array:
-    """A frame, if it is one."""
+    """Return a frame after checking its shape and dtype."""
     if isinstance(frame, np.ndarray) and frame.dtype == np.uint8:
         found: Array = frame
         if found.ndim == 3 and found.shape[2] == 3 and found.size:
             return found
     is_array = isinstance(frame, np.ndarray)
     given = f"{frame.dtype} {list(frame.shape)}" if is_array else f"{type(frame).__name__}"
-    raise EnvError(f"env.render() gave {given}, expected a frame, uint8 [H, W, 3]: {BUILD}")
+    raise EnvError(f"env.render() returned {given}, expected a frame, uint8 [H, W, 3]: {BUILD}")
 
 
 def even_frame(frame: Array) -> Array:
-    """A frame of even height and width, with rows one after the other in memory."""
+    """Pad a frame to even height and width, as a contiguous array."""
     height, width = frame.shape[:2]
     if height % 2 or width % 2:
-        # Repeated, not black: two lines share their colour in the file.
+        # Repeated, not black, because two rows share their colour in the file.
         frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     return np.ascontiguousarray(frame)

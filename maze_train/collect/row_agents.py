@@ -1,7 +1,7 @@
-"""What acts in environments that play episodes: policies of users, random actions, models.
+"""Agents that play episodes: user-defined policies, random actions and models.
 
-Each row is a separate episode: what is done there follows from the policy, the seed that the
-episode began with, and what was observed in it.
+Each row is an independent episode: its actions depend only on the policy, the seed of the episode
+and its observations.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
 
 STEPS_PER_DRAW = 64
-"""Steps of an episode for which the noise of actions is drawn at once."""
+"""Number of steps per draw of action noise."""
 
 
 def num_reals(model: ActingModel) -> int:
-    """Number of real numbers in an action, as the agent has it."""
+    """Return the number of real-valued entries of an action, in the agent's representation."""
     leaves = tree_leaves(model.example_actions())
     return sum(leaf.numel() for leaf in leaves if leaf.is_floating_point())
 
 
 class PopulationAgent(RowAgent):
-    """Copies of a model act, one in each environment, each with its own random numbers.
+    """Acts with one copy of a model per environment, each with separate random numbers.
 
-    Actions do not depend on other episodes, nor on the row, to the bit; see `nets.population`.
+    Actions are bit-for-bit independent of other episodes and of the row; see `nets.population`.
 
     Args:
         model: The model, on the CPU.
         envs: The environments.
-        deterministic: Whether the most likely action is taken instead of a sampled one.
-        noise_stddev: Standard deviation of normal noise that is added to real-valued actions as
-            the agent has them (>= 0).
+        deterministic: Whether to take the most likely action instead of sampling.
+        noise_stddev: Standard deviation (>= 0) of normal noise added to real-valued actions, in the
+            agent's representation.
     """
 
     def __init__(
@@ -73,25 +73,25 @@ class PopulationAgent(RowAgent):
         self._generators = [torch.Generator() for _ in range(len(envs) if size else 0)]
 
     def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode, see `RowAgent`."""
+        """Begin an episode; see `RowAgent`."""
         self._population.forget(row)
         if self._noise is not None:
             self._steps[row] = 0
             self._generators[row].manual_seed(task.action_seed)
 
     def act(self) -> ArrayTree:
-        """Choose the actions of the environments that play, see `RowAgent`."""
+        """Choose the actions of the environments that are playing; see `RowAgent`."""
         obs = self._observe()
-        with torch.no_grad(), torch_threads(1):  # several may add up in another order
+        with torch.no_grad(), torch_threads(1):  # more threads may change the order of sums
             return as_arrays(self._choose(obs, self._envs.playing))
 
     def _observe(self) -> TensorTree:
-        """Observations of all environments as networks read them, `[n, ...]`."""
+        """Return the observations of all environments as network inputs, `[n, ...]`."""
         columns: Any = self._envs.obs
         return as_tensors(self._space, columns.get("", columns))
 
     def _choose(self, obs: TensorTree, rows: list[int]) -> TensorTree:
-        """Actions of some rows as the environment takes them, `[row_blocks(len(rows)), ...]`."""
+        """Return the environment actions of some rows, `[row_blocks(len(rows)), ...]`."""
         if self._noise is None:
             return self._population.act(rows, obs, None, self._deterministic).env_actions
         noise = torch.zeros(row_blocks(len(rows)), self._noise.shape[2])
@@ -103,7 +103,7 @@ class PopulationAgent(RowAgent):
         return self._acting.to_env(self._with_added(acted.actions, noise[:, self._num_sampled :]))
 
     def _next_noise(self, rows: list[int]) -> Tensor:
-        """The noise of this step, `[len(rows), size]`."""
+        """Return the noise of this step, `[len(rows), size]`."""
         assert self._noise is not None
         at = self._steps[rows] % STEPS_PER_DRAW
         for row in (row for row, step in zip(rows, at, strict=True) if step == 0):
@@ -117,7 +117,7 @@ class PopulationAgent(RowAgent):
         return self._noise[torch.tensor(rows), torch.from_numpy(at)]
 
     def _with_added(self, actions: TensorTree, noise: Tensor) -> TensorTree:
-        """Actions with noise `[n, size]` added to those that are real numbers."""
+        """Add noise `[n, size]` to the real-valued parts of actions."""
         real = [leaf for leaf in tree_leaves(actions) if leaf.is_floating_point()]
         parts = iter(torch.split(noise, [leaf[0].numel() for leaf in real], dim=1))
 
@@ -130,49 +130,48 @@ class PopulationAgent(RowAgent):
 
 
 class ModelAgent(PopulationAgent):
-    """A model acts, with one copy of the weights that it has now; see `PopulationAgent`.
+    """Acts with a copy of the current weights of a model; see `PopulationAgent`.
 
     Args:
-        model: The model; it is copied to the CPU, in the mode of evaluation.
+        model: The model. It is copied to the CPU and set to evaluation mode.
         envs: The environments.
-        deterministic: Whether the most likely action is taken instead of a sampled one.
+        deterministic: Whether to take the most likely action instead of sampling.
     """
 
     def __init__(self, model: nn.Module, envs: EnvSlice, deterministic: bool = True) -> None:
         own: Any = copy.deepcopy(acting_part(model)).cpu().eval()
-        # All rows share the parameters that are frozen.
+        # Frozen parameters are shared by all rows.
         super().__init__(own.requires_grad_(False), envs, deterministic)
 
 
 def acting_part(model: nn.Module) -> nn.Module:
-    """An actor-critic without its critic, also among several agents; others as they are."""
+    """Remove the critic of actor-critic models, including multi-agent ones; keep other models."""
     if type(model) is JointModel:
         policies = {key: acting_part(own) for key, own in model.by_policy.items()}
         return JointModel(policies, model.agents)
-    # The exact type: a subclass may act in another way.
+    # Exact type, because a subclass may act differently.
     if type(model) is not ActorCriticModel:
         return model
     return PolicyModel(model.policy, **model.around)
 
 
 class PolicyAgent(RowAgent):
-    """Policies of users act, one for each environment, so that they may remember.
+    """Acts with user-defined policies, one per environment, so that they may be stateful.
 
-    A policy has a method `act(observation)`, or is called itself. It gets a copy of one observation
-    in the form and the types of the space, and returns one action. Real numbers of another size are
-    converted. If it has a method `reset`, that is called where an episode begins: with a seed of
-    the episode if it has a parameter `seed` or needs an argument, else without. The seed differs
-    from that of the environment, so that both can feed generators with it.
+    A policy is an object with a method `act(observation)`, or a function. It receives a copy of one
+    observation in the structure and dtypes of the space, and returns one action. Floats of other
+    precision are converted. If the policy has a method `reset`, it is called at the beginning of
+    each episode. The seed of the episode is passed if `reset` has a parameter `seed` or requires
+    one argument. This seed differs from the seed of the environment, so both may seed generators.
 
-    A policy that remembers needs `reset` to forget: the same object plays one episode after the
-    other.
+    Stateful policies need `reset`, because the same object plays one episode after the other.
 
     Args:
         make_policy: Returns a new policy.
         envs: The environments.
 
     Raises:
-        ConfigError: If `make_policy` fails, or returns something that does not act.
+        ConfigError: If `make_policy` fails, or returns something that is not a policy.
     """
 
     def __init__(self, make_policy: Callable[[], object], envs: EnvSlice) -> None:
@@ -182,7 +181,7 @@ class PolicyAgent(RowAgent):
         check_are_new([own.policy for own in self._policies if own.is_reset])
 
     def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode, see `RowAgent`.
+        """Begin an episode; see `RowAgent`.
 
         Raises:
             EpisodeError: If the policy raises.
@@ -193,7 +192,7 @@ class PolicyAgent(RowAgent):
             raise self._fault(row, f"{type(error).__name__}: {error}") from error
 
     def act(self) -> ArrayTree:
-        """Choose the actions of the environments that play, see `RowAgent`.
+        """Choose the actions of the environments that are playing; see `RowAgent`.
 
         Raises:
             EpisodeError: If a policy raises, or returns something that is not in the action space.
@@ -211,7 +210,7 @@ class PolicyAgent(RowAgent):
         return columns[""] if self._action.is_single else columns
 
     def _checked(self, row: int, action: Any) -> list[tuple[str, Array]]:
-        """The parts of an action in the types of the space."""
+        """Return the parts of an action in the dtypes of the space."""
         try:
             parts = self._action.read(action)
             return [(key, converted_action(part, self._action.leaves[key])) for key, part in parts]
@@ -219,7 +218,7 @@ class PolicyAgent(RowAgent):
             space = self._action.space
             problem = f"it returned {action!r}, which is not in the action space {space}: {error}"
             raise self._fault(row, problem) from error
-        except Exception as error:  # whatever NumPy or the class of the action raises
+        except Exception as error:  # NumPy or the class of the action may raise anything
             text = f"{type(error).__name__}: {error}"
             raise self._fault(row, f"its action cannot be read: {text}") from error
 
@@ -232,19 +231,19 @@ class PolicyAgent(RowAgent):
 
 
 def random_agent(envs: EnvSlice) -> PolicyAgent:
-    """Return an agent whose actions are uniform over the action space, only legal ones with masks.
+    """Return an agent that samples uniformly from the action space; with masks, legal actions only.
 
     Args:
         envs: The environments.
 
     Raises:
-        SpaceError: If masks do not fit the actions.
+        SpaceError: If a mask does not fit the action space.
     """
     return PolicyAgent(partial(UniformPolicy, envs.observation.space, envs.action.space), envs)
 
 
 def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:
-    """A part of an action in the type of its space.
+    """Convert a part of an action to the dtype of its space.
 
     Raises:
         SpaceError: If it is not in the space.

@@ -1,4 +1,4 @@
-"""Collects rollouts from simulators: everything stays a tensor on their device."""
+"""Collects rollouts from simulators without copying tensors off their device."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from maze_train.simulators.simulator import Simulator
 from maze_train.spaces.tensors import zeros_for
 
 NOT_GIVEN = {
-    "as_termination": "nothing is expected after a time limit (env.truncation=as_termination)",
-    "bootstrap_previous": "after a time limit the value of the observation before stands in for "
-    "that of the last one (env.truncation=bootstrap_previous; as_termination expects nothing)",
+    "as_termination": "time limits are treated as termination (env.truncation=as_termination)",
+    "bootstrap_previous": "at a time limit, the value of the previous observation is bootstrapped "
+    "instead (env.truncation=bootstrap_previous; as_termination does not bootstrap)",
 }
-"""Effects of `env.truncation`, for the note."""
+"""Descriptions of `env.truncation`, for messages."""
 
 
 class SimulatorCollector(RolloutCollector):
-    """Steps a simulator, T steps at a time, without a wait for its device until the last one.
+    """Collects T steps from a simulator, and synchronises its device only after the last step.
 
-    If an episode is truncated and the simulator does not give its last observation, the target of
-    the value is r_t + gamma V(s_t) (`Simulator.truncation` is `bootstrap_previous`), or r_t
+    If an episode is truncated and the simulator does not return its final observation, the value
+    target is r_t + gamma V(s_t) (`Simulator.truncation` = `bootstrap_previous`) or r_t
     (`as_termination`).
 
     Args:
-        *args: As for `RolloutCollector`; the environments are those of a simulator.
-        **settings: As for `RolloutCollector`.
+        *args: See `RolloutCollector`; the environments must wrap a simulator.
+        **settings: See `RolloutCollector`.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -54,15 +54,15 @@ class SimulatorCollector(RolloutCollector):
 
     @property
     def _storage_device(self) -> torch.device | None:
-        """The device of the simulator."""
+        """Device of the simulator."""
         return self.simulator.device
 
     def _reset(self, seed: int) -> TensorTree:
-        """The first observations of new episodes, those that `ForeignVectorEnv` would begin."""
+        """Return the first observations of new episodes, seeded as in `ForeignVectorEnv`."""
         return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
 
     def _begin_step(self, env_actions: TensorTree) -> None:
-        """Send the actions to the device of the simulator, which steps in `_finish_step`."""
+        """Send the actions to the device of the simulator; `_finish_step` performs the step."""
         self._actions = tree_map(lambda x: x.to(self.simulator.device), env_actions)
 
     def _finish_step(
@@ -73,7 +73,7 @@ class SimulatorCollector(RolloutCollector):
         reports: FinishedEpisodes,
         began: float,
     ) -> None:
-        """Step the simulator, and store what it brought."""
+        """Step the simulator, and store the results."""
         assert self._actions is not None
         found = self.simulator.step(self._actions)
         self.env_s += time.perf_counter() - began
@@ -85,13 +85,13 @@ class SimulatorCollector(RolloutCollector):
             self._write_final(step, storage, found.final_obs)
         for key in (SUCCESS, *self._info_keys):
             if key in found.columns:
-                # A copy: the simulator may use the memory again in the next step.
+                # Copied, because the simulator may overwrite the memory in the next step.
                 self._numbers.setdefault(key, []).append((step, found.columns[key].clone()))
         if actor.state_size:
             actor.forget(has_ended(found.end).to(actor.hidden_state.device))
 
     def _write_final(self, step: int, storage: RolloutStorage, obs: TensorTree) -> None:
-        """Keep last observations of a step; rows where no episode ended too."""
+        """Store the final observations of a step; rows of running episodes are arbitrary."""
         if self._final_rows is None:
             shape = self.num_steps, self.num_envs
             zeros = zeros_for(self.env.single_observation_space, shape)
@@ -101,13 +101,13 @@ class SimulatorCollector(RolloutCollector):
             rows[step] = leaves[key]
 
     def _rollout(self, storage: RolloutStorage) -> Rollout:
-        """The finished rollout, with the last observations that a value needs.
+        """Return the finished rollout with the final observations needed for bootstrapping.
 
         Raises:
             EnvError: If an observation or a reward is not finite.
         """
         rollout = storage.rollout()
-        # The memory of the storage is written by the next step already.
+        # Copied, because the next step overwrites the storage.
         self._obs = tree_map(lambda x: x[-1].clone(), rollout.obs)
         kept = rollout.ended if self.keeps_terminal_obs else rollout.truncated
         given = torch.tensor(self._final_given, device=kept.device)
@@ -115,12 +115,12 @@ class SimulatorCollector(RolloutCollector):
         is_missing = bool(missing.any())
         if (is_missing or bool(self.simulator.replaced_ends)) and not self._is_told:
             self._is_told = True
-            if not self.env.first_env:  # one of several actors tells it
+            if not self.env.first_env:  # With several actors, only the first one prints the note.
                 meaning = NOT_GIVEN[self.simulator.truncation]
-                notify(f"note: {self.simulator.name} gives no last observations: {meaning}")
+                notify(f"note: {self.simulator.name} returns no final observations: {meaning}")
         is_recurrent = rollout.hidden_states is not None
         if is_missing and (is_recurrent or self.simulator.truncation == "as_termination"):
-            # The observation before must not enter the recurrent state twice.
+            # The previous observation must not update the recurrent state twice.
             kept = kept & ~missing
         positions = kept.flatten().nonzero().squeeze(1)
         final_obs = tree_map(lambda x: x[:-1].flatten(0, 1)[positions], rollout.obs)
@@ -134,7 +134,7 @@ class SimulatorCollector(RolloutCollector):
         return rollout
 
     def _check_finite(self, rollout: Rollout) -> None:
-        """Raise EnvError on NaN and infinities; the device is synchronised once for all of them."""
+        """Raise EnvError on NaN or infinity, synchronising the device once for all tensors."""
         obs, final_obs = leaves_by_key(rollout.obs), leaves_by_key(rollout.final_obs)
         rows = torch.arange((self.num_steps + 1) * self.num_envs, device=rollout.rewards.device)
         named = [("an observation", leaf.flatten(0, 1), rows) for leaf in obs.values()]
@@ -142,7 +142,7 @@ class SimulatorCollector(RolloutCollector):
         named += [("a last observation", leaf, last) for leaf in final_obs.values()]
         named.append(("a reward", rollout.rewards.flatten(), rows))
         floats = [own for own in named if own[1].is_floating_point()]
-        # A sum of numbers in single precision is finite in double precision if all of them are.
+        # The float64 sum of float32 values is finite if and only if all values are finite.
         sums = torch.stack([leaf.sum(dtype=torch.float64) for _, leaf, _ in floats])
         if bool(sums.isfinite().all()):
             return
@@ -156,7 +156,7 @@ class SimulatorCollector(RolloutCollector):
                 )
 
     def _finished(self, rollout: Rollout, reports: FinishedEpisodes) -> FinishedEpisodes:
-        """The episodes that ended, by the flags, and the numbers that infos reported with them."""
+        """Return the finished episodes with the metrics that infos reported for them."""
         cpu = torch.device("cpu")
         end = rollout.end.to(cpu)
         ended = has_ended(end)
@@ -174,13 +174,13 @@ class SimulatorCollector(RolloutCollector):
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def _env_state(self) -> dict[str, Any] | None:
-        """The running episodes; None: they cannot be kept, or none has begun."""
+        """Return the running episodes; None if they cannot be saved or none has begun."""
         if not self.simulator.can_be_restored or self._obs is None:
             return None
         return {"simulator": self.simulator.state_dict(), "obs": self._obs}
 
     def _load_env_state(self, state: dict[str, Any]) -> Array:
-        """Continue the episodes of a state: no environment begins a new one."""
+        """Restore the running episodes; no environment begins a new one."""
         self.simulator.reset(self._env_seed)
         self.simulator.load_state_dict(state["simulator"])
         self._obs = tree_map(lambda x: x.to(self.simulator.device), state["obs"])
@@ -188,5 +188,5 @@ class SimulatorCollector(RolloutCollector):
 
 
 def collector_class(env: MazeVectorEnv) -> type[RolloutCollector]:
-    """Class of the collector that steps these environments."""
+    """Return the collector class for these environments."""
     return RolloutCollector if env.simulator is None else SimulatorCollector

@@ -1,4 +1,4 @@
-"""The turns of the policies of several agents."""
+"""Splits rollouts of multi-agent environments by policy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from maze_train.nets.joint import JointModel
 
 
 def turns_of(model: JointModel, **settings: Any) -> TurnSplitter:
-    """Return what makes the rollouts of the policies of several agents.
+    """Create the splitter of rollouts for the policies of a multi-agent model.
 
     Args:
-        model: The policies, and who acts with which.
-        **settings: All other arguments of `TurnSplitter`.
+        model: The policies, and which agent uses which.
+        **settings: Other arguments of `TurnSplitter`.
     """
     sizes, centralized = model.state_sizes, model.centralized
     return TurnSplitter(model.members, sizes, centralized=centralized, **settings)

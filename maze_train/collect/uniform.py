@@ -1,4 +1,4 @@
-"""Uniform random actions, legal where observations have masks."""
+"""Uniform random actions that respect action masks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from maze_train.spaces.masks import LegalChoices, random_action
 
 
 class UniformPolicy:
-    """Draws actions with `gymnasium.Space.sample`, only legal ones if there are masks.
+    """Samples actions with `gymnasium.Space.sample`; if there are masks, only legal actions.
 
     Args:
         observation_space: Observation space of one environment.
-        action_space: Its action space.
+        action_space: Action space of one environment.
 
     Raises:
-        SpaceError: If masks do not fit the actions.
+        SpaceError: If a mask does not fit the action space.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class UniformPolicy:
         self._generator = np.random.default_rng()
 
     def reset(self, seed: int) -> None:
-        """Begin an episode: its random numbers follow from the seed, >= 0."""
+        """Begin an episode, and seed the random generators (seed >= 0)."""
         seeds = Seeds(seed)
         self._action.space.seed(seeds.integer("actions") % 2**31)
         self._generator = seeds.generator("legal actions")
 
     def act(self, observation: Any) -> Any:
-        """A random action.
+        """Sample a random action.
 
         Raises:
             SpaceError: If no action is legal.
@@ -53,15 +53,15 @@ class UniformPolicy:
 def uniform_actions(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any], seed: int
 ) -> Callable[[ArrayTree], ArrayTree]:
-    """Return what draws the actions `[1, ...]` of a single environment for observations `[1, ...]`.
+    """Return a function from observations `[1, ...]` to random actions `[1, ...]`.
 
     Args:
         observation_space: Observation space of the environment.
-        action_space: Its action space.
+        action_space: Action space of the environment.
         seed: Seed of the actions, >= 0.
 
     Raises:
-        SpaceError: If masks do not fit the actions, or no action is legal.
+        SpaceError: If a mask does not fit the action space, or no action is legal.
     """
     observation, view = FlatView(observation_space), FlatView(action_space)
     policy = UniformPolicy(observation_space, action_space)

@@ -499,7 +499,7 @@ def test_episodes_that_are_not_wanted_any_more(start, n_workers):
         next(first)
         second = player.play(range(100, 112))
         found = [bits(next(second))]
-        with pytest.raises(EnvError, match=r"called off, since play\(\) was called again"):
+        with pytest.raises(EnvError, match=r"cancelled, because play\(\) was called again"):
             next(first)
         assert found + [bits(episode) for episode in second] == expected
     assert list(player.play([])) == []

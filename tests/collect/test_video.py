@@ -67,7 +67,7 @@ def test_frames_come_back(height, width, tmp_path):
 def test_what_is_no_frame(tmp_path):
     """The error says what to do; nothing is left, neither of frames of another size."""
     writer = VideoWriter(tmp_path / "a.mp4")
-    words = r"gave {}, expected a frame, uint8 \[H, W, 3\]: build .*render_mode=\"rgb_array\""
+    words = r"returned {}, expected a frame, uint8 \[H, W, 3\]: build .*render_mode=\"rgb_array\""
     for frame, given in (
         (None, "NoneType"),
         (np.zeros((4, 4, 3)), r"float64 \[4, 4, 3\]"),
@@ -78,7 +78,7 @@ def test_what_is_no_frame(tmp_path):
             writer.add(frame)
     writer.close()
     writer.add(np.zeros((8, 8, 3), np.uint8)[:, ::-1])  # of any layout
-    with pytest.raises(EnvError, match=r"\[8, 6, 3\], those before have \[8, 8, 3\]"):
+    with pytest.raises(EnvError, match=r"\[8, 6, 3\], but previous frames have \[8, 8, 3\]"):
         writer.add(np.zeros((8, 6, 3), np.uint8))
     for _ in range(2):
         writer.discard()
@@ -172,7 +172,7 @@ def test_episodes_that_fail_leave_no_video(tmp_path):
     settings = PlaySettings(video_dir=str(tmp_path))
     for seed, words in (
         (1, "seed 1: RuntimeError"),
-        (2, "filming the episode with seed 2 failed"),
+        (2, "recording a video of the episode with seed 2 failed"),
         (3, "seed 3: RuntimeError: no light"),
     ):
         make = partial(FailingPictureEnv, "raise", 1)

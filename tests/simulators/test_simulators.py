@@ -156,7 +156,7 @@ def test_a_time_limit_is_what_the_setting_says(truncation, style, capsys):
     # The trace of the first rollout ends with it: the second one is compared from its own start.
     expected = slow_advantages(value, 26, 3, 0.9, 0.8, truncation)[13:]
     np.testing.assert_allclose(parts[1], expected, rtol=1e-4)
-    notes = capsys.readouterr().err.count("gives no last observations")
+    notes = capsys.readouterr().err.count("returns no final observations")
     assert notes == (0 if gives else 1)
 
 
@@ -301,7 +301,7 @@ def test_time_limits_are_the_same_with_actors(tmp_path, capsys):
             changes |= {"model.rnn": {"cell": "gru", "size": 4}}
             run = short("ppo", tmp_path / f"{truncation}_{actors}", env, **changes)
             found[truncation, actors] = run.history[0]["train/returns_mean"]
-            assert capsys.readouterr().err.count("gives no last observations") == 1
+            assert capsys.readouterr().err.count("returns no final observations") == 1
         assert found[truncation, 0] == found[truncation, 3]
     assert found["bootstrap_previous", 3] != found["as_termination", 3]
 
