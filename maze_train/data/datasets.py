@@ -1,4 +1,4 @@
-"""Recorded data by name: files of this package, data sets of Minari, functions."""
+"""Open datasets: directories of this package, Minari datasets and user-defined functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 
 MINARI = "minari:"
-"""Prefix of the names of Minari data sets."""
+"""Prefix that selects a Minari dataset."""
 
 
 def open_dataset(
@@ -27,24 +27,25 @@ def open_dataset(
     verify: bool = True,
     on_damaged: Literal["raise", "skip"] = "raise",
 ) -> TrajectoryDataset:
-    """Open a data set of trajectories.
+    """Open a dataset of trajectories.
 
     Args:
-        source: A directory; `minari:<id>` for a Minari data set of this machine; or a mapping with
-            the key `_target_` that names a function (see `targets.build_target`), which returns a
-            `TrajectoryDataset` or `Trajectory` objects.
-        observation_space: Space of one environment, for `Trajectory` objects: they have no spaces.
-        action_space: Space of one environment, for `Trajectory` objects.
-        mmap: See `TrajectoryDataset.open`; like the next two for directories only.
-        verify: Whether files are compared with their digests.
-        on_damaged: Treatment of damaged parts.
+        source: A directory; `minari:<id>` for a local Minari dataset; or a mapping whose `_target_`
+            is the dotted path of a function that returns a `TrajectoryDataset` or `Trajectory`
+            objects (see `targets.build_target`).
+        observation_space: Space of one environment; required if the function returns `Trajectory`
+            objects, which do not contain their spaces.
+        action_space: Space of one environment; required in the same case.
+        mmap: See `TrajectoryDataset.open`. Directories only, like `verify` and `on_damaged`.
+        verify: Whether to compare files with their digests.
+        on_damaged: Whether to `raise` an error for a damaged part or to `skip` the part.
 
     Raises:
-        DatasetError: If there is no such data set, it is damaged, or the function returned
-            something else.
-        ConfigError: If the function cannot be found or refuses its arguments.
-        ShapeError: If a `Trajectory` does not have the shapes of the spaces.
-        SpaceError: If its numbers do not fit the spaces, or a space cannot be described.
+        DatasetError: If the dataset does not exist or is damaged, or the function returns another
+            type.
+        ConfigError: If the function cannot be found or does not accept its arguments.
+        ShapeError: If the shapes of a `Trajectory` do not match the spaces.
+        SpaceError: If its values are outside of the spaces, or a space is not supported.
         MissingExtraError: If Minari is needed and not installed.
     """
     if isinstance(source, Mapping):
@@ -54,8 +55,8 @@ def open_dataset(
     if isinstance(source, str | Path) and str(source):
         return TrajectoryDataset.open(source, mmap=mmap, verify=verify, on_damaged=on_damaged)
     raise DatasetError(
-        f"{source!r} names no data set: expected a directory, {MINARI}<id>, or a mapping with the "
-        f"key {TARGET}"
+        f"{source!r} does not name a dataset: expected a directory, {MINARI}<id>, or a mapping "
+        f"with the key {TARGET}"
     )
 
 
@@ -64,10 +65,10 @@ def _from_target(
     observation_space: spaces.Space[Any] | None,
     action_space: spaces.Space[Any] | None,
 ) -> TrajectoryDataset:
-    """Call the function that a mapping names, and return its data set."""
+    """Call the function named by a mapping and return its dataset."""
     if TARGET not in node:
         raise DatasetError(
-            f"{dict(node)!r} names no data set: a mapping has to have the key {TARGET}, the dotted "
+            f"{dict(node)!r} does not name a dataset: expected the key {TARGET} with the dotted "
             f"path of a function"
         )
     name = str(node[TARGET])
@@ -81,8 +82,8 @@ def _from_target(
         )
     if observation_space is None or action_space is None:
         raise DatasetError(
-            f"{name} returned {type(found).__name__}, whose spaces are not known: let it return "
-            f"TrajectoryDataset.from_trajectories(...), which has them"
+            f"{name} returned {type(found).__name__}, whose spaces are unknown: return "
+            f"TrajectoryDataset.from_trajectories(...), which includes them, instead"
         )
     metadata = DatasetMetadata(observation_space, action_space, policy={"source": name})
     try:

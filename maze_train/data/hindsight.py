@@ -1,4 +1,4 @@
-"""Replay buffers with hindsight."""
+"""Replay buffers with hindsight experience replay."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from maze_train.data.replay import PrioritizedReplayBuffer, UniformReplayBuffer
 
 
 class HindsightReplayBuffer(UniformReplayBuffer):
-    """Replay buffer with `Hindsight`: most samples get a goal which their episode reached.
+    """Replay buffer that relabels samples with goals that their episode achieved later.
 
-    `use_environment` has to be called first. Stored rewards and ends are compared with the results
-    of the functions of the environment.
+    Call `use_environment` before adding experience. Stored rewards and episode ends are verified
+    against the environment's `compute_reward` and `compute_terminated`.
 
     Args:
         *args: Size, observation space and actions, as for `UniformReplayBuffer`. The space is a
-            Dict with arrays `achieved_goal` and `desired_goal` of one shape and data type.
-        strategy: Steps whose achieved goals are used: `future`, `final` or `episode`.
-        relabelled_per_original: Relabelled samples for each sample with its own goal (>= 0).
+            Dict with `achieved_goal` and `desired_goal` arrays of the same shape and dtype.
+        strategy: Steps whose achieved goals replace the desired one: `future`, `final` or
+            `episode`.
+        relabelled_per_original: Ratio of relabelled to original samples (>= 0).
         **settings: All other arguments of `UniformReplayBuffer`.
 
     Raises:

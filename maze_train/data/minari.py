@@ -1,7 +1,7 @@
-"""Data sets of Minari, read and written by its public interface.
+"""Read and write Minari datasets through Minari's public interface.
 
-Minari keeps its data sets in the folder that the environment variable `MINARI_DATASETS_PATH` names,
-`~/.minari/datasets` without it.
+Minari stores datasets in the directory given by the environment variable `MINARI_DATASETS_PATH`
+(default: `~/.minari/datasets`).
 """
 
 from __future__ import annotations
@@ -34,55 +34,55 @@ from maze_train.spaces.describe import FlatView, flatten_value, unflatten_value
 DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+-v[0-9]+")
 DETAILS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
 OWN = "maze_train"
-"""Under this key of the metadata, Minari keeps what only this package knows."""
+"""Key of the Minari metadata under which this package stores its own metadata."""
 
 UNFINISHED = "-unfinished-"
 """Part of the name of a dataset while it is written; the process ID follows."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError)
-"""Errors of Minari and h5py for data that are damaged or of another version."""
+"""Exceptions that Minari and h5py raise for damaged data or data of another version."""
 
 
 def load_minari(dataset_id: str) -> TrajectoryDataset:
-    """Read a Minari data set of this machine into memory.
+    """Read a local Minari dataset into memory.
 
-    All of it is kept there, once. One that is too large for that is converted once, from
-    `minari_episodes` by a `TrajectoryWriter`, and mapped from then on: see docs/trajectories.md.
+    If the dataset does not fit into memory, write `minari_episodes` with a `TrajectoryWriter` once
+    and open the result with `mmap`; see docs/trajectories.md.
 
-    Nested observations and actions become flat mappings, seeds come along. `metadata.env` has the
-    `id` and the `env_spec` of the environment where Minari knows them, `metadata.policy` what it
-    knows of the author.
+    Nested observations and actions are flattened, and seeds are kept. `metadata.env` contains the
+    `id` and `env_spec` of the environment if Minari recorded them; `metadata.policy` contains the
+    recorded algorithm and author.
 
     Args:
         dataset_id: Such as `D4RL/door/human-v2`.
 
     Raises:
-        DatasetError: If there is no such data set, it cannot be read, holds no episodes, or an
-            episode that is no `Trajectory`.
-        SpaceError: If a space has a leaf that the package cannot describe (Text, Graph ...).
+        DatasetError: If the dataset does not exist, cannot be read, is empty, or contains an
+            episode that is not a valid `Trajectory`.
+        SpaceError: If a space has an unsupported leaf (Text, Graph, ...).
         ShapeError: If observations or actions do not have the shape of their space.
-        MissingExtraError: If Minari or what it reads with is not installed.
+        MissingExtraError: If Minari or h5py is not installed.
     """
     metadata, episodes = minari_episodes(dataset_id)
     return TrajectoryDataset.from_trajectories(episodes, metadata, f"minari:{dataset_id}")
 
 
 def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajectory]]:
-    """Read a local Minari data set, episode by episode.
+    """Read a local Minari dataset, episode by episode.
 
     Args:
         dataset_id: Such as `D4RL/door/human-v2`.
 
     Returns:
-        Spaces, environment and policy; and the episodes, each read when it is asked for.
+        Metadata (spaces, environment and policy), and an iterator that reads one episode at a time.
 
     Raises:
-        DatasetError: See `load_minari`, as for the others; also while episodes are read.
-        SpaceError: If a space has a leaf that the package cannot describe.
+        DatasetError: See `load_minari`; also raised during iteration.
+        SpaceError: If a space has an unsupported leaf.
         ShapeError: If observations or actions do not have the shape of their space.
-        MissingExtraError: If Minari or what it reads with is not installed.
+        MissingExtraError: If Minari or a library that it reads with is not installed.
     """
-    minari = import_extra("minari", "minari", "reading a Minari data set")
+    minari = import_extra("minari", "minari", "reading a Minari dataset")
     _check_id(dataset_id)
     name = f"minari:{dataset_id}"
     try:
@@ -91,8 +91,8 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
         ends = list(source.storage.get_episode_metadata(source.episode_indices))
     except FileNotFoundError as error:
         raise DatasetError(
-            f"{name} is not on this machine: 'minari list local' lists those that are, and 'minari "
-            f"download {dataset_id}' gets one"
+            f"{name} is not on this machine: list the local datasets with 'minari list local', or "
+            f"run 'minari download {dataset_id}'"
         ) from error
     except (ImportError, *UNREADABLE) as error:
         if isinstance(error, ImportError):
@@ -107,7 +107,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
 
 
 def _origin(dataset_id: str, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the known settings of environment and policy."""
+    """Return the recorded settings of environment and policy."""
     own = known.get(OWN)
     if isinstance(own, dict) and all(isinstance(own.get(key), dict) for key in ("env", "policy")):
         return own["env"], own["policy"]
@@ -125,7 +125,7 @@ def _origin(dataset_id: str, known: dict[str, Any]) -> tuple[dict[str, Any], dic
 def _episodes(
     name: str, source: Any, views: tuple[FlatView, FlatView], seeds: list[int | None]
 ) -> Iterator[Trajectory]:
-    """The episodes of a data set, one after the other."""
+    """Yield the episodes of a dataset."""
     episodes = iter(source.iterate_episodes())
     for seed in seeds:
         try:
@@ -136,8 +136,8 @@ def _episodes(
         flags = [np.asarray(x, bool) for x in (episode.terminations, episode.truncations)]
         if any(flag[:-1].any() for flag in flags):
             raise DatasetError(
-                f"{label} continues after a step that terminated or truncated it: cut it into "
-                f"episodes with Minari before"
+                f"{label} continues after a step that terminated or truncated it: split it into "
+                f"episodes with Minari first"
             )
         try:
             yield Trajectory(
@@ -149,7 +149,7 @@ def _episodes(
                 seed=seed,
             )
         except (ShapeError, SpaceError, ValueError) as error:
-            raise DatasetError(f"{label} is no trajectory: {error}") from error
+            raise DatasetError(f"{label} is not a valid trajectory: {error}") from error
 
 
 def save_minari(
@@ -170,27 +170,26 @@ def save_minari(
 
     Args:
         dataset: The episodes.
-        dataset_id: `<name>-v<number>`, with folders before the name if wanted.
-        algorithm_name: Algorithm of the policy that acted.
-        author: Author of the data set.
-        author_email: How to reach them.
-        code_permalink: Where the code lies.
-        description: A sentence. Details that are missing (None) are copied from `metadata.policy`
-            where it has a text under the same key.
+        dataset_id: `<name>-v<number>`, optionally prefixed by folders (`folder/<name>-v<number>`).
+        algorithm_name: Algorithm that trained the policy.
+        author: Author of the dataset.
+        author_email: Email address of the author.
+        code_permalink: URL of the code.
+        description: Short description. Each of these five texts defaults to the entry of
+            `metadata.policy` with the same key.
 
-    Returns:
-        Its directory.
+    Returns: Directory of the new dataset.
 
     Raises:
-        DatasetError: If there is one of this name, the name is malformed, or it cannot be written.
-        SpaceError: If a key of a Dict space cannot be kept by HDF5.
+        DatasetError: If the name is malformed or already in use, or the dataset cannot be written.
+        SpaceError: If HDF5 cannot store a key of a Dict space.
         MissingExtraError: If Minari (0.5.4 or newer) or h5py is not installed.
     """
-    purpose = "writing a Minari data set"
+    purpose = "writing a Minari dataset"
     minari = import_extra("minari", "minari", purpose)
     import_extra("h5py", "minari", purpose)
     create = minari.create_dataset_from_buffers
-    if "jpeg_encoding" not in inspect.signature(create).parameters:  # images with loss
+    if "jpeg_encoding" not in inspect.signature(create).parameters:  # older: lossy images
         raise MissingExtraError("minari>=0.5.4", "minari", purpose)
     _check_id(dataset_id)
     metadata = dataset.metadata
@@ -198,7 +197,7 @@ def save_minari(
         _check_keys(space)
     for number, seed in enumerate(dataset.seeds):
         if seed is not None and not -(2**63) <= seed < 2**64:
-            raise DatasetError(f"seed {seed} of episode {number}: HDF5 keeps 64 bits")
+            raise DatasetError(f"seed {seed} of episode {number}: HDF5 stores at most 64 bits")
     given = (algorithm_name, author, author_email, code_permalink, description)
     texts = {
         key: value if value is not None else metadata.policy.get(key)
@@ -207,7 +206,7 @@ def save_minari(
     stem, path = dataset_id.rpartition("-v")[0], None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it asks for the details that are missing
+            warnings.simplefilter("ignore")  # Minari warns about missing metadata
             storage = create(
                 f"{stem}{UNFINISHED}{os.getpid()}-v0",
                 [],
@@ -240,7 +239,7 @@ def save_minari(
 
 
 def _remove_unfinished(directory: Path, name: str) -> None:
-    """Remove the datasets of this name that killed processes left unfinished."""
+    """Remove unfinished datasets of this name that were left by killed processes."""
     for path in directory.glob(f"{name}{UNFINISHED}*-v0"):
         pid = path.name.removeprefix(name + UNFINISHED).removesuffix("-v0")
         if pid.isdigit() and not process_runs(int(pid)):
@@ -248,7 +247,7 @@ def _remove_unfinished(directory: Path, name: str) -> None:
 
 
 def _buffers(dataset: TrajectoryDataset) -> Iterator[Any]:
-    """The episodes as Minari takes them."""
+    """Yield the episodes as Minari episode buffers."""
     buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
     views = FlatView(dataset.metadata.observation_space), FlatView(dataset.metadata.action_space)
     for trajectory in dataset:
@@ -266,9 +265,9 @@ def _buffers(dataset: TrajectoryDataset) -> Iterator[Any]:
 
 
 def _env_spec(env: dict[str, Any]) -> EnvSpec | None:
-    """The environment as Gymnasium describes it; None if that is another one, or not possible.
+    """Return the Gymnasium `EnvSpec`, or None if it would not describe the environment.
 
-    Wrappers of ours are not known there, and change observations or actions.
+    A spec does not include the wrappers of this package, which may change observations and actions.
     """
     if isinstance(env.get("env_spec"), dict):
         return EnvSpec.from_json(json.dumps(env["env_spec"]))
@@ -283,18 +282,18 @@ def _env_spec(env: dict[str, Any]) -> EnvSpec | None:
         spec.max_episode_steps = limit
     try:
         spec.to_json()
-    except (TypeError, ValueError):  # made by a function, or with arguments that are objects
+    except (TypeError, ValueError):  # custom factory, or arguments that are not plain values
         return None
     return spec
 
 
 def _check_keys(space: spaces.Space[Any]) -> None:
-    """Refuse keys that would be something else in a file of HDF5."""
+    """Raise SpaceError for keys that HDF5 would interpret as paths."""
     if isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
             if not isinstance(key, str) or "/" in key or "\0" in key or key in (".", ".."):
                 raise SpaceError(
-                    f"the key {key!r} of {space} cannot be kept in a Minari data set: expected a "
+                    f"the key {key!r} of {space} cannot be stored in a Minari dataset: expected a "
                     f"string without '/'"
                 )
             _check_keys(part)
@@ -306,6 +305,6 @@ def _check_keys(space: spaces.Space[Any]) -> None:
 def _check_id(dataset_id: str) -> None:
     if not DATASET_ID.fullmatch(dataset_id):
         raise DatasetError(
-            f"{dataset_id!r} is no name of a Minari data set: expected <name>-v<number>, such as "
-            f"cartpole/random-v0"
+            f"{dataset_id!r} is not the name of a Minari dataset: expected <name>-v<number>, such "
+            f"as cartpole/random-v0"
         )

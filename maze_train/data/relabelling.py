@@ -1,4 +1,4 @@
-"""Hindsight: samples of a replay buffer with goals that the agent reached later."""
+"""Hindsight relabelling: replace the goals of replay samples with goals achieved later."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Strategy: TypeAlias = Literal["future", "final", "episode"]
 STRATEGIES = ("future", "final", "episode")
 
 MOST_DIFFERENCES = 1e-4
-"""Share of the steps whose reward may be another one than the environment gave: goals are stored as
-float32, which may move one over the edge of a threshold."""
+"""Tolerated fraction of steps whose recomputed reward differs from the recorded one. Goals are
+stored as float32, and the rounding can move a goal across a success threshold."""
 
 
 class GoalTask:
-    """Rewards and ends of an environment as functions of goals.
+    """Rewards and terminations of an environment as functions of goals.
 
-    `compute_reward(achieved, desired, {})` gets goals `[n, ...]` in the data type of their space,
-    and gives n rewards. `compute_terminated(achieved, desired, {})`, where there is one, gets the
-    goals of one step, and says whether it ends the episode. Both are looked for in the wrappers of
-    the environment, the outermost first, and may depend on nothing else.
+    `compute_reward(achieved, desired, {})` receives goals `[n, ...]` in the dtype of their space
+    and returns n rewards. The optional `compute_terminated(achieved, desired, {})` receives the
+    goals of one step and returns whether the step terminates the episode. Both are looked up from
+    the outermost wrapper inwards and must depend on their arguments only.
 
     Args:
         env: The environment.
-        dtype: Data type of goals.
+        dtype: Data type of the goals, see `goal_dtype`.
 
     Raises:
         EnvError: If the environment has no `compute_reward`.
@@ -49,7 +49,7 @@ class GoalTask:
         if not env.has_wrapper_attr("compute_reward"):
             raise EnvError(
                 "hindsight replay needs an environment with compute_reward(achieved_goal, "
-                f"desired_goal, info), which {self._name} does not have: give it one, or use "
+                f"desired_goal, info), which {self._name} does not have: implement it, or use "
                 "another replay buffer"
             )
         self._compute_reward = env.get_wrapper_attr("compute_reward")
@@ -58,10 +58,10 @@ class GoalTask:
             self._compute_terminated = env.get_wrapper_attr("compute_terminated")
 
     def rewards(self, achieved: Array, desired: Array) -> Array:
-        """Rewards of n steps by the goals `[n, ...]` after them, `[n]` float32.
+        """Return the rewards of n steps with goals `[n, ...]`, `[n]` float32.
 
         Raises:
-            EnvError: If the environment raises, or gives something else than n finite numbers.
+            EnvError: If `compute_reward` fails or does not return n finite values.
         """
         goals = achieved.astype(self._dtype), desired.astype(self._dtype)
         try:
@@ -70,16 +70,16 @@ class GoalTask:
             raise self._failed("compute_reward", error) from error
         if rewards.shape != (len(achieved),) or not np.isfinite(rewards).all():
             raise EnvError(
-                f"compute_reward of {self._name} gave {rewards} for goals of shape "
-                f"{list(achieved.shape)}: expected {len(achieved)} finite numbers, one for each"
+                f"compute_reward of {self._name} returned {rewards} for goals of shape "
+                f"{list(achieved.shape)}: expected {len(achieved)} finite values, one per goal"
             )
         return rewards
 
     def terminal(self, achieved: Array, desired: Array) -> Array | None:
-        """Whether n steps end the episode, `[n]` bool; None: the goals do not say.
+        """Return whether each step is terminal, `[n]` bool; None without `compute_terminated`.
 
         Raises:
-            EnvError: If the environment raises.
+            EnvError: If `compute_terminated` fails.
         """
         if self._compute_terminated is None:
             return None
@@ -97,24 +97,23 @@ class GoalTask:
 
 
 class Hindsight:
-    """Gives most samples of a buffer a goal which their episode reached.
+    """Hindsight experience replay: relabels samples with goals that their episode achieved.
 
-    Of a sample from an episode that is over, the desired goal is replaced with probability
-    k / (k + 1) by the achieved goal after another step of the episode: a later one or its own
-    (`future`), the last one (`final`), or any (`episode`); all that come into question are equally
-    likely. Rewards are those of `compute_reward` for this goal. A step is terminal where
-    `compute_terminated` says so; without that function it stays what it was. Samples of several
-    steps have one goal, drawn for the first of them. Samples of running episodes keep their goals,
-    and so does the last share of 1 / (k + 1).
+    With probability k / (k + 1), the desired goal of a sample from a finished episode is replaced
+    by the achieved goal of a step drawn uniformly from the same episode: this step or a later one
+    (`future`), the last one (`final`) or any (`episode`). Rewards are recomputed by
+    `compute_reward` and terminations by `compute_terminated`, if the environment has it. An n-step
+    sample has one goal, drawn for its first step. Samples of unfinished episodes are not
+    relabelled.
 
-    An episode that is lost or interrupted is over with its last step, and of one whose first steps
-    are overwritten the others count.
+    A dropped or interrupted episode counts as finished after its last step. If the first steps of
+    an episode are overwritten, goals are drawn from the remaining ones.
 
     Args:
-        walker: Walks through the memory of the buffer.
-        generator: Random numbers of the buffer.
-        strategy: Where goals come from.
-        relabelled_per_original: k, samples with another goal for each one with its own. >= 0.
+        walker: N-step walker of the buffer's memory.
+        generator: Random number generator of the buffer.
+        strategy: Steps that goals are drawn from: `future`, `final` or `episode`.
+        relabelled_per_original: k, ratio of relabelled to original samples, >= 0.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -124,7 +123,7 @@ class Hindsight:
     """
 
     entry_nbytes = 2 * np.dtype(np.int32).itemsize
-    """Bytes of a transition in addition to its columns."""
+    """Additional bytes per transition."""
 
     def __init__(
         self,
@@ -143,58 +142,58 @@ class Hindsight:
         self._share = relabelled_per_original / (relabelled_per_original + 1)
         self._task: GoalTask | None = None
         self._num_compared = self._num_different = 0
-        # Rows from each to the last and to the first step of its episode, by index; -1 to the
-        # last: it is running.
+        # Number of rows to the last and to the first step of the same episode, by index. -1 in
+        # `_after`: the episode has not finished.
         self._after, self._before = np.zeros((2, self._memory.ring.size), np.int32)
         self._begin = np.zeros(self._memory.ring.num_envs, np.int64)
         self._num_followed = 0
 
     def use_environment(self, env: gymnasium.Env[Any, Any]) -> None:
-        """Take the functions of an environment that rewards are computed with.
+        """Use the reward function of an environment.
 
         Raises:
-            EnvError: If it has no `compute_reward`.
+            EnvError: If the environment has no `compute_reward`.
         """
         self._task = GoalTask(env, self._goal_dtype)
 
     def check(self, rollout: Rollout) -> None:
-        """Refuse last observations that are not finite, whether or not the episode terminated.
+        """Raise EnvError if a final observation is not finite, even if the episode terminated.
 
-        With another goal the step may not be terminal, so that the value of its observation counts.
+        With a new goal the step may not be terminal, so its final observation is bootstrapped from.
 
         Raises:
-            EnvError: Naming the leaf.
+            EnvError: If a final observation is not finite; the message names the leaf.
         """
         for key, leaf in leaves_by_key(rollout.final_obs).items():
             if not leaf.isfinite().all():
                 raise EnvError(
                     f"the last observation of an episode is not finite in {key!r}: hindsight "
-                    "replay also learns from those of terminated episodes, so let the environment "
-                    "return finite numbers there"
+                    "replay also bootstraps from terminated episodes, so the environment must "
+                    "return finite values there"
                 )
 
     def follow(self, before: int) -> None:
-        """Take note of what was written since `before` was the head.
+        """Update after rows from `before` up to the head were written.
 
         Raises:
-            TrainingError: If there is no environment yet.
-            EnvError: If goals do not explain rewards and ends.
+            TrainingError: If `use_environment` was not called.
+            EnvError: If recorded rewards or terminations do not follow from the goals.
         """
         self._after[self._memory.changed] = -1
         self._follow_episodes()
         self._compare(before)
 
     def reload(self) -> None:
-        """Take note of a memory with another content."""
+        """Rebuild the episode index after the memory was loaded from a state."""
         self._begin[:] = self._num_followed = self._memory.oldest
         self._after[:] = -1
         self._follow_episodes()
 
     def relabel(self, positions: Array, walk: Walk) -> tuple[Array, Array]:
-        """Draw goals for samples at positions `[n]`, and change their walks in place.
+        """Draw goals for samples at positions `[n]` and update their walks in place.
 
         Returns:
-            The samples with another goal, `[m]`, and their goals, `[m, ...]`.
+            Indices of the relabelled samples, `[m]`, and their goals, `[m, ...]`.
         """
         samples, goal_steps = self._draw_goals(positions)
         goals, _ = self._goals_after(goal_steps)
@@ -206,14 +205,14 @@ class Hindsight:
 
     @staticmethod
     def write_goals(obs: TensorTree, next_obs: TensorTree, samples: Array, goals: Array) -> None:
-        """Write the goals that `relabel` gave into observations."""
+        """Overwrite the desired goals in observations with the result of `relabel`."""
         where, desired = torch.from_numpy(samples), torch.from_numpy(goals)
         for tree in (obs, next_obs):
             leaf = leaves_by_key(tree)[DESIRED]
             leaf[where.to(leaf.device)] = desired.to(leaf.device)
 
     def _follow_episodes(self) -> None:
-        """Note which of the new rows belong to one episode, where it is over."""
+        """Record the episode boundaries of episodes that finished in the new rows."""
         memory, ring, oldest = self._memory, self._memory.ring, self._memory.oldest
         first = max(self._num_followed, oldest)
         slots = np.arange(first, memory.head) % ring.num_slots
@@ -229,7 +228,7 @@ class Hindsight:
         self._num_followed = memory.head
 
     def _compare(self, first: int) -> None:
-        """Refuse rewards and ends, of rows from the first on, that goals do not explain."""
+        """Raise EnvError if rewards or terminations from row `first` on contradict the goals."""
         memory, num_envs = self._memory, self._memory.ring.num_envs
         positions = np.arange(max(first, memory.oldest) * num_envs, memory.head * num_envs)
         positions = positions[memory.is_transition(positions)]
@@ -247,14 +246,14 @@ class Hindsight:
             raise EnvError(
                 f"a step to the achieved goal {achieved[k]} with the desired goal {desired[k]} had "
                 f"the reward {stored[k]:g} and terminated={bool(ended[k])}, but for these goals "
-                f"the environment gives {rewards[k]:g} and {bool(terminal[k])}: hindsight replay "
-                "needs rewards that follow from goals alone. Leave out wrappers that change "
-                "rewards, ends or goals, or give the outermost one compute_reward and "
-                "compute_terminated"
+                f"the environment returns {rewards[k]:g} and {bool(terminal[k])}: hindsight replay "
+                "needs rewards that depend on the goals only. Remove wrappers that change "
+                "rewards, terminations or goals, or implement compute_reward and "
+                "compute_terminated in the outermost one"
             )
 
     def _draw_goals(self, positions: Array) -> tuple[Array, Array]:
-        """Samples that get another goal, `[m]`, and the positions of the steps that reach it."""
+        """Draw the samples to relabel and the positions of their goal steps, `[m]` each."""
         memory, ring = self._memory, self._memory.ring
         is_chosen, place = self._draw(2, len(positions))
         after = self._after[positions % ring.size]
@@ -283,7 +282,7 @@ class Hindsight:
         return drawn
 
     def _walk_towards(self, positions: Array, goals: Array) -> Walk:
-        """Walk up to n steps from positions `[m]`, with other goals `[m, ...]`."""
+        """Walk up to n steps from positions `[m]` with new goals `[m, ...]`."""
         steps = self._walker.steps_from(positions)
         numbers, samples = np.nonzero(steps.counts)
         counts = steps.counts.copy()
@@ -291,20 +290,20 @@ class Hindsight:
         achieved, _ = self._goals_after(steps.where[numbers, samples])
         ended = is_terminated(steps.end[counts])
         rewards[counts], terminal[counts] = self._judged(achieved, goals[samples], ended)
-        # No reward counts after a step that ends the episode.
+        # Ignore rewards after a terminal step.
         counts[1:] &= ~np.logical_or.accumulate(terminal, axis=0)[:-1]
         return self._walker.join(steps._replace(counts=counts), rewards, terminal)
 
     def _judged(self, achieved: Array, desired: Array, ended: Array) -> tuple[Array, Array]:
-        """Rewards of steps to goals, and whether they are terminal, `[k]` each.
+        """Compute rewards and terminations of steps for given goals, `[k]` each.
 
         Args:
-            achieved: Goals that the steps reached, `[k, ...]`.
-            desired: Goals that they are judged by.
-            ended: Whether they were terminal when they were made, `[k]`.
+            achieved: Achieved goals after the steps, `[k, ...]`.
+            desired: Desired goals, `[k, ...]`.
+            ended: Recorded terminations, used without `compute_terminated`, `[k]`.
         """
         if self._task is None:
-            problem = "the replay buffer knows no environment: call use_environment(make_env) first"
+            problem = "the replay buffer has no environment: call use_environment(make_env) first"
             raise TrainingError(problem)
         terminal = self._task.terminal(achieved, desired)
         return self._task.rewards(achieved, desired), ended if terminal is None else terminal
@@ -321,10 +320,10 @@ class Hindsight:
 
 
 def goal_dtype(observation_space: spaces.Space[Any]) -> np.dtype[Any]:
-    """The data type of goals.
+    """Return the dtype of the goals.
 
     Raises:
-        SpaceError: If the observations have none, or the two goals are unlike.
+        SpaceError: If the observations have no goals, or the two goals differ in shape or dtype.
     """
     parts: dict[str, spaces.Space[Any]] = {}
     if isinstance(observation_space, spaces.Dict):
@@ -333,7 +332,7 @@ def goal_dtype(observation_space: spaces.Space[Any]) -> np.dtype[Any]:
     if len(found) != len(GOALS) or found[0] != found[1]:
         raise SpaceError(
             "hindsight replay needs Dict observations with arrays achieved_goal and desired_goal "
-            f"of one shape and data type, the observation space is {observation_space}: take an "
-            "environment with goals, or the buffer uniform or prioritized"
+            f"of the same shape and dtype, got {observation_space}: use a goal-based "
+            "environment, or the buffer uniform or prioritized"
         )
     return np.dtype(found[0][1])

@@ -1,4 +1,4 @@
-"""Replay buffers: transitions of the past, sampled in any order."""
+"""Replay buffers for off-policy algorithms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from maze_train.data.rollout import Rollout
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """Batch of n sampled transitions, each over one step or several.
+    """Batch of n sampled one-step or n-step transitions.
 
     Attributes:
         obs: Observations, `[n, ...]`.
@@ -45,7 +45,7 @@ class Transitions:
             if it was truncated, arbitrary if it terminated.
         indices: Positions in the buffer, for `update_priorities`, `[n]` int64.
         weights: Importance weights in (0, 1], `[n]` float32; None: all are 1.
-        extra: Additional columns of a learner by name, `[n, ...]` each; see `__getitem__`.
+        extra: Additional columns by name, added by the learner, `[n, ...]` each; see `__getitem__`.
     """
 
     obs: TensorTree
@@ -58,11 +58,11 @@ class Transitions:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return an additional column by its name."""
+        """Return an additional column by name."""
         return self.extra[name]
 
     def with_columns(self, columns: Mapping[str, Tensor]) -> Transitions:
-        """Return the transitions with further additional columns."""
+        """Return a copy with more additional columns."""
         return replace(self, extra={**self.extra, **columns})
 
 
@@ -74,18 +74,18 @@ class Transition:
     action: TensorTree
     reward: float
     next_obs: TensorTree
-    """The observation that the step led to, also where the episode ended."""
+    """Observation after the step, also if the episode ended."""
     terminated: bool
     truncated: bool
 
 
 class BaseReplayBuffer(ABC):
-    """Stores experience in the order of time and returns samples of it.
+    """Base class of replay buffers: stores experience in temporal order and samples from it.
 
     Attributes:
         keeps_terminal_obs: Whether rollouts must include final observations of terminated episodes.
-        entry_nbytes: Bytes of a transition in addition to its columns.
-        growing: Default initial values of the arguments that grow to 1 over the run.
+        entry_nbytes: Bytes per transition in addition to its columns.
+        growing: Default initial values of arguments that are annealed to 1 over the run.
     """
 
     keeps_terminal_obs: ClassVar[bool] = False
@@ -94,49 +94,49 @@ class BaseReplayBuffer(ABC):
 
     @abstractmethod
     def add_rollout(self, rollout: Rollout) -> None:
-        """Store a rollout; it continues where the last one ended, unless `interrupt` was called."""
+        """Store a rollout. It continues the previous one unless `interrupt` was called."""
 
     @abstractmethod
     def add_transition(self, transition: Transition) -> None:
-        """Store one step of a lone environment."""
+        """Store one step of a single environment."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Say that all environments begin new episodes before the next rollout."""
+        """Signal that all environments are reset before the next rollout."""
 
     def reserve(self, n_transitions: int) -> None:  # noqa: B027
-        """Limit memory to the transitions that will be stored; called before the first one."""
+        """Limit memory to the expected number of transitions; call before adding the first one."""
 
     def use_environment(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> None:  # noqa: B027
         """Read properties of the environment before the first rollout.
 
         Args:
-            make_env: Makes an environment like those that collect, in this process; it is not
-                stepped.
+            make_env: Factory of an environment equal to the training environments, created in this
+                process. It is never stepped.
         """
 
     @abstractmethod
     def sample_batch(self, n_samples: int) -> Transitions:
-        """Transitions drawn with replacement."""
+        """Sample transitions with replacement."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of transitions that can be sampled."""
+        """Return the number of transitions that can be sampled."""
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:  # noqa: B027
-        """Update priorities from prediction errors of samples; other buffers ignore them.
+        """Update priorities from TD errors; does nothing in buffers without priorities.
 
         Args:
             indices: `Transitions.indices`, `[n]`.
-            errors: Errors of temporal differences, of any sign, `[n]`.
+            errors: TD errors, `[n]`; the sign is ignored.
         """
 
     def set_progress(self, fraction: float) -> None:  # noqa: B027
-        """Set the share of training that is over, in [0, 1], for what changes over time."""
+        """Set the fraction of training done, in [0, 1], for annealed arguments."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that later samples depend on."""
+        """Return the state that later samples depend on."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class BaseReplayBuffer(ABC):
 
 
 def as_rollout(transition: Transition) -> Rollout:
-    """One step of one environment, with the observation after it."""
+    """Convert one step of one environment to a rollout with T = B = 1."""
     obs, next_obs = leaves_by_key(transition.obs), leaves_by_key(transition.next_obs)
     shapes, next_shapes = ({k: list(x.shape) for k, x in o.items()} for o in (obs, next_obs))
     if shapes != next_shapes:
@@ -165,31 +165,31 @@ def as_rollout(transition: Transition) -> Rollout:
 
 
 class UniformReplayBuffer(BaseReplayBuffer):
-    """The last transitions of B environments; each is equally likely to be sampled.
+    """Replay buffer that samples the transitions of B environments uniformly.
 
-    Samples may span several steps: from row t,
+    For n-step returns, a sample at row t has
 
         rewards = Σ_{i<k} gamma^i r_{t+i},  discounts = gamma^k,  next_obs = o_{t+k}
 
-    with k = n_steps, or less where the episode ended before, or nothing more is known of it. After
-    a terminal step the discount is 0; in all other cases the value of `next_obs` has to be added.
+    with k = n_steps, or fewer if the episode ends earlier or its next steps are not stored. The
+    discount is 0 after a terminal step; otherwise bootstrap from `next_obs`.
 
     Args:
-        buffer_size: Transitions that are kept, >= 1; rounded down to full rows of B.
+        buffer_size: Capacity in transitions, >= 1; rounded down to a multiple of B.
         observation_space: Flat observation space of one environment.
         actions: One action of the agent, `[...]`; its shape and dtype are used.
         num_envs: B.
-        seed: Seed of the samples, which depend neither on storage nor on device.
+        seed: Seed of the samples, which do not depend on storage or device.
         n_steps: Steps per sample, >= 1.
         gamma: Discount per step, in [0, 1].
-        frame_stack: Observations that are stacks of the last n frames, newest last: n by key (the
-            key of a lone observation is empty). Their frames are stored once.
-        storage: `memory`; `disk`, in files that vanish with the buffer; or `device`. It holds for
-            observations and actions; the rest, a few bytes per transition, is in memory.
-        directory: Where files are mapped from, needed for `disk`.
-        device: Where samples are needed.
-        sampler: Makes what draws the samples.
-        relabelling: Makes what changes their goals; None: nothing does.
+        frame_stack: Number of frames n of stacked observations (newest last), by key; the key of an
+            unnested observation is empty. Each frame is stored once.
+        storage: Where observations and actions are stored: `memory`; `disk`, in temporary files; or
+            `device`. The other columns (a few bytes per transition) stay in memory.
+        directory: Directory of the temporary files, required for `disk`.
+        device: Device of the samples.
+        sampler: Factory of the sampler.
+        relabelling: Factory of the hindsight relabelling; None: no relabelling.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -240,7 +240,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a full buffer, without last observations of truncated episodes."""
+        """Bytes of a full buffer, excluding final observations of truncated episodes."""
         layout = self._memory.layout
         return layout.nbytes + layout.ring.size * self.entry_nbytes
 
@@ -248,10 +248,10 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._memory.reserve(-(-n_transitions // self.num_envs) + 1)
 
     def use_environment(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> None:
-        """Take from an environment what relabelling needs; nothing without relabelling.
+        """Read the reward function for relabelling; does nothing without relabelling.
 
         Raises:
-            EnvError: If it lacks that.
+            EnvError: If the environment has no `compute_reward`.
         """
         if self._relabelling is not None:
             self._relabelling.use_environment(make_env())
@@ -260,9 +260,9 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """Store the transitions of a rollout; rows that are not transitions are never sampled.
 
         Raises:
-            ShapeError: If the rollout has another number of environments, other shapes, or lacks
-                the last observation of a truncated episode.
-            EnvError: If rewards do not follow from goals, for relabelling.
+            ShapeError: If the number of environments or the shapes differ from the buffer's, or the
+                final observation of a truncated episode is missing.
+            EnvError: If relabelling is used and rewards do not follow from the goals.
         """
         if rollout.num_envs != self.num_envs:
             raise ShapeError(
@@ -275,15 +275,15 @@ class UniformReplayBuffer(BaseReplayBuffer):
     def add_transition(self, transition: Transition) -> None:
         """Store one step.
 
-        It continues where the last one ended if its observation is the one that the last step led
-        to; both are stored once then. If it is not, no sample reaches from one to the other.
+        If its observation equals the `next_obs` of the previous step, the step continues that
+        episode and the observation is stored once. Otherwise, no n-step sample spans both steps.
 
         Raises:
-            ConfigError: If the buffer is for several environments.
-            ShapeError: If shapes are other than those of the buffer.
+            ConfigError: If `num_envs` is not 1.
+            ShapeError: If the shapes differ from the buffer's.
         """
         if self.num_envs != 1:
-            problem = "add_transition is for 1 environment: use add_rollout, with all of them"
+            problem = "add_transition supports a single environment: use add_rollout instead"
             raise ConfigError("num_envs", problem, self.num_envs)
         self._may_jump = True
         self._add(as_rollout(transition))
@@ -292,7 +292,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._continues = False
 
     def sample_batch(self, n_samples: int) -> Transitions:
-        """Transitions drawn with replacement, on the device.
+        """Sample transitions with replacement; returns tensors on `device`.
 
         Raises:
             TrainingError: If the buffer is empty.
@@ -315,7 +315,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._sampler.set_progress(fraction)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later samples depend on. Read `segments` before the buffer changes."""
+        """Return the state of the buffer. Read `segments` before the buffer changes."""
         return {
             **self._memory.state_dict(),
             "continues": self._continues,
@@ -324,11 +324,11 @@ class UniformReplayBuffer(BaseReplayBuffer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, whatever storage and device it is from.
+        """Restore `state`, which may come from a buffer with another storage or device.
 
         Raises:
-            ConfigError: If the buffer of `state` had another size, or held something else.
-            RunDirectoryError: If a part of it is damaged.
+            ConfigError: If size or columns of the saved buffer differ.
+            RunDirectoryError: If a segment is damaged.
         """
         self._memory.load_state_dict(state)
         self._continues = state["continues"]
@@ -349,14 +349,14 @@ class UniformReplayBuffer(BaseReplayBuffer):
             self._relabelling.follow(before)
 
     def _place(self, rollout: Rollout) -> tuple[int, bool]:
-        """The row for the first step, and whether it holds the first observation already."""
+        """Return the row of the first step and whether it already holds the first observation."""
         memory = self._memory
         if not self._continues:
-            # The observation before the interruption, if there is one, keeps its row.
+            # The last observation before the interruption, if any, keeps its row.
             return memory.head + (memory.head > 0), False
         if not self._may_jump:
             return memory.head, True
-        # Single steps of a lone environment may come from anywhere.
+        # Single steps need not continue the previous one.
         newest = memory.observations(np.array([memory.head]))
         goes_on = all(
             key in newest and torch.equal(newest[key], leaf[:1].to(newest[key]))
@@ -397,7 +397,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         *args: Size, observation space and actions, as for `UniformReplayBuffer`.
         alpha: Exponent of the priorities (>= 0); 0 samples uniformly.
         beta: Initial exponent of the importance weights, in [0, 1]; it grows linearly to 1.
-        epsilon: Addend to every error (> 0), so that every transition can be sampled.
+        epsilon: Constant added to every error (> 0), so that every transition can be sampled.
         **settings: All other arguments of `UniformReplayBuffer`.
 
     Raises:

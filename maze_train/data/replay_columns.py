@@ -1,8 +1,8 @@
-"""The ring of rows that a replay buffer writes: its columns, observations and frames.
+"""Ring-buffer columns of a replay buffer, including frame stacks and final observations.
 
-Rows are numbered from the first one that was ever written: their number is `row`, and
-`row * num_envs + env` is the `position` of what one environment did in it. A ring of S slots holds
-row r in slot `r % S`, so positions modulo the size of the ring are the `indices` of what it holds.
+A `row` counts vectorized steps since the buffer was created. The `position` of an entry is `row *
+num_envs + env`. Row r is stored in slot `r % S` of a ring with S slots, so the `index` of an entry
+is its position modulo the size of the ring.
 """
 
 from __future__ import annotations
@@ -26,37 +26,36 @@ from maze_train.spaces.columns import Columns, Spec
 from maze_train.spaces.describe import flat_spaces
 
 Storage: TypeAlias = Literal["memory", "disk", "device"]
-"""Storage of observations and actions: memory, memory-mapped files, or the device that learns from
-them."""
+"""Storage of observations and actions: memory, memory-mapped files, or the training device."""
 
 STORAGES = ("memory", "disk", "device")
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Number of rows and of environments of a ring buffer."""
+    """Size of a ring buffer."""
 
     rows: int
-    """Rows of transitions."""
+    """Capacity in rows of transitions."""
 
     num_envs: int
 
     num_slots: int
-    """Rows that there is room for: one more for the newest observation, and those whose frames the
-    oldest stack consists of."""
+    """Allocated rows: `rows`, one for the newest observation, and those with frames of the oldest
+    stack."""
 
     @property
     def margin(self) -> int:
-        """Rows whose frames are kept after their transitions are gone."""
+        """Number of rows whose frames are kept after their transitions have expired."""
         return self.num_slots - self.rows - 1
 
     @property
     def size(self) -> int:
-        """Entries of a column."""
+        """Number of entries per column."""
         return self.num_slots * self.num_envs
 
     def slices(self, first: int, stop: int) -> Iterator[tuple[slice, slice]]:
-        """Slots of the rows first..stop - 1, at most `num_slots` of them, and which these are."""
+        """Yield the slots of rows first..stop - 1, and the offsets of these rows from `first`."""
         done = 0
         while done < stop - first:
             slot = (first + done) % self.num_slots
@@ -66,18 +65,19 @@ class Ring:
 
 
 class ReplayLayout:
-    """Contents of a replay buffer, known before anything is allocated.
+    """Columns and size of a replay buffer, computed before memory is allocated.
 
     Args:
-        buffer_size: Transitions, >= 1; `max(1, buffer_size // num_envs)` rows are kept.
+        buffer_size: Capacity in transitions, >= 1; stored as `max(1, buffer_size // num_envs)`
+            rows.
         observation_space: Flat observation space of one environment.
         actions: One action of the agent, `[...]`: shape and dtype are used.
         num_envs: B, >= 1.
-        frame_stack: Observations that are stacks of the last n frames: n by key.
-        keeps_terminal_obs: Whether the last observations of terminated episodes are kept as well.
+        frame_stack: Number of frames n of stacked observations, by key.
+        keeps_terminal_obs: Whether final observations of terminated episodes are stored as well.
 
     Raises:
-        ConfigError: If a number is below 1, or `frame_stack` does not fit the observations.
+        ConfigError: If a size is below 1, or `frame_stack` does not match the observation shapes.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ReplayLayout:
         self.ring = Ring(rows, num_envs, rows + max([1, *self.frame_stack.values()]))
 
     def columns(self) -> dict[str, Spec]:
-        """All columns by name."""
+        """Return shape and dtype of an entry of each column by name."""
         found = {"end": Spec((), np.dtype(np.uint8)), "rewards": Spec((), np.dtype(np.float32))}
         found |= {f"actions/{key}": spec for key, spec in self.actions.items()}
         for key, spec in self.obs.items():
@@ -122,11 +122,11 @@ class ReplayLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
+        """Total size of all columns in bytes."""
         return self.ring.size * sum(spec.nbytes for spec in self.columns().values())
 
     def describe(self) -> dict[str, str]:
-        """Properties that must be equal for one buffer to load the content of another."""
+        """Return the properties that must match when a state is loaded."""
         sizes = {"rows": str(self.ring.rows), "num_envs": str(self.ring.num_envs)}
         stacks = {f"frame_stack/{key}": str(n) for key, n in self.frame_stack.items()}
         columns = {name: f"{s.dtype.name} {list(s.shape)}" for name, s in self.columns().items()}
@@ -135,14 +135,14 @@ class ReplayLayout:
 
 
 class Column:
-    """One array `[num_slots, num_envs, *shape]` in a ring; its first slots have memory.
+    """Array `[num_slots, num_envs, *shape]` in a ring, of which only the first slots are allocated.
 
     Args:
-        ring: The ring that it lies in.
+        ring: Size of the ring.
         spec: Shape and dtype of an entry.
-        storage: Where it lies.
-        directory: Where files are mapped from. They have no name, so nothing is left behind.
-        device: Where it lies if `storage` is `device`.
+        storage: Where the array is stored.
+        directory: Directory of the (unnamed) memory-mapped file if `storage` is `disk`.
+        device: Device of the array if `storage` is `device`.
     """
 
     def __init__(
@@ -159,17 +159,17 @@ class Column:
         self._directory, self._device = directory, device
         self._rows = self._allocated(0)
         self.entries = self._rows.view(0, *spec.shape)
-        """The slots that have memory, by index: `[size, *shape]`."""
+        """Allocated entries by index, `[allocated slots * num_envs, *shape]`."""
 
     def resize(self, num_slots: int) -> None:
-        """Allocate memory for that many slots, at least those in use; what they hold stays."""
+        """Allocate memory for `num_slots` slots, at least those in use; their contents are kept."""
         rows = self._allocated(num_slots)
         rows[: len(self._rows)].copy_(self._rows)
         self._rows = rows
         self.entries = rows.view(num_slots * self.ring.num_envs, *self._spec.shape)
 
     def _allocated(self, num_slots: int) -> Tensor:
-        """New memory, all zeros."""
+        """Return new memory filled with zeros."""
         spec, shape = self._spec, (num_slots, self.ring.num_envs, *self._spec.shape)
         nbytes = num_slots * self.ring.num_envs * spec.nbytes
         if self._storage == "device":
@@ -179,39 +179,39 @@ class Column:
             with TemporaryFile(dir=self._directory) as file:
                 file.truncate(nbytes)
                 if sys.platform == "linux":
-                    # Pages of a sparse file end the process when the disk is full, without a word.
+                    # Allocate now: writing to a sparse file kills the process if the disk is full.
                     os.posix_fallocate(file.fileno(), 0, nbytes)
                 return torch.from_numpy(np.memmap(file, spec.dtype, "r+", shape=shape))
-        return torch.from_numpy(np.zeros(shape, spec.dtype))  # taken when it is written
+        return torch.from_numpy(np.zeros(shape, spec.dtype))  # committed on first write
 
     def write(self, first: int, values: Tensor, begin: int = 0) -> None:
-        """Write rows `[k, num_envs, *shape]` but for some at the beginning, from a row on."""
+        """Write `values[begin:]` of rows `[k, num_envs, *shape]` to the rows from `first` on."""
         values = values[begin:]
-        for slots, which in self.ring.slices(first, first + len(values)):  # mostly one
+        for slots, which in self.ring.slices(first, first + len(values)):  # usually one slice
             self._rows[slots].copy_(values[which])
 
     def gather(self, indices: Array) -> Tensor:
-        """Entries at indices `[k]`, on the device of the column: `[k, *shape]`."""
+        """Return the entries at indices `[k]` on the column's device, `[k, *shape]`."""
         return self.entries.index_select(0, send(torch.from_numpy(indices), self.entries.device))
 
     def read_slots(self, slots: slice) -> Array:
-        """A copy of some slots; those without memory hold zeros."""
+        """Return a copy of some slots; slots that are not allocated contain zeros."""
         held = self._rows[slots].cpu().numpy()
         copied = np.zeros((slots.stop - slots.start, *held.shape[1:]), held.dtype)
         copied[: len(held)] = held
         return copied
 
     def write_slots(self, slots: slice, values: Array) -> None:
-        """Write what `read_slots` gave, as far as there is memory."""
+        """Write a result of `read_slots` to the slots that are allocated."""
         rows = self._rows[slots]
         rows.copy_(torch.from_numpy(values[: len(rows)]))
 
 
 class KeptObservations:
-    """Observations by position, which come and expire in the order of their positions.
+    """Queue of observations with increasing positions.
 
-    True last observations of episodes are kept so, because the row that follows holds the first one
-    of the next episode. Memory grows by doubling; finding takes O(log n).
+    Stores the final observations of episodes, because the next row contains the first observation
+    of the next episode. Memory grows by doubling; a lookup takes O(log n).
 
     Args:
         specs: Shape and dtype of the leaves by key.
@@ -227,14 +227,14 @@ class KeptObservations:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory that is reserved."""
+        """Allocated memory in bytes."""
         return self._positions.nbytes + sum(leaf.nbytes for leaf in self._leaves.values())
 
     def append(self, positions: Array, leaves: Mapping[str, Array]) -> None:
-        """Keep observations `[k, ...]`.
+        """Append observations `[k, ...]`.
 
         Args:
-            positions: Where they belong, increasing, all beyond those that are kept, `[k]`.
+            positions: Their positions `[k]`, increasing and larger than all stored positions.
             leaves: Observations by key.
         """
         if not len(positions):
@@ -248,27 +248,27 @@ class KeptObservations:
         self._end = added.stop
 
     def drop_before(self, position: int) -> None:
-        """Drop the observations before a position."""
+        """Drop all observations before a position."""
         self._begin += self._count_before(position)
 
     def drop_from(self, position: int) -> None:
-        """Drop the observations at a position or beyond."""
+        """Drop all observations at a position or later."""
         self._end = self._begin + self._count_before(position)
 
     def gather(self, positions: Array, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Observations `[k, ...]` by key; for each of the positions `[k]` one is kept."""
+        """Return the observations `[k, ...]` at positions `[k]` by key; each must be stored."""
         entries = self._begin + self._positions[self._begin : self._end].searchsorted(positions)
         keys = self._leaves if keys is None else keys
         return {key: torch.from_numpy(self._leaves[key][entries]) for key in keys}
 
     def between(self, first: int, stop: int) -> dict[str, Array]:
-        """Copies of the parts that belong to positions first..stop - 1."""
+        """Return copies of the observations at positions first..stop - 1."""
         start, end = (self._begin + self._count_before(position) for position in (first, stop))
         parts = {f"obs/{key}": leaf[start:end].copy() for key, leaf in self._leaves.items()}
         return {"positions": self._positions[start:end].copy(), **parts}
 
     def restore(self, pieces: list[dict[str, Array]]) -> None:
-        """Replace the content by results of `between`."""
+        """Replace the contents with results of `between`."""
         self._begin = self._end = 0
         if not pieces:
             return
@@ -281,7 +281,7 @@ class KeptObservations:
         return int(self._positions[self._begin : self._end].searchsorted(position))
 
     def _make_room(self, needed: int) -> None:
-        """Move the kept rows to the front, of larger memory unless half of it stays free."""
+        """Move the stored entries to the front; doubles the memory if it is more than half full."""
         size = len(self._positions)
         size = size if 2 * needed <= size else 2 * needed
         kept = slice(self._begin, self._end)
@@ -297,12 +297,12 @@ def _moved(array: Array, kept: slice, size: int) -> Array:
 
 
 class FrameColumn:
-    """Stacks `[n, *frame]`, newest frame last, put together from the frames of n rows.
+    """Column of frame stacks `[n, *frame]` (newest last) that stores each frame once.
 
-    Where a stack does not continue from the one in the row before (an episode begins, or a wrapper
-    took several steps at once), it is stored separately as a whole. The `depth` of a row says how
-    many rows back that was, at most n - 1: its stack consists of the newest frames of as many rows,
-    and of what the whole stack has to give.
+    If a stack does not continue the stack of the previous row (after a reset, or if a wrapper took
+    several steps at once), the whole stack is stored separately. The `depth` of a row is the number
+    of rows since then, at most n - 1. Its stack consists of the last n - depth frames of the
+    separate stack and the newest frames of the `depth` rows since.
 
     Args:
         n: Frames per stack.
@@ -320,13 +320,13 @@ class FrameColumn:
         self._ring = frames.ring
 
     def write(self, first: int, stacks: Tensor, begin: int, continues: bool) -> None:
-        """Write the stacks `[rows, envs, n, *frame]` from a row on.
+        """Write stacks `[rows, envs, n, *frame]` to consecutive rows.
 
         Args:
-            first: The row that the first of them is written to.
-            stacks: Observations.
-            begin: The first of them that is written.
-            continues: Whether that one is what the row holds already.
+            first: Row of the first written stack.
+            stacks: Stacked observations.
+            begin: Index of the first stack to write.
+            continues: Whether row `first` already contains the first written stack.
         """
         num_envs = self._ring.num_envs
         newest, goes_on = _newest_frames(stacks)
@@ -350,9 +350,9 @@ class FrameColumn:
         self.kept.append(first * num_envs + whole, {"": kept})
 
     def gather(self, positions: Array) -> Tensor:
-        """Stacks `[k, n, *frame]` of the positions `[k]`."""
+        """Return the stacks `[k, n, *frame]` at positions `[k]`."""
         n, num_envs, size = self.n, self._ring.num_envs, self._ring.size
-        # Entries before the first row are replaced below; any entry will do.
+        # Entries before the first row wrap around; they are replaced below.
         window = (positions[:, None] + np.arange(1 - n, 1) * num_envs) % len(self._frames.entries)
         frames = self._frames.gather(window.ravel())
         stacks = frames.view(-1, n, *frames.shape[1:])
@@ -368,6 +368,6 @@ class FrameColumn:
 
 
 def _newest_frames(stacks: Tensor) -> tuple[Tensor, Array]:
-    """Newest frames `[rows, envs, *frame]`; whether stacks continue, `[rows - 1, envs]`."""
+    """Return the newest frames `[rows, envs, *frame]` and whether each stack continues."""
     same = stacks[1:, :, :-1] == stacks[:-1, :, 1:]
     return stacks[:, :, -1], same.flatten(2).all(-1).numpy()

@@ -1,4 +1,4 @@
-"""Memory of a replay buffer: columns in a ring, and observations that are stored separately."""
+"""Memory of a replay buffer: ring columns and separately stored observations."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from maze_train.data.replay_columns import (
 from maze_train.data.rollout import Rollout
 
 NO_STEP = DROPPED
-"""Code of rows without a step: that of the newest observation, and those that nothing is in."""
+"""Code of rows without a step: empty rows and the row of the newest observation."""
 
 NONE = np.empty(0, np.int64)
-"""No position."""
+"""Empty array of positions."""
 
 LARGE = ("obs/", "actions/")
-"""Columns that are kept in the storage of the settings."""
+"""Prefixes of the columns that use the configured storage; other columns stay in memory."""
 
 
 SEGMENT_NBYTES = 2**21
@@ -46,17 +46,17 @@ MAX_SEGMENTS = 256
 
 
 class ReplayMemory:
-    """Rows of transitions in a ring that stores every observation once.
+    """Ring buffer of transitions that stores each observation once.
 
-    Row r holds the observation before an action, the action, its reward and its end. The
-    observation after the action is that of row r + 1; the newest row, `head`, holds an observation
-    only. True last observations of truncated episodes are stored separately.
+    Row r contains an observation, the action, the reward and the end code of the step. The next
+    observation is in row r + 1. The newest row, `head`, contains only an observation. Final
+    observations of truncated episodes are stored separately.
 
     Args:
         layout: Layout of the stored columns.
-        storage: Where observations and actions lie; everything else is in memory.
-        directory: Where files are mapped from if `storage` is `disk`.
-        device: Where they lie if `storage` is `device`.
+        storage: Where observations and actions are stored; other columns stay in memory.
+        directory: Directory of the memory-mapped files if `storage` is `disk`.
+        device: Device of the columns if `storage` is `device`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ReplayMemory:
             )
             for name, spec in layout.columns().items()
         }
-        # Ends and the like are small, and read also where nothing was written.
+        # Small columns are allocated at once, since they are also read where nothing was written.
         self._large = [c for name, c in self._columns.items() if name.startswith(LARGE)]
         for column in self._columns.values():
             if column not in self._large:
@@ -108,11 +108,11 @@ class ReplayMemory:
         self._segment_slots = max(
             -(-self.ring.num_slots // MAX_SEGMENTS), SEGMENT_NBYTES // max(1, row_nbytes), 1
         )
-        # The head after the last write into a segment: it only grows. 0: nothing was written.
+        # Head after the last write to each segment, which only grows; 0: never written.
         self._versions = np.zeros(-(-self.ring.num_slots // self._segment_slots), np.int64)
 
     def reserve(self, num_rows: int) -> None:
-        """Allocate memory for that many rows; otherwise the first row allocates that of all."""
+        """Allocate `num_rows` rows; without this call, the first write allocates all rows."""
         num_slots = min(num_rows, self.ring.num_slots)
         if num_slots > self._num_allocated:
             for column in self._large:
@@ -120,7 +120,7 @@ class ReplayMemory:
             self._num_allocated = num_slots
 
     def _make_room(self, num_rows: int) -> None:
-        """Allocate memory for the first `num_rows` rows, with some room for more."""
+        """Allocate at least the first `num_rows` rows."""
         allocated = self._num_allocated
         if num_rows > allocated < self.ring.num_slots:
             self.reserve(max(num_rows, allocated * 5 // 4) if allocated else self.ring.num_slots)
@@ -132,23 +132,24 @@ class ReplayMemory:
 
     @property
     def oldest(self) -> int:
-        """The first of these rows."""
+        """First of these rows."""
         return self.head - self.num_rows
 
     def write(self, rollout: Rollout, first: int, continues: bool) -> None:
-        """Write a rollout; of one that is longer than the ring, the last rows.
+        """Write a rollout; only its last rows if it is longer than the ring.
 
         Args:
             rollout: T steps.
-            first: The row of its first step: the head, or the row after.
-            continues: Whether the head holds the first observation of the rollout already.
+            first: Row of the first step: the head or the row after it.
+            continues: Whether the head already contains the first observation of the rollout.
 
         Raises:
-            ShapeError: If the rollout does not fit the columns, or lacks a final observation.
+            ShapeError: If the shapes do not match the columns, or a final observation is missing.
         """
         self._check(rollout)
         obs, actions = leaves_by_key(rollout.obs), leaves_by_key(rollout.actions)
-        # What is large goes from where it is to where it lies: it may never leave the device.
+        # Observations and actions are copied directly to their storage, possibly on the same
+        # device.
         rollout = replace(rollout, obs={}, actions={}).to(torch.device("cpu"))
         end, positions, picked = self._ends_of(rollout)
         begin = max(0, rollout.num_steps - self.ring.rows)
@@ -164,38 +165,38 @@ class ReplayMemory:
             self._keep_final_obs(rollout, positions, picked, first, begin)
         self.head = head
         self.num_valid += int(np.count_nonzero(is_transition(end[begin:])))
-        # Stacks that are dropped lie where the ring is written now.
+        # Expired rows count as changed too: their stacks were dropped.
         self._touch(expired.start, expired.stop)
         self._touch(first - 1, head + 1)
         self._changed = (expired, range(first + begin, head + 1))
 
     @property
     def changed(self) -> Array:
-        """Indices of the rows that became transitions with the last `write`, or ceased to be."""
+        """Indices of the entries that the last `write` added or expired."""
         num_envs = self.ring.num_envs
         parts = [np.arange(rows.start * num_envs, rows.stop * num_envs) for rows in self._changed]
         return np.concatenate(parts) % self.ring.size
 
     def is_transition(self, positions: Array) -> Array:
-        """Whether the rows at positions `[k]` are transitions."""
+        """Return whether the entries at positions `[k]` are transitions."""
         return is_transition(self.end.take(positions % self.ring.size))
 
     def has_final_obs(self, end: Array) -> Array:
-        """Whether the observation after a step that ended so is stored separately."""
+        """Return whether the observation after a step with this end code is stored separately."""
         return has_ended(end) if self.layout.keeps_terminal_obs else is_truncated(end)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the newest step of a lone environment was the last one of its episode.
+        """Whether the newest step ended its episode (with a single environment).
 
-        The head then holds an observation that no sample needs.
+        If so, no sample needs the observation in the head.
         """
         return bool(has_ended(self.end[(self.head - 1) % self.ring.size]))
 
     def observations(
         self, positions: Array, keys: Iterable[str] | None = None
     ) -> dict[str, Tensor]:
-        """Observations in the rows at positions `[k]`, by key; None: all of them."""
+        """Return the observations at positions `[k]` by key; None: all keys."""
         indices, keys = positions % self.ring.size, self.layout.obs if keys is None else keys
         return {
             key: self._whole[key].gather(indices)
@@ -205,23 +206,23 @@ class ReplayMemory:
         }
 
     def put_final_obs(self, leaves: Mapping[str, Tensor], where: Array, positions: Array) -> None:
-        """Write the last observations of `positions` into the entries `where` of `leaves`."""
+        """Write the final observations of `positions` to the entries `where` of `leaves`."""
         entries = torch.from_numpy(where)
         for key, leaf in self._final_obs.gather(positions, leaves).items():
             device = leaves[key].device
             leaves[key].index_copy_(0, send(entries, device), send(leaf, device))
 
     def actions(self, indices: Array) -> dict[str, Tensor]:
-        """Actions in the entries at indices `[k]`, by key."""
+        """Return the actions at indices `[k]` by key."""
         return {key: column.gather(indices) for key, column in self._actions.items()}
 
     def positions(self, indices: Array) -> Array:
-        """Positions of the entries at indices `[k]`."""
+        """Return the positions of the entries at indices `[k]`."""
         last = (self.head + 1) * self.ring.num_envs - 1
         return last - (last - indices) % self.ring.size
 
     def state_dict(self) -> dict[str, Any]:
-        """The head, and segments of the ring, to be read before anything else is written."""
+        """Return the head and the segments of the ring; read them before the next write."""
         segments = {
             f"{number:03d}": StatePart(str(version), partial(self._read_segment, number))
             for number, version in enumerate(self._versions)
@@ -230,11 +231,11 @@ class ReplayMemory:
         return {"head": self.head, "layout": self.layout.describe(), "segments": segments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, one segment after the other.
+        """Restore a state, reading one segment at a time.
 
         Raises:
-            ConfigError: If it is that of a buffer of another layout.
-            RunDirectoryError: If a segment is not what `state_dict` gave.
+            ConfigError: If the layout of the saved buffer differs.
+            RunDirectoryError: If a segment is damaged.
         """
         ours, theirs = self.layout.describe(), state["layout"]
         differences = [
@@ -260,15 +261,15 @@ class ReplayMemory:
         self.has_waiting = bool((self.end == WAITING).any())
 
     def _ends_of(self, rollout: Rollout) -> tuple[Array, Array, Array]:
-        """The ends of the rows of a rollout, and which of its final observations are needed.
+        """Return the end codes of a rollout and select the final observations to store.
 
         Returns:
-            Ends of the rows and of the head, `[T + 1, B]`; positions of the rows, increasing, whose
-            last observation is kept, `[K]`; which of `final_obs` these are, `[K]`.
+            End codes of the rows and the head, `[T + 1, B]`; increasing positions of the stored
+            final observations, `[K]`; their indices in `final_obs`, `[K]`.
         """
         end = np.full((rollout.num_steps + 1, rollout.num_envs), NO_STEP, np.uint8)
         end[:-1] = rows = rollout.end.numpy()
-        if not rows.any():  # so are most rollouts of a few steps
+        if not rows.any():  # the common case for short rollouts
             return end, NONE, NONE
         self.has_waiting = self.has_waiting or bool((rows == WAITING).any())
         positions, needed = rollout.final_positions.numpy(), self.has_final_obs(rows)
@@ -278,8 +279,8 @@ class ReplayMemory:
             step, env = np.argwhere(missing)[0]
             how = "truncated" if rows[step, env] == TRUNCATED else "terminated"
             raise ShapeError(
-                f"step {step} of environment {env} was {how}: expected its last observation in "
-                "final_obs, and its position in final_positions"
+                f"step {step} of environment {env} was {how}: expected its final observation in "
+                "final_obs and its position in final_positions"
             )
         order = np.argsort(positions)
         order = order[needed.flat[positions[order]]]
@@ -315,7 +316,7 @@ class ReplayMemory:
         self._final_obs.append(first * num_envs + positions[is_kept], leaves)
 
     def _expire(self, head: int) -> range:
-        """Drop what the moving head overwrites; returns those rows."""
+        """Drop the rows that the new head overwrites, and return them."""
         num_envs, new = self.ring.num_envs, head - self.ring.rows
         if new <= 0:
             return range(0)
@@ -329,7 +330,7 @@ class ReplayMemory:
         return expired
 
     def _touch(self, first: int, stop: int) -> None:
-        """Note that rows first..stop - 1 have changed."""
+        """Mark the segments of rows first..stop - 1 as changed."""
         first = max(first, stop - self.ring.num_slots, 0)
         for slots, _ in self.ring.slices(first, stop):
             touched = slice(
@@ -342,10 +343,10 @@ class ReplayMemory:
         return slice(start, min(start + self._segment_slots, self.ring.num_slots))
 
     def _read_segment(self, number: int) -> dict[str, Any]:
-        """Slots of all columns, and the observations stored apart from their rows."""
+        """Read the slots of all columns and the separately stored observations."""
         slots = self._slots(number)
         content = {name: column.read_slots(slots) for name, column in self._columns.items()}
-        # The rows in these slots are of the turn that the head is in, or of the one before.
+        # The slots contain rows of the current pass through the ring or of the previous one.
         num_envs, turn = self.ring.num_envs, self.ring.size
         first = (self.head // self.ring.num_slots) * turn + slots.start * num_envs
         stop = first + (slots.stop - slots.start) * num_envs
@@ -356,7 +357,7 @@ class ReplayMemory:
         return content
 
     def _load_segment(self, number: int, part: StatePart) -> dict[str, Array]:
-        """Write the columns of a segment; returns the rest of its content."""
+        """Write the columns of a segment and return its other contents."""
         content = part.read()
         slots = self._slots(number)
         for name, column in self._columns.items():

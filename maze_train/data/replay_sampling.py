@@ -1,4 +1,4 @@
-"""What is drawn from a ring of transitions: positions, and the steps that follow them."""
+"""Samplers of replay buffers, and n-step walks from sampled transitions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from maze_train.data.replay_memory import ReplayMemory
 
 
 class SumTree:
-    """Priorities of N entries, all 0 at first, and sums of them in a binary tree.
+    """Binary tree of sums over the priorities of N entries, initially 0.
 
-    Node i is the sum of nodes 2 i and 2 i + 1; nodes N to 2 N - 1 are the priorities. So the tree
-    is a function of the priorities, whatever the order of updates. Changing or finding k entries
-    takes O(k log N).
+    Node i is the sum of nodes 2 i and 2 i + 1; nodes N to 2 N - 1 are the priorities. The tree
+    depends only on the priorities, not on the order of updates. Updating or finding k entries takes
+    O(k log N).
 
     Args:
         size: N, >= 1.
     """
 
     entry_nbytes = 2 * np.dtype(np.float64).itemsize
-    """Bytes of the nodes, by entry."""
+    """Bytes of the nodes per entry."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -39,23 +39,23 @@ class SumTree:
 
     @property
     def priorities(self) -> Array:
-        """A view of all priorities, `[N]` float64; `set` changes them."""
+        """View of all priorities, `[N]` float64; use `set` to change them."""
         return self._nodes[self._size :]
 
     def set(self, indices: Array, priorities: Array | float) -> None:
-        """Change priorities, finite and >= 0; of an index that comes twice, the last one stays."""
+        """Set priorities (finite, >= 0); if an index occurs twice, the last value counts."""
         nodes = indices + self._size
         self._nodes[nodes] = priorities
-        # Leaves lie on two levels: the shorter paths sum up the root once more.
+        # Leaves are on two levels, so the shorter paths recompute the root once more.
         for _ in range((2 * self._size - 1).bit_length() - 1):
             nodes = np.maximum(nodes >> 1, 1)
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, sums: Array) -> Array:
-        """The entries in whose share of [0, total) the numbers `[k]` fall.
+        """Return the entries whose interval of [0, total) contains each of `sums`, `[k]`.
 
-        The shares have the lengths of the priorities, in the order of the leaves from left to
-        right. An entry of priority 0 is never found, as long as the total is above 0.
+        The length of an interval is the priority, and intervals are in the order of the leaves.
+        Entries of priority 0 are never returned if the total is positive.
         """
         nodes = np.ones(len(sums), np.int64)
         for _ in range(self._size.bit_length() - 1):
@@ -67,17 +67,17 @@ class SumTree:
     def _descend(self, nodes: Array, sums: Array) -> tuple[Array, Array]:
         left = 2 * nodes
         share = self._nodes[left]
-        # Rounding must not lead into a branch that is empty.
+        # Rounding errors must not lead into a branch with sum 0.
         goes_right = (sums >= share) & (self._nodes[left + 1] > 0)
         return left + goes_right, sums - goes_right * share
 
 
 class UniformSampler:
-    """Draws transitions with replacement, each with the same probability.
+    """Samples transitions uniformly with replacement.
 
     Args:
-        memory: Holds the transitions.
-        generator: Random numbers of the buffer.
+        memory: Memory of the buffer.
+        generator: Random number generator of the buffer.
     """
 
     def __init__(self, memory: ReplayMemory, generator: torch.Generator) -> None:
@@ -85,7 +85,7 @@ class UniformSampler:
         self.generator = generator
 
     def draw(self, n_samples: int) -> Array:
-        """Return the positions of transitions, `[n]`; the memory holds at least one."""
+        """Sample positions of transitions, `[n]`; the memory must contain at least one."""
         memory = self.memory
         count = memory.num_rows * memory.ring.num_envs
         positions = self._draw_integers(count, n_samples)
@@ -103,37 +103,37 @@ class UniformSampler:
         return None
 
     def follow(self) -> None:
-        """Take note of the rows that the last write changed."""
+        """Update the sampler after a write to the memory."""
 
     def update(self, indices: Tensor, errors: Tensor) -> None:
-        """Take note of the prediction errors of samples, see `BaseReplayBuffer`."""
+        """Update priorities from TD errors; see `BaseReplayBuffer.update_priorities`."""
 
     def set_progress(self, fraction: float) -> None:
-        """Set the share of training that is over, in [0, 1]."""
+        """Set the fraction of training done, in [0, 1]."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but memory and generator that later samples depend on."""
+        """Return the state of the sampler, without memory and generator."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a mapping with the entries of `state_dict`."""
+        """Restore the state from a mapping that contains the entries of `state_dict`."""
 
 
 class PrioritizedSampler(UniformSampler):
-    """Draws transitions in proportion to the errors of their predictions.
+    """Prioritized experience replay: samples transitions in proportion to their TD errors.
 
         P(i) = p_i^alpha / Σ_j p_j^alpha,  p_i = |error_i| + epsilon
         w_i = (N P(i))^-beta / max_j w_j
 
-    New transitions have the largest priority so far. Samples are stratified: one from each of n
-    shares of equal probability, in random order. The maximum of the weights is over the samples.
+    New transitions get the largest priority so far. Samples are stratified over n ranges of equal
+    probability and shuffled. Weights are normalized by the maximum over the batch.
 
     Args:
-        memory: Holds the transitions.
-        generator: Random numbers of the buffer.
-        alpha: How far priorities matter, >= 0; 0: samples are uniform.
-        beta: How far weights correct for it at first, in [0, 1]; it grows linearly to 1.
-        epsilon: Addend to every error, > 0, so that no transition is never sampled.
+        memory: Memory of the buffer.
+        generator: Random number generator of the buffer.
+        alpha: Exponent of the priorities, >= 0; 0 samples uniformly.
+        beta: Initial exponent of the importance weights, in [0, 1]; annealed linearly to 1.
+        epsilon: Constant added to every error, > 0, so that every transition can be sampled.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -163,7 +163,7 @@ class PrioritizedSampler(UniformSampler):
     def draw(self, n_samples: int) -> Array:  # noqa: D102
         shares = torch.rand(n_samples, dtype=torch.float64, generator=self.generator).numpy()
         shares = (shares + np.arange(n_samples)) / n_samples * self.tree.total
-        # Shuffled, as otherwise a part of the samples would be from a part of the ring.
+        # Shuffle, since strata are in the order of the ring.
         order = torch.randperm(n_samples, generator=self.generator).numpy()
         return self.memory.positions(self.tree.find(shares)[order])
 
@@ -175,14 +175,14 @@ class PrioritizedSampler(UniformSampler):
         return weights.astype(np.float32)
 
     def follow(self) -> None:
-        """Give new transitions the largest priority so far, and other rows none."""
+        """Give new transitions the largest priority so far; other changed rows get 0."""
         changed = self.memory.changed
         self.tree.set(changed, is_transition(self.memory.end[changed]) * self._largest)
 
     def update(self, indices: Tensor, errors: Tensor) -> None:
         """Set the priorities of samples to `(|errors| + epsilon)^alpha`.
 
-        Where a row is no transition any more, nothing changes.
+        Rows that are no longer transitions are skipped.
 
         Raises:
             TrainingError: If an error is not finite.
@@ -192,14 +192,14 @@ class PrioritizedSampler(UniformSampler):
         priorities = (np.abs(priorities) + self._epsilon) ** self._alpha
         if not np.isfinite(priorities).all():
             raise TrainingError(
-                "an error of a temporal difference is not finite, so it gives no priority: lower "
-                "the learning rate, or clip or scale rewards"
+                "a TD error is NaN or infinite and cannot be used as a priority: lower "
+                "the learning rate, or clip or scale the rewards"
             )
         self.tree.set(where, priorities * is_transition(self.memory.end[where]))
         self._largest = max(self._largest, float(priorities.max(initial=0.0)))
 
     def set_progress(self, fraction: float) -> None:
-        """Set beta between its first value (0) and 1 (1)."""
+        """Interpolate beta between its initial value (`fraction` 0) and 1 (`fraction` 1)."""
         self._progress = fraction
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
@@ -216,7 +216,7 @@ class PrioritizedSampler(UniformSampler):
 
 
 class Walk(NamedTuple):
-    """Sums of rewards, discounts after the last steps, their positions and ends, `[n]` each."""
+    """N-step rewards, discounts, and positions and end codes of the last steps, `[n]` each."""
 
     rewards: Array
     discounts: Array
@@ -225,7 +225,7 @@ class Walk(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Positions and ends of the n steps of walks, and which of them count, `[n_steps, n]` each."""
+    """Positions and end codes of steps, and whether they count, `[n_steps, n]` each."""
 
     where: Array
     end: Array
@@ -233,10 +233,10 @@ class Steps(NamedTuple):
 
 
 class NStepWalker:
-    """Walks up to n steps through the rows of a memory; rows in which an agent waits are no steps.
+    """Collects up to n steps from a position; skips rows in which the agent does not act.
 
     Args:
-        memory: Holds the rows.
+        memory: Memory of the buffer.
         n_steps: n, >= 1.
         gamma: Discount per step, in [0, 1].
 
@@ -254,7 +254,7 @@ class NStepWalker:
     def walk(self, positions: Array) -> Walk:
         """Walk from the transitions at positions `[n]`."""
         memory = self.memory
-        if len(self._offsets) == 1:  # what is sampled is a step
+        if len(self._offsets) == 1:  # a sampled row is a transition
             indices = positions % memory.ring.size
             end = memory.end.take(indices)
             discounts = self._powers[1] * ~is_terminated(end)
@@ -264,18 +264,18 @@ class NStepWalker:
         return self.join(steps, rewards, is_terminated(steps.end))
 
     def steps_from(self, positions: Array) -> Steps:
-        """Return the n steps from positions `[n]`."""
+        """Return the steps that follow positions `[n]`."""
         memory, where = self.memory, self._following(positions)
         end = memory.end.take(where % memory.ring.size)
-        # A row counts if it is a step, and no step before it was the last of an episode. The row of
-        # the newest observation is not a step, so rows behind it in the ring are out of reach.
+        # A row counts if it is a transition and no earlier step ended the episode. The row of the
+        # newest observation is not a transition, so walks never pass it.
         counts = is_transition(end)
         counts[1:] &= end[:-1] == RUNNING
         np.logical_and.accumulate(counts, axis=0, out=counts)
         return Steps(where, end, counts)
 
     def join(self, steps: Steps, rewards: Array, terminal: Array) -> Walk:
-        """Join the steps that count of walks; rewards and terminal steps are `[n_steps, n]`."""
+        """Reduce the counted steps of walks; `rewards` and `terminal` are `[n_steps, n]`."""
         where, end, counts = steps
         lengths, samples = counts.sum(0), np.arange(counts.shape[1])
         sums = np.where(counts, rewards * self._powers[:-1, None], 0).sum(0)
@@ -284,7 +284,7 @@ class NStepWalker:
         return Walk(sums, discounts, where[last], end[last])
 
     def _following(self, positions: Array) -> Array:
-        """Positions of the n steps from positions `[n]`, `[n_steps, n]`."""
+        """Return the positions of the steps from positions `[n]`, `[n_steps, n]`."""
         if not self.memory.has_waiting:
             return positions + self._offsets
         memory, where = self.memory, [positions]

@@ -1,4 +1,4 @@
-"""Fixed-length experience of parallel environments: the record, its storage, joining."""
+"""Rollouts of vectorized environments, and their storage."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ from maze_train.spaces.tensors import part_of
 class Rollout:
     """T steps of B environments, time-major.
 
-    Row t holds the observation before action t and what the action brought. Row T of `obs` is the
-    observation after the last action. Where an episode ended at step t, `obs[t + 1]` is the first
-    observation of the next episode (or the last one of the old, if row t + 1 only resets the
-    environment); the true last observation is in `final_obs`.
+    Row t contains the observation before action t, the action and its reward. Row T of `obs` is the
+    observation after the last action. If an episode ends at step t, `obs[t + 1]` is the first
+    observation of the next episode (or the final observation, if row t + 1 is RESET_ONLY), and the
+    final observation is in `final_obs`.
 
     Attributes:
         obs: Observations, `[T + 1, B, ...]`.
         actions: Actions as the distribution sampled them, `[T, B, ...]`.
         rewards: Rewards after each action, `[T, B]` float32.
-        end: How each step ended, codes of `maze_train.core.step_end.StepEnd`, `[T, B]` uint8.
-            Nothing is learned from rows that are not transitions, and they count for nothing.
-        final_obs: True last observations of K truncated episodes, `[K, ...]`; those of terminated
-            episodes may be among them. A truncated step without one is bootstrapped from its own
-            value.
-        final_positions: Their positions in the rollout: `t * B + b`, `[K]` int64.
+        end: How each step ended, codes of `maze_train.core.step_end.StepEnd`, `[T, B]` uint8. Rows
+            that are not transitions are excluded from losses and statistics.
+        final_obs: Final observations of K truncated episodes, `[K, ...]`; may include terminated
+            ones. A truncated step without a final observation is bootstrapped from its own value.
+        final_positions: Positions of the final observations in the rollout: `t * B + b`, `[K]`
+            int64.
         hidden_states: Recurrent state of the policy before each observation, `[T + 1, B, S]`.
-        log_probs: Log-probabilities of the actions under the policy that took them, `[T, B]`; None:
-            it is the policy that learns from them.
-        weights_seq_no: Updates that the weights had seen which acted, `[B]` int64.
-        replayed: Whether the steps of an environment were learned from before, `[B]` bool; None:
-            none were.
-        has_gaps: Whether there are rows that are not transitions; None: the constructor looks at
-            `end`, which synchronises its device.
+        log_probs: Log-probabilities of the actions under the behaviour policy, `[T, B]`; None: the
+            behaviour policy is the current policy.
+        weights_seq_no: Number of updates of the weights that acted, `[B]` int64.
+        replayed: Whether the steps of an environment were replayed (already used in an update),
+            `[B]` bool; None: none were.
+        has_gaps: Whether some rows are not transitions; None: computed from `end`, which
+            synchronises the device.
     """
 
     obs: TensorTree
@@ -82,7 +82,7 @@ class Rollout:
 
     @property
     def columns(self) -> dict[str, TensorTree]:
-        """The columns that there are, by name."""
+        """Columns that are not None, by name."""
         found = {name: column for name, column in vars(self).items() if column is not None}
         del found["has_gaps"]
         return found
@@ -110,12 +110,12 @@ class Rollout:
 
     @property
     def truncated(self) -> Tensor:
-        """Whether the step was cut off (time limit) in a state that is not terminal, `[T, B]`."""
+        """Whether the episode was truncated (time limit) in a nonterminal state, `[T, B]`."""
         return is_truncated(self.end)
 
     @property
     def ended(self) -> Tensor:
-        """Whether an episode ended at the step, `[T, B]` bool."""
+        """Whether the step ended an episode, `[T, B]` bool."""
         return has_ended(self.end)
 
     @property
@@ -124,14 +124,14 @@ class Rollout:
         return is_transition(self.end) if self.has_gaps else None
 
     def flat_obs(self) -> TensorTree:
-        """Observations by position `t * B + b`, `[(T + 1) * B, ...]`."""
+        """Return observations by position `t * B + b`, `[(T + 1) * B, ...]`."""
         return tree_map(lambda x: x.flatten(0, 1), self.obs)
 
     def acted_on(self, keys: Iterable[str]) -> TensorTree:
-        """Observations of some keys that an action was taken on, `[num_samples, ...]`.
+        """Return observations of all transitions for some keys, `[num_samples, ...]`.
 
         Args:
-            keys: Keys of a Dict observation; the key of a lone observation is empty.
+            keys: Keys of a Dict observation; the key of an unnested observation is empty.
         """
         obs, samples = self.flat_obs(), self.rewards.numel()
         leaves = leaves_by_key(obs)
@@ -142,7 +142,7 @@ class Rollout:
         return as_tree(found, isinstance(obs, dict))
 
     def to(self, device: torch.device) -> Rollout:
-        """The same rollout on a device (itself, if it is there already)."""
+        """Return the rollout on a device; returns itself if it is already there."""
         return self if is_on(self.rewards, device) else on_device(self, device)
 
 
@@ -158,8 +158,8 @@ def rollout_columns(
 ) -> Columns:
     """Return the columns of a rollout in a `RolloutStorage`.
 
-    There is room for the worst case: an episode that ends in every step. Pages of memory that are
-    never written cost nothing.
+    `final_obs` is sized for the worst case of an episode end in every step. Memory pages that are
+    never written are not committed.
 
     Args:
         observation_space: Flat observation space of one environment.
@@ -167,8 +167,8 @@ def rollout_columns(
         num_steps: T.
         num_envs: B.
         state_size: Size S of the recurrent state; 0: none.
-        log_probs: Shape of the log-probability of one action; None: there is no room for them.
-        keeps_final_obs: Whether final observations are written one by one.
+        log_probs: Shape of the log-probability of one action; None: not stored.
+        keeps_final_obs: Whether to allocate final observations.
     """
     steps, rows = (num_steps, num_envs), (num_steps + 1, num_envs)
     floats = np.dtype(np.float32)
@@ -195,14 +195,14 @@ class RolloutStorage:
 
     Args:
         columns: Result of `rollout_columns`.
-        device: Where it lies, if what is written are tensors; None: on the CPU, and observations,
-            rewards and flags are arrays.
-        memory: Memory on the CPU, which other processes may see as well; None: new memory.
+        device: Device of the columns; steps are then written as tensors. None: columns are on the
+            CPU, and steps are written as NumPy arrays.
+        memory: Buffer to place the columns in, such as shared memory; None: new memory.
         offset: First byte of the columns in `memory`.
 
     Attributes:
-        precise_rewards: Rewards in double precision, `[T, B]`.
-        num_final_obs: Number K of final observations that were written.
+        precise_rewards: Rewards as float64 (float32 on MPS), `[T, B]`.
+        num_final_obs: Number K of final observations written.
         has_gaps: Whether some rows are not transitions.
     """
 
@@ -220,11 +220,11 @@ class RolloutStorage:
         self.rewards = self._columns["rewards"]
         self.num_steps, self.num_envs = self.rewards.shape
         self.num_final_obs, self.has_gaps = 0, False
-        # Returns of episodes are sums in double precision, which MPS lacks.
+        # Episode returns are summed in float64, which MPS does not support.
         precise = torch.float32 if self.device.type == "mps" else torch.float64
         self.precise_rewards = torch.zeros_like(self.rewards, dtype=precise)
         writable: Any = torch.Tensor.numpy if device is None else torch.Tensor.detach
-        # Views made once: indexing a tensor by row costs more than the copy of a small row.
+        # Views are created once: indexing a tensor by row is slower than copying a small row.
         obs = leaves_of(self._columns, "obs")
         self._has_obs_keys = "" not in obs
         self._obs_arrays = [(key, writable(leaf)) for key, leaf in obs.items()]
@@ -240,22 +240,22 @@ class RolloutStorage:
 
     @property
     def obs_nbytes(self) -> int:
-        """Bytes of the observations."""
+        """Size of the observations in bytes."""
         return sum(leaf.nbytes for leaf in leaves_of(self._columns, "obs").values())
 
     def start(self, obs: ArrayTree | TensorTree) -> None:
-        """Begin a rollout with the observation before its first action, `[B, ...]`."""
+        """Start a rollout with its first observation, `[B, ...]`."""
         self.num_final_obs, self.has_gaps = 0, False
         self._write_obs(0, obs)
 
     def acting_obs(self, step: int) -> TensorTree:
-        """The observations before the action of a step, `[B, ...]`."""
+        """Return the observations before the action of a step, `[B, ...]`."""
         return as_tree(
             {key: rows[step] for key, rows in self._obs_rows.items()}, self._has_obs_keys
         )
 
     def write_hidden_state(self, step: int, state: Tensor) -> None:
-        """Store what the policy remembers before the observations of a step, `[B, S]`."""
+        """Store the recurrent state before the observations of a step, `[B, S]`."""
         self._columns["hidden_states"][step] = state
 
     def write_actions(self, step: int, actions: TensorTree) -> None:
@@ -271,9 +271,9 @@ class RolloutStorage:
         end: Array | Tensor,
         has_gaps: bool = False,
     ) -> None:
-        """Store what a step brought: the observation after it, and `[B]` rewards and ends.
+        """Store a step: the next observation, and rewards and end codes `[B]`.
 
-        `has_gaps`: whether there are rows that are not transitions.
+        `has_gaps`: whether some rows are not transitions.
         """
         self._reward_rows[step][:] = rewards
         self._end_rows[step][:] = end
@@ -286,7 +286,7 @@ class RolloutStorage:
             array[row] = leaves[key]
 
     def write_final_obs(self, step: int, env: int, obs: ArrayTree) -> None:
-        """Store row `env` of observations: the true last one of an episode that ended here."""
+        """Store row `env` of `obs`, the final observation of an episode that ended in this step."""
         leaves, row = leaves_by_key(obs), self.num_final_obs
         for key, array in self._final_obs:
             array[row] = leaves[key][env]
@@ -294,15 +294,15 @@ class RolloutStorage:
         self.num_final_obs += 1
 
     def rollout(self) -> Rollout:
-        """The finished rollout; it shares memory with the storage until the next one begins."""
+        """Return the finished rollout, which the next rollout overwrites."""
         self.rewards.copy_(self.precise_rewards)
         return self.view(self.num_final_obs, self.has_gaps)
 
     def view(self, num_final_obs: int, has_gaps: bool) -> Rollout:
-        """The rollout in this memory, which another process may have written.
+        """Return the rollout in this memory; it may have been written by another process.
 
         Args:
-            num_final_obs: Final observations that were written.
+            num_final_obs: Number of final observations written.
             has_gaps: Whether some rows are not transitions.
         """
         columns = dict(self._written(num_final_obs))
@@ -311,13 +311,13 @@ class RolloutStorage:
         return Rollout(**trees, has_gaps=has_gaps)
 
     def fill(self, rollout: Rollout) -> list[Array]:
-        """Copy the columns of a rollout that do not lie in this memory yet.
+        """Copy a rollout into this memory; columns that already share this memory are skipped.
 
         Args:
-            rollout: A rollout of the columns of this storage, on any device.
+            rollout: Rollout with the columns of this storage, on any device.
 
         Returns:
-            The parts of the memory that the rollout takes.
+            Arrays of this memory that contain the rollout.
         """
         self.num_final_obs, self.has_gaps = len(rollout.final_positions), bool(rollout.has_gaps)
         found, columns = self._written(self.num_final_obs), rollout.columns
@@ -329,7 +329,7 @@ class RolloutStorage:
         return [tensor.numpy() for _, tensor in found if tensor.numel()]
 
     def _written(self, num_final_obs: int) -> list[tuple[str, Tensor]]:
-        """The columns, of final observations only those that were written."""
+        """Return the columns; final observations are limited to those that were written."""
         return [
             (name, x[:num_final_obs] if name.startswith("final_") else x)
             for name, x in self._columns.items()
@@ -337,19 +337,19 @@ class RolloutStorage:
 
 
 PAGE = 4096
-"""Slots begin on their own pages, so that writing to one takes no memory of the others."""
+"""Alignment of slots in bytes, so that writing to one slot does not commit pages of others."""
 
 
 def slot_nbytes(columns: Columns) -> int:
-    """Return the bytes of memory of one slot."""
+    """Return the size of one slot in bytes."""
     return padded(columns.nbytes, PAGE)
 
 
 def slots_in(memory: Any, columns: Columns) -> list[RolloutStorage]:
-    """Return as many slots, each for one rollout, as fit into memory.
+    """Divide memory into as many rollout slots as fit.
 
     Args:
-        memory: Has a writable `buffer` of `nbytes` bytes.
+        memory: Object with a writable `buffer` of `nbytes` bytes.
         columns: Columns of the rollouts.
     """
     nbytes = slot_nbytes(columns)
@@ -361,19 +361,19 @@ ENV_DIM = {
     **dict.fromkeys(("rewards", "end", "actions", "obs", "hidden_states", "log_probs"), 1),
     **dict.fromkeys(("weights_seq_no", "replayed"), 0),
 }
-"""Columns, and the dimension in which their environments lie."""
+"""Environment dimension of each column."""
 
 
 def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
-    """Join rollouts into one of all their environments, in order, in new memory.
+    """Concatenate rollouts along the environment dimension, in new memory.
 
-    Rollouts of B_1, ..., B_k environments become one of B = B_1 + ... + B_k. Final observations
-    are in the order of the rollouts, and within each rollout in its order; the positions say where
-    they belong: t * B_i + b becomes t * B + B_1 + ... + B_{i-1} + b.
+    Rollouts of B_1, ..., B_k environments become one of B = B_1 + ... + B_k environments. Final
+    observations are concatenated, and their positions are shifted: t * B_i + b becomes t * B + B_1
+    + ... + B_{i-1} + b.
 
     Args:
-        rollouts: Rollouts of the same T and of the same observations and actions, at least one; B
-            may differ. Where only some of them lack `replayed`, it is false for these.
+        rollouts: At least one rollout. T and the spaces must match; B may differ. If some rollouts
+            have `replayed`, it defaults to False for the others.
     """
     trees = [rollout.columns for rollout in rollouts]
     columns: dict[str, Any] = {}
@@ -388,13 +388,13 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
 
 
 def select_envs(rollout: Rollout, envs: slice) -> Rollout:
-    """The part of a rollout that consecutive environments are.
+    """Return the slice of a rollout for consecutive environments.
 
-    It shares the memory of the rollout; only the final observations and their positions are copies.
+    The slice shares memory with the rollout, except for final observations and their positions.
 
     Args:
         rollout: T steps of B environments.
-        envs: Which of them, at least one, in steps of 1.
+        envs: Non-empty slice of the environments with step 1.
     """
     first, stop, _ = envs.indices(rollout.num_envs)
     positions = rollout.final_positions
@@ -417,7 +417,7 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
 
 
 def _joined_positions(rollouts: Sequence[Rollout]) -> Tensor:
-    """Positions t * B + b of the final observations of all rollouts."""
+    """Return the positions t * B + b of the final observations in the joined rollout."""
     sizes = [rollout.num_envs for rollout in rollouts]
     offsets = accumulate(sizes, initial=0)
     total = sum(sizes)
@@ -429,7 +429,7 @@ def _joined_positions(rollouts: Sequence[Rollout]) -> Tensor:
 
 
 def _joined(trees: Sequence[TensorTree], dim: int) -> TensorTree:
-    """Trees joined leaf by leaf along a dimension."""
+    """Concatenate trees leaf by leaf along a dimension."""
     leaves = [leaves_by_key(tree) for tree in trees]
     joined = {key: torch.cat([found[key] for found in leaves], dim) for key in leaves[0]}
     return as_tree(joined, isinstance(trees[0], dict))

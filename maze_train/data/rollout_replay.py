@@ -1,4 +1,4 @@
-"""Rollouts that are kept to be learned from again."""
+"""Replay of recent rollouts, used by IMPALA."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from maze_train.data.rollout import Rollout, join_rollouts, select_envs
 
 
 class RolloutReplay:
-    """Keeps the last rollouts of actors, and adds some of them to each new batch.
+    """Stores the most recent rollouts of the actors and mixes some of them into each new batch.
 
     Args:
-        size: Rollouts of one actor that are kept. >= 1.
-        num_replayed: How many of them, drawn with replacement, are added to a batch. >= 1.
-        num_envs: Environments of one actor.
-        seed: Seed of what is drawn.
+        size: Number of stored actor rollouts, >= 1.
+        num_replayed: Number of stored rollouts added to a batch, sampled with replacement, >= 1.
+        num_envs: Number of environments per actor.
+        seed: Seed of the samples.
 
     Source: Espeholt et al. (2018), arXiv:1802.01561, section 5.2.2 (experience replay).
     """
@@ -37,10 +37,10 @@ class RolloutReplay:
         return len(self._rollouts)
 
     def mix(self, rollout: Rollout) -> Rollout:
-        """New rollouts, and kept ones after them; the new ones are kept from now on.
+        """Return the new rollouts followed by replayed ones, and store the new rollouts.
 
         Args:
-            rollout: Rollouts of actors side by side, in memory that no one writes to again.
+            rollout: Concatenated rollouts of the actors, in memory that is not written again.
         """
         batch = rollout
         if self._rollouts:
@@ -57,7 +57,7 @@ class RolloutReplay:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The kept rollouts, each as a separate part, and the random state."""
+        """Return the stored rollouts, each as a separate part, and the generator's state."""
         return {
             "generator": self.generator.get_state(),
             "added": self._added,
@@ -77,6 +77,6 @@ class RolloutReplay:
 
 
 def _fields(rollout: Rollout) -> dict[str, Any]:
-    """Return copies of the columns by name, and the other arguments of `Rollout`."""
+    """Return the arguments of `Rollout`, with copies of the columns."""
     copies = {name: tree_map(torch.clone, column) for name, column in rollout.columns.items()}
     return {**copies, "has_gaps": rollout.has_gaps}

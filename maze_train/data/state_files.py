@@ -1,14 +1,14 @@
-"""The state of a run as bytes: exact, and unable to run code.
+"""Serialization of run states to bytes: exact, and safe to load from untrusted sources.
 
-`torch.save` writes a tree of plain values and tensors. `torch.load(weights_only=True)` reads it:
-such a pickle makes values of these types and nothing else. One format serves checkpoints and single
-files alike. In a checkpoint, large parts are their own files.
+`torch.save` writes a tree of plain values and tensors, and `torch.load(weights_only=True)` reads
+it, which cannot create objects of other types. Checkpoints and single files use the same format; in
+a checkpoint, large parts are separate files.
 
-What else a state holds becomes a dict with the key None, which no dict of a state has:
+Other values are encoded as dicts with the key None, which is not allowed in states:
 
     {None: "array" or "scalar" of numpy, "dtype": "<f4", "shape": (2, 3), "data": its bytes}
     {None: "part", "version": "7", "content": {...}}
-    {None: "part", "version": "7", "file": name}     where the content is a separate file
+    {None: "part", "version": "7", "file": name}     if it is a separate file
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ from maze_train.core.state import StatePart
 from maze_train.core.types import Array, Tensor
 
 TreePath: TypeAlias = tuple[Any, ...]
-"""A place in a state: keys and indices from the root."""
+"""Path of a value in a state: keys and indices from the root."""
 
 WritePart: TypeAlias = "Callable[[TreePath, StatePart], str]"
-"""Writes the part at a place; returns the name of the file."""
+"""Writes the part at a path and returns the file name."""
 
 OpenPart: TypeAlias = "Callable[[TreePath, str, str], StatePart]"
-"""Gives the part at a place, of a version, in a file."""
+"""Returns the part at a path, given its version and file name."""
 
 FORMAT = 2
 
 MAX_DEPTH = 64
-MAX_INT_BITS = 2000  # of which `weights_only` reads at most 255 bytes
+MAX_INT_BITS = 2000  # `weights_only` reads at most 255 bytes
 
 DTYPES = re.compile(r"bool|u?int(8|16|32|64)|bfloat16|float(16|32|64|8_\w+)|complex(64|128)")
 """Data types of tensors that can be stored."""
 
 
 def check_content(holds: bool, problem: str) -> None:
-    """Refuse content that nothing here has written."""
+    """Raise ValueError with `problem` unless the content is valid."""
     if not holds:
         raise ValueError(problem)
 
 
 def dumps(state: dict[str, Any], write_part: WritePart | None = None) -> bytes:
-    """A state as bytes.
+    """Serialize a state to bytes.
 
     Args:
         state: Nested dicts (keys: str, int), lists and tuples of None, bool, int, float, str, dense
-            tensors, arrays and scalars of numpy (bool and numbers). Tensors come from any device;
-            those that share memory are stored one by one. Ordered dicts come back as dicts,
-            parameters as tensors without gradient. And parts, each asked for its content once.
-        write_part: Takes a place in the state and the part there, writes it to a file and returns
-            the name; None: the content of parts is among the bytes.
+            tensors, NumPy arrays and scalars (bool and numeric) and parts. Tensors may be on any
+            device; tensors that share memory are stored separately. Ordered dicts are loaded as
+            dicts, parameters as tensors. Each part is read once.
+        write_part: Writes a part to a file, given its path in the state, and returns the file name;
+            None: parts are stored inline.
 
     Raises:
-        TypeError: If the state holds anything else, or is nested deeper than 64 levels; the message
-            names the place.
+        TypeError: If the state contains another type or is nested deeper than 64 levels; the
+            message gives the path.
     """
     if not isinstance(state, dict):
         raise TypeError(f"a state is a dict, not {type(state).__name__}")
@@ -75,7 +75,7 @@ def dumps(state: dict[str, Any], write_part: WritePart | None = None) -> bytes:
 
 
 def _packed(value: Any, path: TreePath, write_part: WritePart | None) -> Any:
-    """The plain values and tensors that stand for what the state holds at `path`."""
+    """Encode the value at `path` as plain values and tensors."""
     if len(path) > MAX_DEPTH:
         raise _error(path[:4], f"is nested deeper than {MAX_DEPTH} levels")
     kind = type(value)
@@ -94,7 +94,7 @@ def _packed(value: Any, path: TreePath, write_part: WritePart | None) -> Any:
 
 
 def _packed_object(value: Any, path: TreePath, write_part: WritePart | None) -> Any:
-    """Likewise, for a tensor, an array or a part."""
+    """Encode a tensor, an array or a part."""
     kind = type(value)
     if kind in (torch.Tensor, torch.nn.Parameter):
         return _packed_tensor(value, path)
@@ -106,9 +106,9 @@ def _packed_object(value: Any, path: TreePath, write_part: WritePart | None) -> 
 
 
 def _packed_tensor(value: Tensor, path: TreePath) -> Tensor:
-    """A copy that shares no memory: of a view, PyTorch would store all that is behind it."""
+    """Return a contiguous copy; for a view, `torch.save` would store the whole storage."""
     if value.layout is not torch.strided or value.is_meta or value.is_quantized:
-        raise _error(path, "is not a dense tensor: call .to_dense() before")
+        raise _error(path, "is not a dense tensor: call .to_dense() first")
     if not _can_be_stored(value):
         raise _error(path, f"is a tensor of {value.dtype}, which cannot be stored")
     data = value.detach().cpu().resolve_conj().resolve_neg()
@@ -121,7 +121,7 @@ def _can_be_stored(value: Tensor) -> bool:
 
 def _packed_array(value: Any, path: TreePath) -> dict[str | None, Any]:
     if value.dtype.kind not in "biufc":
-        raise _error(path, f"is an array of {value.dtype}: only numbers can be stored")
+        raise _error(path, f"is an array of {value.dtype}: only numeric arrays can be stored")
     data = np.array(value, order="C").reshape(-1).view(np.uint8)
     return {
         None: "array" if isinstance(value, np.ndarray) else "scalar",
@@ -155,30 +155,30 @@ def _error(path: TreePath, problem: str) -> TypeError:
 def loads(
     data: bytes, source: str | Path = "the state", open_part: OpenPart | None = None
 ) -> dict[str, Any]:
-    """The state of `dumps`: equal types, numbers and bits; tensors are on the CPU.
+    """Deserialize a state written by `dumps`; types and values are identical, tensors on the CPU.
 
-    Nothing in `data` can run code, and memory grows with its length only.
+    Loading never runs code from `data`, and memory use is bounded by its length.
 
     Args:
         data: Result of `dumps`.
-        source: Where it is from, for messages.
-        open_part: Gives the part for a place in the state, its version and the name of its file;
-            None: no part has a file.
+        source: Origin of the data, for error messages.
+        open_part: Returns a part, given its path, version and file name; None: parts in files are
+            not allowed.
 
     Raises:
-        RunDirectoryError: If the data is not what `dumps` writes.
+        RunDirectoryError: If the data was not written by `dumps` or is damaged.
     """
     try:
         _check_archive(data)
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        check_content(type(content) is dict, "it holds no state")
+        check_content(type(content) is dict, "it does not contain a state")
         _check_format(content["format"], source)
         state = _Unpacker(len(data), open_part).unpack(content["state"], ())
-        check_content(type(state) is dict, "it holds no dict")
+        check_content(type(state) is dict, "it does not contain a dict")
     except RunDirectoryError:
         raise
-    except Exception as error:  # whatever a file of unknown origin sets off
-        # PyTorch's text says how to load a pickle all the same, which runs code.
+    except Exception as error:  # an untrusted file can cause any exception
+        # Hide PyTorch's message: it explains how to load the pickle unsafely.
         is_ours = type(error) is ValueError
         problem = str(error) if is_ours else f"it is not a state ({type(error).__name__})"
         raise RunDirectoryError(f"{source} is damaged: {problem}") from error
@@ -186,29 +186,30 @@ def loads(
 
 
 def _check_format(found: Any, source: str | Path) -> None:
-    check_content(type(found) is int and found > 0, "it has no format")
+    check_content(type(found) is int and found > 0, "it has no format version")
     if found != FORMAT:
         remedy = "install a newer maze_train" if found > FORMAT else "use the version that wrote it"
         raise RunDirectoryError(
-            f"{source} has format {found}, this version of maze_train reads {FORMAT}: {remedy}"
+            f"{source} has format {found}, this version of maze_train supports format {FORMAT}: "
+            f"{remedy}"
         )
 
 
 def _check_archive(data: bytes) -> None:
-    """Refuse an archive that `torch.save` does not write; an entry could be much larger inside."""
+    """Reject compressed archives, whose entries could be much larger than the file."""
     entries = zipfile.ZipFile(io.BytesIO(data)).infolist()
     is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     nbytes = sum(entry.file_size for entry in entries)
-    check_content(data[:2] == b"PK" and is_plain and nbytes <= len(data), "it is no archive")
+    check_content(data[:2] == b"PK" and is_plain and nbytes <= len(data), "it is not an archive")
 
 
 class _Unpacker:
-    """Turns what `_packed` made, or anything else that `torch.load` gives, into a state.
+    """Decodes the output of `_packed`, and rejects anything else that `torch.load` returns.
 
     Args:
-        limit: Values that it may hold. A list in a pickle can be in several places at once, and so
-            stand for more than memory holds.
-        open_part: Gives parts that are separate files; None if no part is.
+        limit: Maximum number of values. A pickle can reference the same list many times, so a small
+            file could expand beyond the memory.
+        open_part: Opens parts in separate files; None: not allowed.
     """
 
     def __init__(self, limit: int, open_part: OpenPart | None) -> None:
@@ -216,13 +217,13 @@ class _Unpacker:
         self._open_part = open_part
 
     def unpack(self, value: Any, path: TreePath) -> Any:
-        """The content at a place in the state.
+        """Decode the value at a path in the state.
 
         Raises:
-            Exception: Of any kind, if `_packed` did not make the value.
+            Exception: Of any type, if the value was not written by `_packed`.
         """
         self._left -= 1
-        check_content(self._left >= 0, "it holds more than its length allows")
+        check_content(self._left >= 0, "it contains more values than its length allows")
         check_content(len(path) <= MAX_DEPTH, f"it is nested deeper than {MAX_DEPTH} levels")
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
@@ -231,33 +232,33 @@ class _Unpacker:
             return kind(self.unpack(item, (*path, i)) for i, item in enumerate(value))
         if kind is torch.Tensor:
             return _checked_tensor(value)
-        check_content(kind is dict, f"it holds a {kind.__name__}")
+        check_content(kind is dict, f"it contains a {kind.__name__}")
         if None not in value:
-            check_content(all(type(key) in (str, int) for key in value), "a key is no str or int")
+            check_content(all(type(key) in (str, int) for key in value), "a key is not str or int")
             return {key: self.unpack(item, (*path, key)) for key, item in value.items()}
         fields = {key: item for key, item in value.items() if key is not None}
         what = value[None]
         if what == "part":
             return self._part(path, **fields)
-        check_content(what in ("array", "scalar"), f"nothing is known of {what!r}")
+        check_content(what in ("array", "scalar"), f"unknown object {what!r}")
         array = _unpacked_array(**fields)
         check_content(what == "array" or array.ndim == 0, "a scalar has dimensions")
         return array if what == "array" else array[()]
 
     def _part(self, path: TreePath, version: Any, **where: Any) -> StatePart:
-        check_content(type(version) is str, f"{version!r} is no version")
+        check_content(type(version) is str, f"{version!r} is not a version")
         if where.keys() == {"content"}:
             content = self.unpack(where["content"], path)
-            check_content(type(content) is dict, "the content of a part is no dict")
+            check_content(type(content) is dict, "the content of a part is not a dict")
             return StatePart(version, lambda: content)
         check_content(where.keys() == {"file"}, "a part has neither content nor file")
         if self._open_part is None:
-            raise ValueError("a part has a file, which only those of checkpoints have")
+            raise ValueError("a part is in a separate file, which only checkpoints support")
         return self._open_part(path, version, where["file"])
 
 
 def _checked_tensor(value: Tensor) -> Tensor:
-    """A tensor that looks like those of `_packed_tensor`."""
+    """Check that a tensor could have been written by `_packed_tensor`."""
     check_content(
         value.layout is torch.strided
         and value.device.type == "cpu"
@@ -265,7 +266,7 @@ def _checked_tensor(value: Tensor) -> Tensor:
         and _can_be_stored(value)
         and value.is_contiguous()
         and value.untyped_storage().nbytes() == value.nbytes,
-        "a tensor is not one that training writes",
+        "a tensor has an unexpected layout, device, dtype or size",
     )
     if value.dtype == torch.bool and value.numel():
         check_content(int(value.view(torch.uint8).max()) <= 1, "a bool is neither 0 nor 1")
@@ -274,8 +275,8 @@ def _checked_tensor(value: Tensor) -> Tensor:
 
 def _unpacked_array(dtype: str, shape: tuple[int, ...], data: Any) -> Array:
     is_type = type(dtype) is str and re.fullmatch(r"[<>|][biufc]\d{1,2}", dtype) is not None
-    check_content(is_type, f"{dtype!r} is no type")
-    check_content(type(shape) is tuple and all(type(n) is int and n >= 0 for n in shape), "a shape")
+    check_content(is_type, f"{dtype!r} is not a supported dtype")
+    check_content(type(shape) is tuple and all(type(n) is int and n >= 0 for n in shape), "shape")
     check_content(type(data) is torch.Tensor and data.dtype == torch.uint8, "an array has no bytes")
     content = _checked_tensor(data).numpy()
     if np.dtype(dtype).kind == "b":

@@ -1,4 +1,4 @@
-"""Recorded episodes, alone and laid end to end, and the checks of their content."""
+"""Recorded episodes, concatenated parts of a dataset, and validation of both."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ GROUPS = ("obs", "actions", "rewards")
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float64)
 
 Leaves: TypeAlias = Mapping[str, spaces.Space[Any]]
-"""Spaces of one row of arrays by name, see `leaf_spaces`."""
+"""Spaces of one row of each array by name, see `leaf_spaces`."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Recorded:
-    """Observations, actions and rewards of one episode or of several, one after the other."""
+    """Observations, actions and rewards of one or more consecutive episodes."""
 
     obs: ArrayTree
     actions: ArrayTree
@@ -60,13 +60,13 @@ class _Recorded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of observations, actions and rewards."""
+        """Size of observations, actions and rewards in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
 
 @dataclass(frozen=True)
 class Trajectory(_Recorded):
-    """One episode of T >= 1 steps, or a piece of one, as the environment gave it.
+    """Recorded episode of T >= 1 steps, or a part of one.
 
     Attributes:
         obs: Observations before each action and after the last one, `[T + 1, ...]`; one flat
@@ -74,11 +74,11 @@ class Trajectory(_Recorded):
         actions: Actions of the environment, `[T, ...]`.
         rewards: Rewards after each action, `[T]`.
         terminated: Whether the last step led to a terminal state.
-        truncated: Whether the episode was cut off (time limit) after the last step.
-        seed: Seed that the environment was reset with; None: unknown.
+        truncated: Whether the episode was truncated (time limit) after the last step.
+        seed: Seed of the environment reset; None: unknown.
 
     Raises:
-        ShapeError: If lengths do not agree, or a number is not finite.
+        ShapeError: If the lengths differ, or a value is not finite.
     """
 
     terminated: bool
@@ -98,16 +98,16 @@ class Trajectory(_Recorded):
                 )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 row = int(np.argwhere(~np.isfinite(array))[0, 0])
-                raise ShapeError(f"{name}[{row}] = {array[row]}: expected finite numbers")
+                raise ShapeError(f"{name}[{row}] = {array[row]}: expected finite values")
 
     @property
     def episode_return(self) -> float:
-        """Sum of the rewards, not discounted, in float64."""
+        """Undiscounted return in float64."""
         return float(self.rewards.sum(dtype=np.float64))
 
 
 def trees_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Observations, actions and rewards from arrays by name."""
+    """Return observations, actions and rewards as trees from arrays by name."""
     return {
         group: arrays[group] if group in arrays else leaves_of(arrays, group) for group in GROUPS
     }
@@ -116,7 +116,7 @@ def trees_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
 def leaf_spaces(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> dict[str, spaces.Space[Any]]:
-    """The spaces of one row of the arrays of an episode by name: `obs`, or `obs/goal` for a leaf.
+    """Return the space of one row of each array by name: `obs`, or `obs/goal` for a leaf.
 
     Raises:
         SpaceError: If a space cannot be flattened.
@@ -130,13 +130,13 @@ def leaf_spaces(
 
 
 def row_columns(leaves: Leaves) -> Columns:
-    """The columns of one row, in the byte order of the machine."""
+    """Return the columns of one row, in native byte order."""
     columns = Columns.of(leaves, stored=False)
     return Columns({k: Spec(s.shape, s.dtype.newbyteorder("=")) for k, s in columns.items()})
 
 
 def is_checked(name: str, leaf: spaces.Space[Any]) -> bool:
-    """Whether values have to lie in the space: actions and discrete observations."""
+    """Return whether values must be in the space: true for actions and discrete observations."""
     return name.startswith("actions") or not isinstance(leaf, spaces.Box)
 
 
@@ -146,10 +146,10 @@ def check_shapes(
     columns: Columns,
     lengths: Sequence[int],
 ) -> None:
-    """Refuse arrays that are not those of the spaces, for episodes of some lengths.
+    """Raise ShapeError unless arrays have the names and shapes of the spaces.
 
     Raises:
-        ShapeError: If names or shapes are others.
+        ShapeError: If names or shapes differ.
     """
     if arrays.keys() != columns.keys():
         raise ShapeError(f"{name} has the arrays {list(arrays)}, expected {list(columns)}")
@@ -161,19 +161,19 @@ def check_shapes(
 
 
 def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Trajectory:
-    """Copy an episode into the data types of its spaces.
+    """Copy an episode, converted to the dtypes of its spaces.
 
-    Floats may lose digits to the data type of the space; integers have to stay the same.
+    Floats may lose precision; integers must be exactly representable.
 
     Args:
         trajectory: The episode.
         leaves: See `leaf_spaces`.
-        name: Name in messages.
+        name: Name for error messages.
 
     Raises:
-        ShapeError: If keys or shapes are not those of the spaces.
-        SpaceError: If an array is of another kind than its leaf, a number does not fit its data
-            type, or an action or a discrete observation is not one of its space.
+        ShapeError: If keys or shapes do not match the spaces.
+        SpaceError: If an array cannot be converted to the dtype of its space, or an action or a
+            discrete observation is outside of its space.
     """
     arrays = {key: np.asarray(array) for key, array in trajectory.arrays.items()}
     columns = row_columns(leaves)
@@ -193,7 +193,7 @@ def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Tra
 
 
 def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """Return a copy in another data type that keeps integers the same and floats finite."""
+    """Return a copy with another dtype; integers must stay equal and floats finite."""
     copy: Array
     if array.dtype == dtype:
         copy = array.copy()
@@ -202,8 +202,8 @@ def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
     is_number = array.dtype.kind in "fiub"
     if not is_number or not (both_integers or np.can_cast(array.dtype, dtype, "same_kind")):
         raise SpaceError(
-            f"{name} has the data type {array.dtype}, which cannot be kept as {dtype}, the data "
-            f"type of the space: convert it, or correct the space"
+            f"{name} has the data type {array.dtype}, which cannot be converted to {dtype}, the "
+            f"dtype of the space: convert the array, or correct the space"
         )
     with np.errstate(all="ignore"):
         copy = array.astype(dtype, order="C")
@@ -213,29 +213,29 @@ def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
             fits = (copy == array) & (copy.astype(array.dtype) == array)
     if not fits.all():
         row = int(np.argwhere(~fits)[0, 0])
-        raise SpaceError(f"{name}[{row}] = {array[row]} cannot be kept as {dtype}")
+        raise SpaceError(f"{name}[{row}] = {array[row]} cannot be converted to {dtype}")
     return copy
 
 
 PART_NBYTES = 64 * 2**20
-"""Size from which episodes become a part."""
+"""Minimum size of a part in bytes."""
 
 CHECKED_NBYTES = 1 << 20
-"""Bytes of an array that are checked at once."""
+"""Chunk size of content checks in bytes."""
 
 
 @dataclass(frozen=True)
 class DatasetMetadata:
-    """Properties that all episodes of a data set share.
+    """Spaces, environment and policy of a dataset.
 
     Attributes:
         observation_space: Observation space of one environment, nested.
         action_space: Action space of one environment, nested.
-        env: The environment (`id`, `kwargs` and the like), as plain values.
+        env: Settings of the environment (`id`, `kwargs`, ...), as plain values.
         policy: Settings of the policy that acted, as plain values.
 
     Raises:
-        SpaceError: If a space has a leaf that cannot be described.
+        SpaceError: If a space has an unsupported leaf.
     """
 
     observation_space: spaces.Space[Any]
@@ -254,23 +254,23 @@ class DatasetMetadata:
 
 @dataclass(frozen=True, eq=False)
 class TrajectoryPart(_Recorded):
-    """A number of whole episodes, laid end to end.
+    """Concatenated episodes.
 
-    Step t of episode k is row `starts[k] + t` of actions and rewards, and its observation is row
-    `starts[k] + k + t` of `obs`.
+    Step t of episode k is row `starts[k] + t` of actions and rewards, and row `starts[k] + k + t`
+    of `obs`.
 
     Attributes:
-        obs: Observations, T + 1 of each episode, `[steps + episodes, ...]`; one flat mapping for a
-            Dict or Tuple space.
+        obs: T + 1 observations per episode, `[steps + episodes, ...]`; a flat mapping for a Dict or
+            Tuple space.
         actions: Actions of the environment, `[steps, ...]`.
         rewards: `[steps]` float64.
         lengths: Steps of each episode, `[episodes]` int64, each >= 1.
         terminated: `[episodes]` bool.
         truncated: `[episodes]` bool.
         seeds: Seed of each episode; None: unknown.
-        name: Origin of the part, for messages.
-        env: The environment of these episodes, as plain values; empty: unknown.
-        policy: Settings of the policy that acted in these episodes, likewise.
+        name: Origin of the part, for error messages.
+        env: Environment of these episodes, as plain values; empty: unknown.
+        policy: Policy of these episodes, as plain values; empty: unknown.
     """
 
     lengths: Array
@@ -288,7 +288,7 @@ class TrajectoryPart(_Recorded):
 
     @cached_property
     def starts(self) -> Array:
-        """First step of each episode, and the number of all steps, `[episodes + 1]` int64."""
+        """First step of each episode, then the total number of steps, `[episodes + 1]` int64."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     @cached_property
@@ -298,10 +298,10 @@ class TrajectoryPart(_Recorded):
         return np.array([self.rewards[start:stop].sum() for start, stop in rows], np.float64)
 
     def episode(self, index: int) -> Trajectory:
-        """One episode, whose arrays are views.
+        """Return one episode; its arrays are views.
 
         Raises:
-            ShapeError: If it holds a number that is not finite.
+            ShapeError: If a value is not finite.
         """
         start, stop = int(self.starts[index]), int(self.starts[index + 1])
         return Trajectory(
@@ -315,7 +315,7 @@ class TrajectoryPart(_Recorded):
 
 
 def joined(episodes: Sequence[Trajectory], metadata: DatasetMetadata, name: str) -> TrajectoryPart:
-    """One part of episodes that `checked_trajectory` gave."""
+    """Concatenate results of `checked_trajectory` into a part."""
     arrays = [episode.arrays for episode in episodes]
     return TrajectoryPart(
         **trees_of({key: np.concatenate([x[key] for x in arrays]) for key in arrays[0]}),
@@ -338,22 +338,22 @@ def trajectories_as_rollout(
 ) -> Rollout | None:
     """Return all trajectories as one rollout of B environments.
 
-    The steps of all trajectories are laid end to end and split into B columns of one length; the
-    remaining rows are RESET_ONLY. An episode that is not terminated counts as truncated.
+    The concatenated steps are split into B columns of equal length; unused rows are RESET_ONLY.
+    Episodes that did not terminate count as truncated.
 
     Args:
-        trajectories: Episodes, in the order in which they are laid down.
+        trajectories: The episodes.
         num_envs: B.
         observation_space: Flat observation space of one environment.
-        action_space: Its action space.
-        from_env: Turns actions of the environment into the agent's own: `Distribution.from_env`.
+        action_space: Action space of one environment.
+        from_env: Converts environment actions to policy actions, see `Distribution.from_env`.
 
     Returns:
         The rollout; None if there are no trajectories.
 
     Raises:
-        ShapeError: If observations or actions do not have the shape of their space.
-        SpaceError: If an action is not one of the space.
+        ShapeError: If shapes of observations or actions do not match the spaces.
+        SpaceError: If an action is outside of the action space.
     """
     metadata = DatasetMetadata(observation_space, action_space)
     leaves = metadata.leaves
@@ -367,7 +367,7 @@ def trajectories_as_rollout(
     length = -(-part.num_steps // num_envs)
 
     def columns(steps: Tensor) -> Tensor:
-        """Values of all steps, `[steps, ...]`, as `[T, B, ...]`; zeros in the remaining rows."""
+        """Reshape values of all steps `[steps, ...]` to `[T, B, ...]`, padded with zeros."""
         rows = steps.new_zeros((length * num_envs, *steps.shape[1:]))
         rows[: len(steps)] = steps
         return rows.view(num_envs, length, *steps.shape[1:]).transpose(0, 1).contiguous()
@@ -386,7 +386,7 @@ def trajectories_as_rollout(
     trees = (tree_leaves(obs), tree_leaves(final_obs), tree_leaves(part.obs))
     for target, final, recorded in zip(*trees, strict=True):
         rows = torch.from_numpy(recorded)
-        # The first observation of an episode takes the place of the last one of that above.
+        # The first observation of an episode overwrites the final one of the previous episode.
         target[1:] = columns(rows[acted_on + 1])
         target[:-1][is_step] = columns(rows[acted_on]).to(target.dtype)[is_step]
         final[:] = rows[last + numbers + 1]
@@ -403,14 +403,15 @@ def trajectories_as_rollout(
 def joined_parts(
     trajectories: Iterable[Trajectory], metadata: DatasetMetadata, name: str
 ) -> Iterator[TrajectoryPart]:
-    """Check episodes and lay them end to end: a part for every `PART_NBYTES`, and for the rest.
+    """Validate episodes and concatenate them into parts of at least `PART_NBYTES`.
 
-    An episode is released when its part is made, so memory never holds all of them twice.
+    The last part may be smaller. Episodes are released once their part
+    is created, which limits peak memory.
 
     Raises:
         DatasetError: If there are no episodes.
-        ShapeError: See `checked_trajectory`, as for the next.
-        SpaceError: If numbers do not fit the spaces.
+        ShapeError: See `checked_trajectory`.
+        SpaceError: See `checked_trajectory`.
     """
     leaves = metadata.leaves
     collected: list[Trajectory] = []
@@ -432,10 +433,10 @@ def joined_parts(
 
 
 def check_part(part: TrajectoryPart, leaves: Leaves) -> None:
-    """Refuse a part whose arrays are not those of the spaces and lengths; contents are not read.
+    """Raise DatasetError if arrays of a part do not match the spaces; does not read the contents.
 
     Raises:
-        DatasetError: If names, shapes, data types or numbers of episodes are others.
+        DatasetError: If names, shapes, dtypes or numbers of episodes differ.
     """
     shapes = {x.shape for x in (part.lengths, part.terminated, part.truncated)}
     if shapes != {(len(part.seeds),)} or not part.seeds or part.lengths.min() < 1:
@@ -454,10 +455,10 @@ def check_part(part: TrajectoryPart, leaves: Leaves) -> None:
 
 
 def check_content(part: TrajectoryPart, leaves: Leaves) -> None:
-    """Read a part, and refuse numbers that are not finite, or are not among a space.
+    """Read a part and raise DatasetError for values that are not finite or not in their space.
 
     Raises:
-        DatasetError: Naming the array and the row.
+        DatasetError: If a value is invalid; the message gives array and row.
     """
     for name, array in part.arrays.items():
         leaf, is_float = leaves[name], array.dtype.kind == "f"
@@ -467,13 +468,13 @@ def check_content(part: TrajectoryPart, leaves: Leaves) -> None:
             if is_float and not np.isfinite(block).all():
                 row += int(np.argwhere(~np.isfinite(block))[0, 0])
                 raise DatasetError(
-                    f"{part.name}: {name}[{row}] = {array[row]}: expected finite numbers"
+                    f"{part.name}: {name}[{row}] = {array[row]}: expected finite values"
                 )
             if is_checked(name, leaf):
                 try:
                     checked_actions(name, block, len(block), leaf)
                 except SpaceError as error:
                     raise DatasetError(
-                        f"{part.name}, counted from row {row}: {error}; the data set does not fit "
+                        f"{part.name}, counted from row {row}: {error}; the dataset does not match "
                         f"its own space of {name.partition('/')[0]}"
                     ) from error

@@ -1,4 +1,4 @@
-"""Data sets of recorded episodes: mapped files, those of Minari, and functions of the user."""
+"""Datasets of recorded episodes, in memory or memory-mapped."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from maze_train.data.trajectory_files import (
 
 
 class TrajectoryDataset(Sequence[Trajectory]):
-    """Recorded episodes. They are read where they are used if they were opened with `mmap`.
+    """Sequence of recorded episodes.
 
-    An index gives a `Trajectory` whose arrays are views (read-only where files are mapped), a slice
-    a list of them.
+    Indexing returns a `Trajectory` whose arrays are views (read-only if memory-mapped); slicing
+    returns a list.
 
     Args:
         parts: The episodes, at least one part.
         metadata: Spaces, environment and policy.
 
     Raises:
-        DatasetError: If there is no part, or one does not fit the spaces.
+        DatasetError: If there are no parts, or a part does not match the spaces.
     """
 
     def __init__(self, parts: Iterable[TrajectoryPart], metadata: DatasetMetadata) -> None:
         self.parts = tuple(parts)
         self.metadata = metadata
         if not self.parts:
-            raise DatasetError("a data set without episodes: expected at least one part")
+            raise DatasetError("the dataset has no episodes: expected at least one part")
         leaves = metadata.leaves
         for part in self.parts:
             check_part(part, leaves)
@@ -64,25 +64,22 @@ class TrajectoryDataset(Sequence[Trajectory]):
         verify: bool = True,
         on_damaged: Literal["raise", "skip"] = "raise",
     ) -> TrajectoryDataset:
-        """Open a data set that a `TrajectoryWriter` wrote.
+        """Open a dataset written by a `TrajectoryWriter`.
 
-        Sizes of all files are compared with `dataset.json`, shapes and data types of all arrays
-        with the spaces.
+        File sizes are checked against `dataset.json`, shapes and dtypes against the spaces.
 
         Args:
-            directory: The data set.
-            mmap: Whether files of 1 MiB and more are mapped into memory, and read where they are
-                used; otherwise they are read now. Each of them stays open. Smaller files are read
-                now in both cases, so that many small parts take no open files.
-            verify: Whether every file is read once, and compared with its digest; numbers that are
-                not finite and actions that are not among the space are then refused as well.
-            on_damaged: `raise`: a part that is damaged is an error; `skip`: it is left out with a
-                warning.
+            directory: Directory of the dataset.
+            mmap: Whether to memory-map files of at least 1 MiB, which stay open; smaller files are
+                always read into memory, to limit the number of open files.
+            verify: Whether to read every file once and check its digest, that values are finite,
+                and that actions are in the action space.
+            on_damaged: `raise` an error for a damaged part, or `skip` the part with a warning.
 
         Raises:
-            ConfigError: If `on_damaged` is neither.
-            DatasetError: If the directory is no data set, is of another version, has no episodes,
-                or is damaged.
+            ConfigError: If `on_damaged` is invalid.
+            DatasetError: If the directory is not a dataset, or the dataset has another version, has
+                no episodes, or is damaged.
         """
         check_one_of("on_damaged", on_damaged, ("raise", "skip"))
         path = Path(expanded(directory))
@@ -97,15 +94,15 @@ class TrajectoryDataset(Sequence[Trajectory]):
                 except DatasetError as error:
                     if on_damaged == "raise":
                         raise DatasetError(
-                            f"{error}; leave damaged parts out with on_damaged=skip"
+                            f"{error}; use on_damaged=skip to skip damaged parts"
                         ) from error
                     damaged += 1
-                    warn(f"{error}; {file.name} is left out")
+                    warn(f"{error}; {file.name} is skipped")
         except OSError as error:
             raise DatasetError(f"{path} cannot be read: {error}{_remedy(error)}") from error
         if not parts:
             problem = f"all {damaged} parts are damaged" if damaged else "it has no episodes"
-            raise DatasetError(f"the data set {path} cannot be used: {problem}")
+            raise DatasetError(f"the dataset {path} cannot be used: {problem}")
         return cls(parts, metadata)
 
     @classmethod
@@ -115,18 +112,18 @@ class TrajectoryDataset(Sequence[Trajectory]):
         metadata: DatasetMetadata,
         name: str = "trajectories",
     ) -> TrajectoryDataset:
-        """A data set in memory, of one part for every 64 MiB.
+        """Create a dataset in memory, with parts of about 64 MiB.
 
         Args:
-            trajectories: The episodes, which are copied. Those of a generator are in memory
-                once, apart from the last 64 MiB.
+            trajectories: The episodes, which are copied. If this is a generator, the peak memory
+                exceeds the dataset by about 64 MiB.
             metadata: Spaces, environment and policy.
-            name: Name in messages.
+            name: Name for error messages.
 
         Raises:
             DatasetError: If there are no episodes.
-            ShapeError: If keys or shapes are not those of the spaces.
-            SpaceError: If numbers do not fit the spaces, see `TrajectoryWriter.add`.
+            ShapeError: If keys or shapes do not match the spaces.
+            SpaceError: If values are outside of the spaces, see `TrajectoryWriter.add`.
         """
         return cls(joined_parts(trajectories, metadata, name), metadata)
 
@@ -147,12 +144,12 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
     @property
     def num_steps(self) -> int:
-        """Steps of all episodes."""
+        """Total number of steps."""
         return sum(part.num_steps for part in self.parts)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of observations, actions and rewards."""
+        """Size of observations, actions and rewards in bytes."""
         return sum(part.nbytes for part in self.parts)
 
     def __len__(self) -> int:
@@ -180,10 +177,10 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
 
 def _remedy(error: OSError) -> str:
-    """Name the remedy for a limit of the system."""
+    """Return a hint if the error is a limit of the operating system."""
     if error.errno not in LIMITS:
         return ""
     return (
-        "; allow more open files (ulimit -n), or copy the episodes into a data set of larger parts "
+        "; allow more open files (ulimit -n), or copy the episodes into a dataset of larger parts "
         "(docs/trajectories.md)"
     )

@@ -1,4 +1,4 @@
-"""Files of a data set of trajectories, and the writer of new ones.
+"""File format and writer of trajectory datasets.
 
 docs/trajectories.md describes the format.
 """
@@ -50,24 +50,24 @@ DATASET = "dataset.json"
 SCHEMA, VERSION = "maze_train.trajectories", 2
 
 MAPPED_NBYTES = 1 << 20
-"""Size from which a file is mapped. A mapped file stays open, so small ones are read instead."""
+"""Minimum size of mapped files in bytes. Mapped files stay open, so smaller ones are read."""
 
 LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Limits of the system, which are no damage. ENOMEM: also too many mapped files."""
+"""Errors that indicate a system limit, not damage. ENOMEM includes too many mapped files."""
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""Errors that the content of a malformed file leads to."""
+"""Exceptions caused by malformed contents."""
 
 
 # -- dataset.json --------------------------------------------------------------------------------
 
 
 def new_content(metadata: DatasetMetadata) -> dict[str, Any]:
-    """The content of `dataset.json` for a data set without parts.
+    """Return the contents of `dataset.json` for an empty dataset.
 
     Raises:
-        SpaceError: If a space cannot be saved.
-        DatasetError: If `env` or `policy` hold other than plain values.
+        SpaceError: If a space cannot be serialized.
+        DatasetError: If `env` or `policy` contain other than plain values.
     """
     for name, mapping in (("env", metadata.env), ("policy", metadata.policy)):
         try:
@@ -90,10 +90,10 @@ def new_content(metadata: DatasetMetadata) -> dict[str, Any]:
 
 
 def write_content(directory: Path, content: dict[str, Any]) -> None:
-    """Write `dataset.json`, and wait until the disk has it.
+    """Write `dataset.json` and flush it to disk.
 
     Raises:
-        OSError: If the disk does not take it.
+        OSError: If writing fails.
     """
     _write(directory / DATASET, seal(content))
 
@@ -105,21 +105,21 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def read_content(directory: Path) -> dict[str, Any]:
-    """The content of `dataset.json`.
+    """Read `dataset.json`.
 
     Raises:
-        DatasetError: If the directory is not there or no data set, or the file is damaged or of a
+        DatasetError: If the directory is missing or not a dataset, or the file is damaged or has
             another version.
         OSError: If there are too many open files.
     """
     if not directory.is_dir():
         raise DatasetError(
-            f"{directory} is no directory: expected one that holds a {DATASET}{nearby(directory)}"
+            f"{directory} is not a directory: expected one with a {DATASET}{nearby(directory)}"
         )
     path = directory / DATASET
     if not path.exists():
         raise DatasetError(
-            f"{directory} is no data set of trajectories: there is no {DATASET}, which a "
+            f"{directory} is not a dataset of trajectories: there is no {DATASET}, which a "
             f"TrajectoryWriter writes{nearby(directory)}"
         )
     try:
@@ -142,17 +142,17 @@ def read_content(directory: Path) -> dict[str, Any]:
         if version > VERSION:
             remedy = "install a newer maze_train"
         raise DatasetError(
-            f"{path}: has version {version} of the format, this maze_train reads version "
+            f"{path}: has format version {version}, this maze_train supports version "
             f"{VERSION}: {remedy}"
         )
     return content
 
 
 def metadata_of(directory: Path, content: Mapping[str, Any]) -> DatasetMetadata:
-    """Spaces, environment and policy of a data set.
+    """Return spaces, environment and policy of a dataset.
 
     Raises:
-        DatasetError: If the content is not that of a data set.
+        DatasetError: If the contents are not valid.
     """
     try:
         metadata = DatasetMetadata(
@@ -166,7 +166,7 @@ def metadata_of(directory: Path, content: Mapping[str, Any]) -> DatasetMetadata:
             raise TypeError("parts: expected a list")
     except (MazeTrainError, *MALFORMED) as error:
         raise DatasetError(
-            f"{directory / DATASET}: not the content of a data set: {error!r}"
+            f"{directory / DATASET}: not the content of a dataset: {error!r}"
         ) from error
     return metadata
 
@@ -177,7 +177,7 @@ def _check_mappings(env: Any, policy: Any) -> None:
 
 
 def nearby(directory: Path) -> str:
-    """Suggest a data set right above or below a directory that is not one; otherwise empty."""
+    """Suggest a dataset in the parent or a child directory; empty if there is none."""
     try:
         below = sorted(directory.iterdir()) if directory.is_dir() else []
         found = [path for path in (directory.parent, *below) if (path / DATASET).is_file()]
@@ -190,9 +190,9 @@ def nearby(directory: Path) -> str:
 
 
 def part_files(directory: Path, content: Mapping[str, Any]) -> list[tuple[Path, Any]]:
-    """The files of the parts, each with its entry in `dataset.json`.
+    """Return the file of each part and its entry in `dataset.json`.
 
-    Files are opened by names that are made here, never by those in a `dataset.json`.
+    File names are generated here, never taken from `dataset.json`.
     """
     return [(_part_path(directory, i), entry) for i, entry in enumerate(content["parts"])]
 
@@ -204,12 +204,12 @@ def _part_path(directory: Path, number: int) -> Path:
 def append_part(
     directory: Path, content: Mapping[str, Any], part: TrajectoryPart
 ) -> dict[str, Any]:
-    """Write a part, then a `dataset.json` that has it; returns the new content of that.
+    """Write a part, then `dataset.json`; returns the new contents of `dataset.json`.
 
-    Doing it again after a failure in between replaces the same part.
+    A retry after a failure in between overwrites the same part.
 
     Raises:
-        OSError: If the disk does not take them.
+        OSError: If writing fails.
     """
     ends = {"lengths": part.lengths, "terminated": part.terminated, "truncated": part.truncated}
     about = {"seeds": part.seeds, "env": part.env, "policy": part.policy}
@@ -224,18 +224,18 @@ def append_part(
 def read_part(
     path: Path, entry: Any, leaves: Leaves, *, mmap: bool, verify: bool
 ) -> TrajectoryPart:
-    """The part in a file.
+    """Read a part from its file.
 
     Args:
         path: The file.
-        entry: Its entry in `dataset.json`, see `part_files`.
+        entry: Entry of the part in `dataset.json`, see `part_files`.
         leaves: See `leaf_spaces`.
-        mmap: Whether a file of `MAPPED_NBYTES` and more is mapped into memory, and read where it
-            is used. All arrays are then read-only.
-        verify: Whether contents are read, and compared with the digest and the spaces.
+        mmap: Whether to memory-map a file of at least `MAPPED_NBYTES`. All arrays are then
+            read-only, also those of smaller files.
+        verify: Whether to read the contents and check them against the digest and the spaces.
 
     Raises:
-        DatasetError: If the file is missing, is not the one that was written, or does not fit.
+        DatasetError: If the file is missing, was modified, or does not match the spaces.
         OSError: If there are too many open files.
     """
     try:
@@ -255,7 +255,7 @@ def read_part(
         )
         _check_mappings(part.env, part.policy)
         if any(seed is not None and seed < 0 for seed in part.seeds):
-            raise ValueError("seeds: expected numbers >= 0, or null")
+            raise ValueError("seeds: expected integers >= 0 or null")
     except OSError as error:
         if error.errno in LIMITS:
             raise
@@ -269,32 +269,32 @@ def read_part(
 
 
 def _mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify: bool) -> Array:
-    """The bytes of a file, which are read-only with `mmap`.
+    """Return the bytes of a file, read-only with `mmap`.
 
     Raises:
-        DatasetError: If the file is missing, or has not the size and the digest of its entry.
+        DatasetError: If the file is missing, or its size or digest differ from its entry.
         OSError: If it cannot be read.
     """
-    if not path.is_file():  # a pipe would never end
-        raise DatasetError(f"{path}: missing, or no file")
+    if not path.is_file():  # reading a pipe would block
+        raise DatasetError(f"{path}: missing or not a regular file")
     if (size := path.stat().st_size) != entry["bytes"]:
         raise DatasetError(f"{path}: is {size} bytes long, expected {entry['bytes']}")
     if mmap and size >= MAPPED_NBYTES:
         data = np.asarray(np.memmap(path, np.uint8, "r"))
     else:
         data = np.fromfile(path, np.uint8)
-        data.flags.writeable = not mmap  # as if it were mapped, whatever its size
+        data.flags.writeable = not mmap  # like mapped files
     if verify and hashlib.sha256(data.data).hexdigest() != entry["sha256"]:
-        raise DatasetError(f"{path}: damaged: its sha256 differs from the one on record")
+        raise DatasetError(f"{path}: damaged: its sha256 differs from the recorded one")
     return data
 
 
 def _read_arrays(
     path: Path, entry: Mapping[str, Any], *, mmap: bool, verify: bool
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The arrays of a part by name, and its seeds, environment and policy.
+    """Return the arrays of a part by name, and its seeds, environment and policy.
 
-    Arrays are views of the bytes of the file; the library would give copies.
+    Arrays are views of the file's bytes; the safetensors library would return copies.
     """
     data = _mapped_or_read(path, entry, mmap=mmap, verify=verify)
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
@@ -312,31 +312,28 @@ PART_SECONDS = 60.0
 
 
 class TrajectoryWriter:
-    """Creates a data set, or appends to one.
+    """Creates a dataset or appends to an existing one.
 
-    Episodes are copied into memory, and written as a part when they have `part_nbytes`, or when an
-    episode is added and the first of them is older than `part_seconds`. A part is complete or not
-    there; a killed process loses the episodes that it had not written, nothing else. One writer may
-    use a data set at a time, from its creation until `close`.
+    `add` buffers episodes in memory and writes a part once they exceed `part_nbytes` or the oldest
+    one exceeds `part_seconds`. Parts are written atomically, so a killed process loses only
+    buffered episodes. A dataset is locked by its writer until `close`.
 
-    As a context manager it writes the remaining episodes at the end of the block, also after an
-    exception; otherwise `close` does.
+    As a context manager, the writer closes at the end of the block, also after an exception.
 
     Args:
-        directory: The data set. It is created where it is missing; an existing one has to have the
-            same spaces. `dataset.json` keeps its `env` and `policy`; each part keeps those of its
-            writer.
-        metadata: Spaces, and what is known of environment and policy.
-        part_nbytes: Size from which a part is written, in bytes, > 0. Writing it takes about twice
-            that in memory, in addition to the episodes.
-        part_seconds: Age of the first episode in memory from which a part is written, in seconds,
-            > 0. It is checked when an episode is added.
+        directory: Directory of the dataset, created if missing. An existing dataset must have the
+            same spaces. It keeps its `env` and `policy`; each part stores those of its writer.
+        metadata: Spaces, environment and policy.
+        part_nbytes: Minimum size of a part in bytes, > 0. Writing temporarily needs about twice
+            this size in additional memory.
+        part_seconds: Maximum age of the oldest buffered episode in seconds, > 0, checked when an
+            episode is added.
 
     Raises:
         ConfigError: If `part_nbytes` or `part_seconds` is not > 0.
-        DatasetError: If another writer uses the data set, it has other spaces, is damaged or of
-            another version, cannot be created, or the directory holds something else.
-        SpaceError: If a space cannot be saved.
+        DatasetError: If another writer uses the dataset, its spaces or version differ, it is
+            damaged, it cannot be created, or the directory contains other files.
+        SpaceError: If a space cannot be serialized.
     """
 
     def __init__(
@@ -358,9 +355,9 @@ class TrajectoryWriter:
         self._nbytes = 0
         self._oldest_at = 0.0
         self.num_episodes = 0
-        """Episodes that were added, written or not yet."""
+        """Number of added episodes, written or buffered."""
         self.num_steps = 0
-        """Steps of these episodes."""
+        """Number of steps of these episodes."""
         self._closed = False
         content = new_content(metadata)
         with ExitStack() as lock:
@@ -368,15 +365,15 @@ class TrajectoryWriter:
             self._lock = lock.pop_all()
 
     def _opened(self, content: dict[str, Any], lock: ExitStack) -> dict[str, Any]:
-        """Lock the data set and create it, or compare it with `content`; returns what it holds."""
+        """Lock the dataset, create it or compare it with `content`; returns its contents."""
         path = self.directory / DATASET
         try:
             make_folders(self.directory)
             others = [item.name for item in self.directory.iterdir() if item.name[0] != "."]
             if others and not path.exists():
                 raise DatasetError(
-                    f"{self.directory} holds {sorted(others)[:5]} and no {DATASET}: choose a data "
-                    f"set, or a directory that is new or empty{nearby(self.directory)}"
+                    f"{self.directory} contains {sorted(others)[:5]} but no {DATASET}: choose a "
+                    f"data set, or a directory that is new or empty{nearby(self.directory)}"
                 )
             lock.enter_context(exclusive(self.directory, "writes to"))
             remove_leftovers(self.directory)
@@ -392,7 +389,7 @@ class TrajectoryWriter:
         return found
 
     def _compare(self, found: dict[str, Any], content: dict[str, Any]) -> None:
-        """Refuse a data set of other spaces."""
+        """Raise DatasetError if the dataset has other spaces."""
         theirs, ours = metadata_of(self.directory, found), self.metadata
         for name, space, own in (
             ("observation_space", theirs.observation_space, ours.observation_space),
@@ -400,24 +397,24 @@ class TrajectoryWriter:
         ):
             if found[name] != content[name]:
                 raise DatasetError(
-                    f"the data set {self.directory} has the {name} {space}, these episodes have "
+                    f"the dataset {self.directory} has the {name} {space}, these episodes have "
                     f"{own}: choose another directory"
                 )
 
     def add(self, trajectory: Trajectory) -> None:
         """Add one episode; its arrays are copied.
 
-        Numbers are kept in the data types of the spaces, rewards as float64.
+        Values are stored with the dtypes of the spaces, rewards as float64.
 
         Raises:
-            ShapeError: If keys or shapes are not those of the spaces.
-            SpaceError: If an array is of another kind than its leaf, an integer or the size of a
-                float does not fit the data type, or an action is not one of the space.
-            DatasetError: If the writer is closed, or a part cannot be written; then its episodes
-                are kept, and `flush` tries again.
+            ShapeError: If keys or shapes do not match the spaces.
+            SpaceError: If an array cannot be converted to the dtype of its space, or an action is
+                outside of the action space.
+            DatasetError: If the writer is closed, or writing a part fails. The episodes then stay
+                in memory; call `flush` to retry.
         """
         if self._closed:
-            raise DatasetError(f"the writer of {self.directory} is closed: open another one")
+            raise DatasetError(f"the writer of {self.directory} is closed: open a new one")
         name = f"trajectory {self.num_episodes}"
         episode = checked_trajectory(trajectory, self._leaves, name)
         now = monotonic()
@@ -432,10 +429,10 @@ class TrajectoryWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the episodes in memory as a part; without episodes, write nothing.
+        """Write the buffered episodes as a part, if there are any.
 
         Raises:
-            DatasetError: If the disk does not take them. They stay in memory.
+            DatasetError: If writing fails; the episodes stay in memory.
         """
         if not self._episodes:
             return
@@ -447,14 +444,14 @@ class TrajectoryWriter:
                 f"a part of {self.directory} could not be written: {error}; "
                 f"{len(self._episodes)} episodes are still in memory"
             ) from error
-        # No signal comes between these: an episode is neither lost nor written twice.
+        # A single statement, so that a signal cannot cause lost or duplicate episodes.
         self._content, self._episodes, self._nbytes = content, [], 0
 
     def close(self) -> None:
-        """Write the remaining episodes, and let others write. A second call does nothing.
+        """Write the buffered episodes and release the lock. A second call does nothing.
 
         Raises:
-            DatasetError: If the disk does not take them; the writer is then still open.
+            DatasetError: If writing fails; the writer then stays open.
         """
         self.flush()
         self._closed = True

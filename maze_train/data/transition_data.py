@@ -1,4 +1,4 @@
-"""Recorded transitions of chosen episodes, and shuffled minibatches of them."""
+"""Transitions of selected episodes of a dataset, and a loader of shuffled minibatches."""
 
 from __future__ import annotations
 
@@ -27,25 +27,27 @@ if TYPE_CHECKING:
 
 
 BLOCK_NBYTES = 2**25
-"""Bytes of the transitions that are converted at a time."""
+"""Chunk size of conversions in bytes."""
 
 
 def split_episodes(
     num_episodes: int, validation_percentage: float, seed: int
 ) -> tuple[Array, Array]:
-    """Numbers of the episodes for training and of those for validation.
+    """Split episodes into training and validation sets.
 
-    Whole episodes, since neighbouring steps of one are nearly the same: a policy that knows some by
-    heart would be judged by others that are no news.
+    Whole episodes are split, since consecutive steps are highly correlated: splitting steps would
+    leak training data into the validation set.
 
     Args:
         num_episodes: N >= 1.
-        validation_percentage: Share of the episodes for validation in per cent, [0, 100); rounded,
-            but above 0 at least one, and at least one is left for training.
-        seed: Which episodes follows from it.
+        validation_percentage: Percentage of episodes held out for validation, [0, 100). The number
+            is rounded; if above 0, at least one episode is held out, and at least one is left for
+            training.
+        seed: Seed of the random split.
 
     Returns:
-        Both growing, int64. There is no episode for validation if there is only one.
+        Increasing indices of training and validation episodes, int64. A single episode is used for
+        training.
     """
     count = round(num_episodes * validation_percentage / 100)
     if validation_percentage > 0:
@@ -55,27 +57,26 @@ def split_episodes(
 
 
 class TransitionData:
-    """The transitions of some episodes of a data set, numbered from 0 in their order.
+    """Transitions of selected episodes of a dataset, numbered from 0.
 
-    The last observation of an episode, on which no one acted, is not among them.
+    Final observations are excluded, since no action was taken on them.
 
-    Where an environment has several agents, they are those of some of them: what an agent observed
-    and did in the steps in which it acted. These are the beginnings of its turns, see
-    `TurnSplitter`; rewards and ends of turns are not needed here.
+    In multi-agent environments, a transition contains the observation and action of one agent in a
+    step in which it acted (the start of a turn, see `TurnSplitter`).
 
     Args:
-        dataset: The data set.
-        episodes: Numbers of the episodes, growing.
-        from_env: Turns actions of the environment into the agent's own: `Distribution.from_env`.
-        in_memory: Whether everything is converted once and kept in memory; if not, batches are read
-            from the (mapped) arrays of the data set each time. The batches are the same.
-        agents: Agents with the same spaces whose transitions they are; none: there is one agent.
+        dataset: The dataset.
+        episodes: Increasing indices of the episodes.
+        from_env: Converts environment actions to policy actions, see `Distribution.from_env`.
+        in_memory: Whether to convert all transitions once and keep them in memory. Otherwise each
+            batch is read from the (mapped) dataset. The batches are identical.
+        agents: Agents to include, which must have the same spaces; empty for single-agent datasets.
 
     Attributes:
         num_samples: Number N of transitions.
 
     Raises:
-        SpaceError: If an action is not one of the space.
+        SpaceError: If an action is outside of the action space.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class TransitionData:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all transitions, as they would lie in memory."""
+        """Size of all converted transitions in bytes."""
         return self.num_samples * self._sample_nbytes if self.num_samples else 0
 
     @cached_property
@@ -118,7 +119,7 @@ class TransitionData:
         return sum(leaf.nbytes for leaf in (*tree_leaves(obs), *tree_leaves(actions)))
 
     def place(self, number: int) -> tuple[int, int, str]:
-        """Episode of a transition in the data set, step in it, and agent (empty: the only one)."""
+        """Return episode, step and agent of a transition (agent is empty for a single agent)."""
         k = int(np.searchsorted(self._starts, number, side="right")) - 1
         piece, row = self._pieces[k], number - int(self._starts[k])
         step = int(piece.steps[row])
@@ -126,13 +127,13 @@ class TransitionData:
         return piece.first + episode, step - int(piece.part.starts[episode]), piece.agent
 
     def batch(self, indices: Tensor) -> tuple[TensorTree, TensorTree]:
-        """Observations and the agent's actions of some transitions.
+        """Return observations and policy actions of some transitions.
 
         Args:
-            indices: Numbers of transitions, `[n]` int64.
+            indices: Indices of transitions, `[n]` int64.
 
         Returns:
-            `[n, *obs shape]` and `[n, *action shape]`, a tensor or one for each leaf.
+            `[n, *obs shape]` and `[n, *action shape]`, each a tensor or a mapping of tensors.
         """
         if self._kept is None:
             return self._read(indices.numpy())
@@ -143,7 +144,7 @@ class TransitionData:
         )
 
     def blocks(self, nbytes: int = BLOCK_NBYTES) -> Iterator[tuple[TensorTree, TensorTree]]:
-        """All transitions in their order, as many at a time as take `nbytes`, at least one."""
+        """Yield all transitions in order, in chunks of about `nbytes`."""
         size = max(1, nbytes // self._sample_nbytes) if self.num_samples else 1
         for start in range(0, self.num_samples, size):
             yield self.batch(torch.arange(start, min(start + size, self.num_samples)))
@@ -163,7 +164,7 @@ class TransitionData:
         return tree_map(lambda x: x.new_empty((self.num_samples, *x.shape[1:])), like)
 
     def _read(self, numbers: Array) -> tuple[TensorTree, TensorTree]:
-        """Transitions from the arrays of the data set."""
+        """Read transitions from the arrays of the dataset."""
         where = np.searchsorted(self._starts, numbers, side="right") - 1
         arrays = self._columns.batched(len(numbers)).arrays()
         for k in np.unique(where):
@@ -174,7 +175,7 @@ class TransitionData:
                 own_rows = piece.obs_rows if name.startswith("obs") else piece.steps
                 array[chosen] = recorded[name][own_rows[rows]]
         for name, leaf in self._leaves.items():
-            if name.startswith("actions"):  # of files that were not verified
+            if name.startswith("actions"):  # files may be unverified
                 checked_actions(name, arrays[name], len(numbers), leaf)
         trees = trees_of(arrays)
         actions = tree_map(torch.from_numpy, trees["actions"])
@@ -182,12 +183,12 @@ class TransitionData:
 
 
 class _Piece:
-    """The transitions of one part, and of one agent where there are several, that were chosen.
+    """Selected transitions of one part (and one agent in multi-agent datasets).
 
     Args:
         part: The part.
-        episodes: Numbers of the episodes in it.
-        first: Number of its first episode in the data set.
+        episodes: Indices of the episodes within the part.
+        first: Index of the part's first episode in the dataset.
     """
 
     def __init__(self, part: TrajectoryPart, episodes: Array, first: int) -> None:
@@ -195,11 +196,11 @@ class _Piece:
         self.first = first
         self.agent = ""
         self.steps: Array = _ranges(part.starts[episodes], part.lengths[episodes])
-        # An episode has an observation more than it has steps.
+        # An episode has one more observation than steps.
         self.obs_rows: Array = self.steps + np.repeat(episodes, part.lengths[episodes])
 
     def of_agent(self, agent: str, column: int) -> _Piece:
-        """Observations and actions of an agent where it acted; its flags are one column of all."""
+        """Restrict to steps in which an agent acted; `column` is its index in the `acts` flags."""
         obs: Any = self.part.obs
         found = copy(self)
         found.agent = agent
@@ -227,7 +228,7 @@ def _pieces(
 
 
 def _ranges(starts: Array, lengths: Array) -> Array:
-    """Join the ranges of numbers that begin at the starts and have the lengths."""
+    """Concatenate the ranges `start, ..., start + length - 1`."""
     total = int(lengths.sum())
     offsets = np.repeat(np.cumsum(lengths) - lengths, lengths)
     ranges: Array = np.arange(total) - offsets + np.repeat(starts, lengths)
@@ -235,26 +236,26 @@ def _ranges(starts: Array, lengths: Array) -> Array:
 
 
 AHEAD = 4
-"""Minibatches for each worker that are read before they are needed."""
+"""Prefetched minibatches per worker."""
 
 
 class BatchLoader:
-    """Gives minibatches without end: each pass has every sample once, in its own order.
+    """Infinite iterator over shuffled minibatches; each pass contains every sample once.
 
-    The last minibatch of a pass is smaller when the sizes do not divide. Minibatch k follows from
-    the seed and k alone, so that neither workers nor an interruption change anything.
+    The last minibatch of a pass may be smaller. Minibatch k depends only on the seed and k, so
+    results do not depend on the number of workers or on interruptions.
 
     Args:
-        source: The samples.
+        source: The transitions.
         batch_size: Samples per minibatch, >= 1.
-        seed: Seed of the orders.
-        n_workers: Threads that read minibatches ahead; 0: each is read when it is asked for.
+        seed: Seed of the shuffling.
+        n_workers: Number of threads that prefetch minibatches; 0 reads in the calling thread.
 
     Attributes:
-        position: Minibatches that were given.
+        position: Number of minibatches returned so far.
 
     Raises:
-        TrainingError: If there is no sample.
+        TrainingError: If there are no transitions.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class BatchLoader:
         check_at_least("batch_size", batch_size, 1)
         check_at_least("n_workers", n_workers, 0)
         if source.num_samples < 1:
-            raise TrainingError("the data set has no transition to learn from")
+            raise TrainingError("the dataset has no transitions")
         self.source = source
         self.batch_size = batch_size
         self.position = 0
@@ -275,11 +276,11 @@ class BatchLoader:
 
     @property
     def batches_per_pass(self) -> int:
-        """Minibatches of one pass over the data."""
+        """Number of minibatches per pass."""
         return -(-self.source.num_samples // self.batch_size)
 
     def next(self) -> tuple[TensorTree, TensorTree]:
-        """The next minibatch."""
+        """Return the next minibatch."""
         if not self._n_workers:
             batch = self.source.batch(self._indices(self.position))
         else:
@@ -296,7 +297,7 @@ class BatchLoader:
         return self._ahead.popleft().result()
 
     def _indices(self, number: int) -> Tensor:
-        """Numbers of the samples of a minibatch."""
+        """Return the indices of the samples of a minibatch."""
         epoch, place = divmod(number, self.batches_per_pass)
         order = self._orders.get(epoch)
         if order is None:
@@ -307,13 +308,13 @@ class BatchLoader:
 
     def _order(self, epoch: int) -> Tensor:
         sequence = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
-        # Converted first: NumPy 1 turns the shift of a uint64 by an int into an error.
+        # Convert first: in NumPy 1, shifting a uint64 by an int raises an error.
         seed = int(sequence.generate_state(1, np.uint64)[0]) >> 1
         generator = torch.Generator().manual_seed(seed)
         return torch.randperm(self.source.num_samples, generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Number of minibatches given so far."""
+        """Return the number of minibatches returned so far."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -328,7 +329,7 @@ class BatchLoader:
         self._ahead.clear()
 
     def close(self) -> None:
-        """End the workers; calling it again does nothing."""
+        """Stop the workers; a second call does nothing."""
         self._drop_ahead()
         if self._workers is not None:
             self._workers.shutdown(wait=True)

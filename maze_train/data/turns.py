@@ -1,4 +1,4 @@
-"""Rollouts of several agents, split into those of their policies."""
+"""Split multi-agent rollouts into rollouts of the policies."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from maze_train.spaces.tensors import (
 
 @dataclass(frozen=True)
 class _Steps:
-    """Observations, actions and rewards of one agent in T steps of E environments.
+    """T steps of one agent in E environments.
 
     Attributes:
         obs: `[T + 1, E, ...]`
-        actions: `[T, E, ...]`; those of steps in which the agent does not act mean nothing.
+        actions: `[T, E, ...]`; arbitrary in steps in which the agent does not act.
         acts: Whether the agent acts on an observation, `[T + 1, E]` bool.
         rewards: `[T, E]`
-        end: How its episode ended in the step, codes of `StepEnd`, `[T, E]` uint8; DROPPED where
-            its turn or the episode of all was dropped.
-        last_obs: Observation after each step, `[T, E, ...]`; the last one of the episode where it
+        end: How the agent's episode ended in the step, codes of `StepEnd`, `[T, E]` uint8; DROPPED
+            if its turn or the whole episode was dropped.
+        last_obs: Observation after each step, `[T, E, ...]`; the final observation if the episode
             ended.
         states: Recurrent state before each observation, `[T + 1, E, S]`.
         log_probs: Log-probabilities of the actions, `[T, E]`.
@@ -49,7 +49,7 @@ class _Steps:
     log_probs: Tensor | None = None
 
     def pause(self) -> _Steps:
-        """A step in which the agent does nothing, and nothing happens."""
+        """Return one step in which the agent does not act, with reward 0."""
         first: dict[str, Any] = {
             name: None if tree is None else tree_map(lambda x: x[:1], tree)
             for name, tree in vars(self).items()
@@ -59,30 +59,28 @@ class _Steps:
 
 
 class TurnSplitter:
-    """Makes rollouts of the policies from rollouts of all agents.
+    """Converts multi-agent rollouts to one rollout per policy.
 
-    A turn of an agent begins with an action and ends where the agent acts next, or its episode
-    ends. Its reward is the sum of the rewards of the agent in between, whichever agent acted: so
-    the reward from the move of an opponent belongs to the agent's move before. Rewards before the
-    first action of an episode are added to its first turn, so the rewards of all turns add up to
-    the return.
+    A turn begins with an action of an agent and ends with its next action or the end of its
+    episode. The reward of a turn is the sum of the agent's rewards in between, including those
+    caused by moves of other agents. Rewards before the first action are added to the first turn, so
+    that the rewards of all turns sum to the return.
 
-    Row i of a column is turn i of one agent in one environment; the columns of agents with the same
-    policy lie side by side, agent by agent. Columns have different numbers of turns: the end of
-    rows that are not turns is WAITING, that of turns that were lost is DROPPED.
-    A turn that has not ended is kept for the next rollout, as are rewards before a first action.
+    Row i of a column is turn i of one agent in one environment. Columns are ordered by agent, then
+    environment, and padded with WAITING rows; dropped turns are DROPPED. Unfinished turns, and
+    rewards before the first action, carry over to the next rollout.
 
     Args:
-        policies: The agents of each policy, by its id.
+        policies: Agents of each policy, by policy ID.
         state_sizes: Size of the recurrent state of each agent, in the order of rollouts.
-        multiple: The number of rows is a multiple of this.
-        as_steps: Whether there is one row per step, and a rollout of every policy, whichever agents
-            acted: T steps never end more than T turns of an agent.
-        at_end: Whether rows that are not turns come before those that are, and show the observation
-            of the next turn, so that the rollouts of a column continue where the one before ended.
-        keeps_terminal_obs: Whether rollouts have the last observations of terminated turns as well.
-        centralized: Policies with a centralised critic: their observations have what all agents
-            observe next to the own ones (`spaces.tensors.with_joint`).
+        multiple: Rounds the number of rows up to a multiple of this value.
+        as_steps: Whether to return T rows for every policy, even if no agent acted. (T steps
+            complete at most T turns of an agent.)
+        at_end: Whether padding comes before the turns and repeats the next observation, so that
+            each column continues the one of the previous rollout.
+        keeps_terminal_obs: Whether rollouts include final observations of terminated turns.
+        centralized: Policies with a centralised critic. Their observations include the observations
+            of all agents (`spaces.tensors.with_joint`).
     """
 
     def __init__(
@@ -105,12 +103,12 @@ class TurnSplitter:
         self._running: dict[str, _Steps] = {}
 
     def split(self, rollout: Rollout, learns: Tensor | None = None) -> dict[str, Rollout]:
-        """The rollouts of the policies, by id, of those that made a turn, or of all (`as_steps`).
+        """Return rollouts by policy ID, for policies with a finished turn or (`as_steps`) for all.
 
         Args:
-            rollout: T steps of E environments with all last observations.
-            learns: Whether the policy itself acts for an agent, `[T + 1, E, A]` bool, the same
-                throughout an episode: turns in which it does not are left out. None: it does.
+            rollout: T steps of E environments, with all final observations.
+            learns: Whether an agent is controlled by the learning policy, `[T + 1, E, A]` bool,
+                constant within an episode. Turns of other agents are omitted. None: all agents are.
         """
         steps = self._steps_of_agents(rollout)
         if learns is not None:
@@ -131,14 +129,14 @@ class TurnSplitter:
         return found
 
     def forget(self, envs: Tensor) -> None:
-        """Drop the running turns of some environments, `[E]` bool: their episodes were lost."""
+        """Drop the unfinished turns of environments whose episodes were lost, `[E]` bool."""
         for agent, steps in self._running.items():
             self._running[agent] = replace(
                 steps, acts=steps.acts & ~envs, rewards=steps.rewards.masked_fill(envs, 0.0)
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The turns that have not ended."""
+        """Return the unfinished turns."""
         return {agent: dict(vars(steps)) for agent, steps in self._running.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -152,10 +150,10 @@ class TurnSplitter:
         terminated = last_obs[TERMINATED].bool()
         truncated = last_obs[TRUNCATED].bool()
         unknown = terminated & truncated
-        # Agents that have not ended do so with the episode.
+        # The end of the episode ends all remaining agents.
         terminated |= rollout.terminated.unsqueeze(-1) & ~truncated
-        # A time limit of all cuts off those that would act next. Nothing was seen of the others
-        # since they acted, so the value of what is cut off cannot be estimated.
+        # A time limit truncates the agents that would act next. The other agents have not observed
+        # anything since their last action, so their value cannot be bootstrapped: drop their turn.
         limited = rollout.truncated.unsqueeze(-1) & ~terminated & ~truncated
         acts_next = last_obs[ACTS].bool()
         truncated |= limited & acts_next
@@ -165,7 +163,7 @@ class TurnSplitter:
         end = truncated.byte() * StepEnd.TRUNCATED
         end.masked_fill_(terminated, StepEnd.TERMINATED).masked_fill_(lost, StepEnd.DROPPED)
         joint, last_joint = joint_view(obs), joint_view(last_obs)
-        # An agent that was cut off acts no more, but would have continued; see `_Turns.rollout`.
+        # A truncated agent would have continued to act; see `_Turns.rollout`.
         last_joint[JOINT_ACTS] = (~terminated).to(joint[JOINT_ACTS].dtype)
         states: list[Tensor | None] = [None] * len(self._state_sizes)
         if rollout.hidden_states is not None:
@@ -189,15 +187,15 @@ class TurnSplitter:
     def _seen(
         self, agent: str, number: int, parts: Mapping[str, Any], joint: Mapping[str, Tensor]
     ) -> TensorTree:
-        """Observations of an agent, with those of all where its critic reads them."""
+        """Return the observations of an agent, with the joint ones for a centralised critic."""
         own: TensorTree = parts[agent]
         return with_joint(own, joint, number) if agent in self._centralized else own
 
     def _with_running(self, steps: Mapping[str, _Steps]) -> list[_Steps]:
-        """The steps of agents after the turns that the rollout before left, which become a row.
+        """Prepend the unfinished turns of the previous rollout, as one row per agent.
 
-        Each of these rows stands for all steps that its turn has had, or for those before a first
-        action. If an agent has a row, all have one.
+        The row summarizes the steps of the turn so far, or those before the first action. If one
+        agent has an unfinished turn, every agent gets a row.
         """
         if self._running.keys().isdisjoint(steps):
             return list(steps.values())
@@ -213,10 +211,10 @@ class TurnSplitter:
 
 
 class _Turns:
-    """The turns of A agents in E environments; their C = A * E columns are agent by agent.
+    """Turns of A agents in E environments, in C = A * E columns ordered by agent.
 
     Args:
-        steps: The steps of each agent, equally many.
+        steps: Steps of each agent, of equal length.
     """
 
     def __init__(self, steps: Sequence[_Steps]) -> None:
@@ -240,39 +238,39 @@ class _Turns:
         acts_later = ~has_acted & (after < self._num_steps)
         acts_later &= ends_before == ends_before.gather(0, after.clamp(max=self._num_steps - 1))
         self._numbers = (acts.cumsum(0) - 1 + acts_later.long()).clamp(min=0)
-        """Number of the turn that a step belongs to, `[T, C]`."""
+        """Index of the turn that a step belongs to, `[T, C]`."""
         self._is_open = has_acted | acts_later
-        """Whether it belongs to one, `[T, C]` bool."""
+        """Whether the step belongs to a turn, `[T, C]` bool."""
         is_early = ~has_acted & (after == self._num_steps) & (ends_before == ends.sum(0))
         self._early = (rewards * is_early).sum(0)
-        """Rewards before the first action of an episode, which is in no step, `[C]`."""
+        """Rewards of running episodes in which the agent has not acted yet, `[C]`."""
         self._counts = acts.sum(0)
         self._size = int(self._counts.max())
-        # The turn that begins with the observation after the last step has a row as well.
+        # Include the turn that starts with the observation after the last step.
         numbers = torch.where(all_acts, all_acts.cumsum(0) - 1, self._size + 1)
         self._times = torch.zeros(self._size + 2, num_columns, dtype=torch.int64)
         self._times.scatter_(0, numbers, times.expand_as(numbers).contiguous())
         self._times = self._times[:-1]
         self.rewards = self._sum(rewards)
         self.end = self._sum(end)
-        """How each turn ended, in its last step, `[N, C]` uint8."""
+        """End code of each turn, `[N, C]` uint8."""
         self._end_times = self._sum(has_ended(end) * times[:-1])
-        """The step in which each terminated or truncated turn ended, `[N, C]`."""
+        """Last step of each terminated or truncated turn, `[N, C]`."""
         self.is_running = (self._counts > 0) & ~all_acts[-1]
         if self._size:
             last = (self._counts - 1).clamp(min=0).unsqueeze(0)
             self.is_running &= self.end.gather(0, last).squeeze(0) == StepEnd.RUNNING
         self.complete = self._counts - self.is_running.long()
-        """Number of turns that have ended, `[C]`."""
+        """Number of finished turns, `[C]`."""
         self._always_act: list[bool] = self._by_agent(acts.all(0)).all(-1).tolist()
 
     @property
     def num_rows(self) -> int:
-        """Turns that have ended, at most, in one column."""
+        """Maximum number of finished turns per column."""
         return int(self.complete.max())
 
     def rollout(self, rows: int, at_end: bool, keeps_terminal_obs: bool = False) -> Rollout:
-        """Return the turns that have ended, filled up to a number of rows."""
+        """Return the finished turns, padded to a number of rows."""
         numbers = torch.arange(rows + 1).unsqueeze(1).expand(-1, len(self._columns))
         if at_end:
             numbers = numbers - (rows - self.complete)
@@ -284,7 +282,7 @@ class _Turns:
         valid = is_transition(end)
         has_final = has_ended(end) if keeps_terminal_obs else end == StepEnd.TRUNCATED
         obs: Any = self._taken("obs", times)
-        # Agent by agent.
+        # Order final observations by agent.
         owners, at, envs = self._by_agent(has_final).transpose(0, 1).nonzero().unbind(1)
         columns = owners * self._num_envs + envs
         positions = at * len(self._columns) + columns
@@ -298,7 +296,7 @@ class _Turns:
             ]
         )
         if isinstance(obs, dict) and JOINT_ACTS in obs:
-            # The agents would have acted that did so when the turn began, and did not end.
+            # Agents that acted at the start of the turn and did not terminate would act again.
             final_obs[JOINT_ACTS] &= obs[JOINT_ACTS][:-1].flatten(0, 1)[positions]
         return Rollout(
             obs=obs,
@@ -312,9 +310,10 @@ class _Turns:
         )
 
     def running(self) -> list[_Steps | None]:
-        """Return the turns that have not ended of each agent, as one step; None without any.
+        """Return the unfinished turns of each agent as one step; None if an agent has none.
 
-        Where there is no such turn the step has the rewards before a first action.
+        In environments without an unfinished turn, the step contains rewards before the first
+        action.
         """
         last = (self._counts - 1).clamp(min=0)
         times = self._times[last, self._columns].clamp(max=self._num_steps - 1).unsqueeze(0)
@@ -332,7 +331,7 @@ class _Turns:
         ]
 
     def _running_step(self, own: _Steps, times: Tensor, rewards: Tensor, acts: Tensor) -> _Steps:
-        """One step of an agent, which stands for its turns that have not ended."""
+        """Summarize the unfinished turns of an agent as one step."""
         taken: dict[str, Any] = {
             name: None if (tree := vars(own)[name]) is None else self._rows(tree, times)
             for name in ("obs", "actions", "states", "log_probs")
@@ -343,7 +342,7 @@ class _Turns:
         )
 
     def _taken(self, name: str, times: Tensor) -> Any:
-        """The rows of some times of a column of all agents, which may be None."""
+        """Gather rows of a column at some times for all agents; None if the column is None."""
         if vars(self._steps[0])[name] is None:
             return None
         found: list[TensorTree] = []
@@ -353,7 +352,7 @@ class _Turns:
         for own, always_acts, at in parts:
             tree = vars(own)[name]
             is_all = always_acts and len(at) == len(tree_leaves(tree)[0])
-            # What is all of them is copied once, when it is joined with that of others.
+            # Complete columns are not indexed, which saves a copy: `joined` copies them.
             found.append(tree if is_all and len(self._steps) > 1 else self._rows(tree, at))
         return joined(found, dim=1)
 
@@ -361,11 +360,11 @@ class _Turns:
         return tree_map(lambda x: x[times, self._envs], tree)
 
     def _by_agent(self, columns: Tensor) -> Tensor:
-        """Columns `[..., C]` as `[..., A, E]`."""
+        """Reshape columns `[..., C]` to `[..., A, E]`."""
         return columns.reshape(*columns.shape[:-1], len(self._steps), self._num_envs)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """The sum over the steps of each turn, `[N, C]`."""
+        """Sum over the steps of each turn, `[N, C]`."""
         sums = torch.zeros(self._size, len(self._columns), dtype=values.dtype)
         if self._size:
             sums.scatter_add_(0, self._numbers, values * self._is_open)
@@ -373,7 +372,7 @@ class _Turns:
 
 
 def _last_obs(rollout: Rollout) -> dict[str, Tensor]:
-    """Observations after each step, true last ones where an episode ended, `[T, E, ...]`."""
+    """Return the observation after each step, the final one if the episode ended, `[T, E, ...]`."""
     obs = cast("dict[str, Tensor]", rollout.obs)
     found = {key: leaf[1:] for key, leaf in obs.items()}
     if not len(rollout.final_positions):
@@ -386,7 +385,7 @@ def _last_obs(rollout: Rollout) -> dict[str, Tensor]:
 
 
 def _at(rows: Tensor, numbers: Tensor) -> Tensor:
-    """Return the rows with the numbers `[N, E]`, and zeros where there is no such row."""
+    """Gather rows by index `[N, E]`; zeros for indices out of range."""
     if not len(rows):
         return rows.new_zeros(numbers.shape)
     found = rows.gather(0, numbers.clamp(0, len(rows) - 1))

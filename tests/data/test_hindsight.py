@@ -325,10 +325,10 @@ def test_the_state_of_a_buffer_without_last_observations_is_refused():
     [
         ({"strategy": "futur"}, "strategy = 'futur': expected one of .* did you mean 'future'"),
         ({"relabelled_per_original": -1}, "relabelled_per_original = -1: expected a number >= 0"),
-        ({"observation_space": GOAL}, r"needs Dict observations.* is Box.*: take"),
+        ({"observation_space": GOAL}, r"needs Dict observations.* got Box.*: use"),
         (
             {"observation_space": spaces.Dict({**SPACE, "desired_goal": spaces.Discrete(3)})},
-            r"of one shape and data type, the observation space is Dict.*: take an environment",
+            r"of the same shape and dtype, got Dict.*: use a goal-based environment",
         ),
     ],
 )
@@ -354,9 +354,9 @@ def failing(*goals_and_info):
             "compute_reward of Task raised KeyError: 'speed'; .* empty info",
         ),
         ("compute_terminated", failing, "compute_terminated of Task raised KeyError"),
-        ("compute_reward", lambda a, d, i: np.zeros(1), "compute_reward of Task gave .* 9 finite"),
-        ("compute_reward", lambda a, d, i: np.full(len(a), np.nan), "compute_reward of Task gave"),
-        ("compute_reward", lambda a, d, i: np.full(len(a), 7.5), "the environment gives 7.5 and"),
+        ("compute_reward", lambda a, d, i: np.zeros(1), "of Task returned .* 9 finite"),
+        ("compute_reward", lambda a, d, i: np.full(len(a), np.nan), "of Task returned"),
+        ("compute_reward", lambda a, d, i: np.full(len(a), 7.5), "the environment returns 7.5 and"),
         (
             "compute_terminated",
             lambda a, d, i: True,
@@ -383,7 +383,7 @@ def test_a_threshold_that_rounding_moved_is_no_error():
         buffer.add_rollout(rollout_of(steps, SPACE))
     steps = stream.steps(4)
     steps[0][0].reward += 1.0
-    with pytest.raises(EnvError, match="needs rewards that follow from goals alone"):
+    with pytest.raises(EnvError, match="needs rewards that depend on the goals only"):
         buffer.add_rollout(rollout_of(steps, SPACE))
 
 
@@ -413,9 +413,9 @@ FLAT = {"_target_": "gymnasium.wrappers.FlattenObservation"}
 @pytest.mark.parametrize(
     ("env", "error", "message"),
     [
-        ("Pendulum-v1", ConfigError, r"replay_buffer = 'her': .* is Box.*: take an env"),
+        ("Pendulum-v1", ConfigError, r"replay_buffer = 'her': .* got Box.*: use a goal"),
         ({**GOALS, "wrappers": [FLAT]}, ConfigError, "^algorithm.replay_buffer = 'her': .* Box"),
-        ({**GOALS, "training_wrappers": [SCALED]}, EnvError, "Leave out wrappers that change"),
+        ({**GOALS, "training_wrappers": [SCALED]}, EnvError, "Remove wrappers that change"),
         ({"_target_": "goal_envs.NoReward"}, EnvError, "compute_reward.* which NoReward does not"),
     ],
 )

@@ -114,7 +114,7 @@ def test_what_minari_writes_in_another_way():
 def test_keys_that_hdf5_can_not_keep(root, name):
     """The key is named, and nothing is written."""
     space = spaces.Tuple((CHOICE, ODD_SPACES[name]))
-    with pytest.raises(SpaceError, match=r"the key .* cannot be kept in a Minari data set"):
+    with pytest.raises(SpaceError, match=r"the key .* cannot be stored in a Minari dataset"):
         save_minari(in_memory(space), NAME)
     assert not root.exists() or list(root.iterdir()) == []
 
@@ -217,10 +217,10 @@ def test_what_minari_wrote_with_loss_is_read():
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"observations": [np.zeros(3)] * 3}, DatasetError, r"episode 1 is no .*obs.*\[3, 3\]"),
+        ({"observations": [np.zeros(3)] * 3}, DatasetError, r"episode 1 is not a .*obs.*\[3, 3\]"),
         ({"observations": [np.zeros(2)] * 4}, ShapeError, r"trajectory 1: obs .*\[4, 2\]"),
         ({"actions": [0, 1, 3]}, SpaceError, "trajectory 1: actions: 3 .*not in Discrete"),
-        ({"rewards": [0.0, np.nan, 0.0]}, DatasetError, r"episode 1 is no .*rewards\[1\] = nan"),
+        ({"rewards": [0.0, np.nan, 0.0]}, DatasetError, r"episode 1 is not a .*rewards\[1\] = nan"),
         ({"terminations": [True, False, True]}, DatasetError, "episode 1 continues after"),
     ],
 )
@@ -235,11 +235,11 @@ def test_data_sets_that_are_not_there(root):
     """The id and the remedy are named, and nothing is fetched."""
     with pytest.raises(DatasetError, match=f"minari:{NAME} is not on this machine") as told:
         load_minari(NAME)
-    assert f"'minari download {NAME}' gets one" in str(told.value)
+    assert f"run 'minari download {NAME}'" in str(told.value)
     assert "=True" not in str(told.value)  # arguments of Minari, which cannot be set
     for name in ("cartpole", "../../x-v0", "/x-v0", "a//../x-v0", "", "x-v"):
         for use in (load_minari, lambda name: save_minari(in_memory(), name)):
-            with pytest.raises(DatasetError, match="is no name of a Minari data set"):
+            with pytest.raises(DatasetError, match="is not the name of a Minari dataset"):
                 use(name)
     assert not list(root.rglob("metadata.json"))
 
@@ -320,7 +320,7 @@ def test_a_missing_extra(monkeypatch):
                 save_minari(in_memory(), NAME)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "minari", None)
-        with pytest.raises(MissingExtraError, match="reading a Minari data set"):
+        with pytest.raises(MissingExtraError, match="reading a Minari dataset"):
             open_dataset(f"minari:{NAME}")
     monkeypatch.setattr(minari, "create_dataset_from_buffers", lambda dataset_id, buffer: None)
     with pytest.raises(MissingExtraError, match=r"'minari>=0\.5\.4'"):

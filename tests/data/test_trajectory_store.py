@@ -294,7 +294,7 @@ def test_other_spaces_are_not_appended(dataset):
 def test_directories_of_others_are_not_written_to(tmp_path):
     """Files of others stay alone, as does a file in the place of the directory."""
     (tmp_path / "thesis.txt").write_text("important")
-    with pytest.raises(DatasetError, match=r"holds \['thesis.txt'\] and no dataset.json"):
+    with pytest.raises(DatasetError, match=r"contains \['thesis.txt'\] but no dataset.json"):
         TrajectoryWriter(tmp_path, METADATA)
     with pytest.raises(DatasetError, match="cannot be written"):
         TrajectoryWriter(tmp_path / "thesis.txt", METADATA)
@@ -410,15 +410,15 @@ ENDLESS = (10**15).to_bytes(8, "little") + b"{}"
 DAMAGE = [
     (flip, "damaged: its sha256"),
     (lambda path: os.truncate(path, 130), "is 130 bytes long, expected"),
-    (os.unlink, "missing, or no file"),
-    (put_pipe, "missing, or no file"),
+    (os.unlink, "missing or not a regular file"),
+    (put_pipe, "missing or not a regular file"),
     (b"", "not the content of a part"),
     (b"a text" * 9, "not the content of a part"),
     (ENDLESS, "not the content of a part"),
     (save({"lengths": np.ones(1)}), "not the content of a part"),
     (save({}, {"seeds": "[]"}), "not the content of a part"),
     ({"seeds": '["x"]'}, "not the content of a part"),
-    ({"seeds": "[-1]"}, "seeds: expected numbers >= 0"),
+    ({"seeds": "[-1]"}, "seeds: expected integers >= 0"),
     ({"policy": '"ppo"'}, "expected mappings"),
     ({"lengths": np.array([2])}, r"obs has the shape \[4, 3\], expected \[3, 3\]"),
     ({"lengths": np.array([0])}, "one length >= 1"),
@@ -427,7 +427,7 @@ DAMAGE = [
     ({"obs/a": np.ones(1)}, "has the arrays"),
     ({"obs": np.zeros((4, 3))}, "float64, expected float32"),
     ({"obs": np.zeros((5, 3), np.float32)}, r"obs has the shape \[5, 3\]"),
-    ({"obs": np.full((4, 3), np.nan, np.float32)}, r"obs\[0\] = .*finite numbers"),
+    ({"obs": np.full((4, 3), np.nan, np.float32)}, r"obs\[0\] = .*finite values"),
     ({"actions": np.array([0, 1, 7])}, "7 .*not in Discrete"),
 ]
 CONTENTS = ("damaged", r"obs\[0\] =", "7 .*")
@@ -447,12 +447,12 @@ def test_damage_is_noticed(dataset, capsys, damage, text):
         with pytest.raises(DatasetError, match=f"(?s){text}") as told:
             TrajectoryDataset.open(dataset, verify=verify)
         assert str(part(dataset)) in str(told.value)
-        assert "; leave damaged parts out with on_damaged=skip" in str(told.value)
+        assert "; use on_damaged=skip to skip damaged parts" in str(told.value)
     found = TrajectoryDataset.open(dataset, on_damaged="skip")
     assert_all_same(found, episodes(2, 3, 4)[::2])
     warning = capsys.readouterr().err
     assert warning.startswith(f"warning: {part(dataset)}")
-    assert warning.endswith(f"{part(dataset).name} is left out\n")
+    assert warning.endswith(f"{part(dataset).name} is skipped\n")
     assert warning.count("\n") == 1
 
 
@@ -466,19 +466,19 @@ HUGE = (
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (shutil.rmtree, "is no directory"),
-        (lambda path: (path / DATASET).unlink(), "is no data set .* there is no dataset.json"),
+        (shutil.rmtree, "is not a directory"),
+        (lambda path: (path / DATASET).unlink(), "is not a dataset .* there is no dataset.json"),
         (lambda path: flip(path / DATASET, 60), "dataset.json"),
         (lambda path: (path / DATASET).write_text("[1]"), "sha256 mismatch"),
         (lambda path: (path / DATASET).write_bytes(b"\xff"), "not JSON"),
         ({"schema": "other"}, "schema 'other'"),
         ({"version": 0}, "version 0, expected"),
         ({"env": 3}, "expected mappings"),
-        ({"parts": 3}, "not the content of a data set"),
+        ({"parts": 3}, "not the content of a dataset"),
         ({"parts": []}, "it has no episodes"),
-        ({"action_space": {}}, "not the content of a data set"),
-        ({"action_space": HUGE[0]}, "not the content of a data set"),
-        ({"observation_space": HUGE[1]}, "not the content of a data set"),
+        ({"action_space": {}}, "not the content of a dataset"),
+        ({"action_space": HUGE[0]}, "not the content of a dataset"),
+        ({"observation_space": HUGE[1]}, "not the content of a dataset"),
     ],
 )
 def test_foreign_directories(dataset, change, text):
@@ -500,7 +500,7 @@ def test_a_data_set_nearby_is_named(tmp_path):
         with pytest.raises(DatasetError) as told:
             TrajectoryDataset.open(place)
         assert str(told.value).endswith(f"; did you mean {data}?")
-    with pytest.raises(DatasetError, match=r"holds \['trajectories'\].*did you mean"):
+    with pytest.raises(DatasetError, match=r"contains \['trajectories'\].*did you mean"):
         TrajectoryWriter(data.parent, METADATA)
     with pytest.raises(DatasetError, match=r"TrajectoryWriter writes$"):
         TrajectoryDataset.open(tmp_path)
@@ -537,7 +537,7 @@ def test_parts_of_other_spaces_are_refused(dataset):
     """Parts that someone made are compared with the spaces; there is at least one."""
     with pytest.raises(DatasetError, match="nothing holds no episodes"):
         TrajectoryDataset.from_trajectories([], METADATA, "nothing")
-    with pytest.raises(DatasetError, match="without episodes"):
+    with pytest.raises(DatasetError, match="has no episodes"):
         TrajectoryDataset([], METADATA)
     parts = TrajectoryDataset.open(dataset).parts
     assert len(TrajectoryDataset([*parts, *parts], METADATA)) == 6
@@ -586,13 +586,13 @@ def test_open_dataset(dataset):
 @pytest.mark.parametrize(
     ("source", "spaces", "text"),
     [
-        *((value, BOTH, r"names no data set.*_target_") for value in ("", None, 3, {"x": "y"})),
+        *((value, BOTH, r"not name a dataset.*_target_") for value in ("", None, 3, {"x": "y"})),
         *(
             (target("make_something", value=value), BOTH, f"returned {type(value).__name__}")
             for value in (None, 3, "data", {"a": 1})
         ),
-        (target("failing_trajectories"), {}, r"spaces are not known.*from_trajectories"),
-        (target("failing_trajectories"), {"observation_space": FLOATS}, "spaces are not known"),
+        (target("failing_trajectories"), {}, r"spaces are unknown.*from_trajectories"),
+        (target("failing_trajectories"), {"observation_space": FLOATS}, "spaces are unknown"),
         (target("failing_trajectories"), BOTH, "_trajectories failed: OSError: the tape tore"),
         (target("make_something", value=[]), BOTH, "holds no episodes"),
         (target("make_something", value=[*episodes(2), 7]), BOTH, "item 1 is a int"),

@@ -224,7 +224,7 @@ def test_records_are_appended_to_another_data_set() -> None:
     assert dataset.metadata.policy == {"policy": "random"}
     assert not Path("out0/trajectories").exists()
     other: dict[str, Any] = {"policy": "random", "env": "Acrobot-v1", "record": True}
-    with pytest.raises(ConfigError, match=r"'\S+data': the data set \S+data has the obs") as told:
+    with pytest.raises(ConfigError, match=r"'\S+data': the dataset \S+data has the obs") as told:
         play(**other, record_dir="data")
     assert told.value.key == "record_dir"
     with pytest.raises(ConfigError, match=r"record_dir = '\S+': \S+out0 holds .* no dataset\.json"):

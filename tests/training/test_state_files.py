@@ -217,7 +217,7 @@ def deep(depth):
         ({1.0: 3}, "has the key 1.0"),
         (np.array(["a"]), "array of <U1"),
         (np.array([None]), "array of object"),
-        (np.datetime64("2000-01-01"), "only numbers"),
+        (np.datetime64("2000-01-01"), "only numeric arrays"),
         (np.ma.array([1]), "MaskedArray"),
         (torch.ones(2).to_sparse(), r"\.to_dense\(\)"),
         (torch.ones(2, device="meta"), "is not a dense tensor"),
@@ -351,7 +351,7 @@ def test_crafted_files_are_damaged(name):
 def test_other_formats_are_told():
     """Which one it is, and the remedy."""
     for number, remedy in ((1, "use the version that wrote it"), (3, "install a newer maze_train")):
-        with pytest.raises(RunDirectoryError, match=f"has format {number}, .* reads 2: {remedy}"):
+        with pytest.raises(RunDirectoryError, match=f"has format {number}, .* format 2: {remedy}"):
             loads(stored({"format": number, "state": {}}))
 
 
