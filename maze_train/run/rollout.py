@@ -340,7 +340,7 @@ class RolloutRunner:
             lines.append(f"  lost      {summary.lost:,} episodes (numbers that are not finite)")
         lines.append(f"  results   {output_dir}")
         if self.config.record:
-            lines.append(f"  dataset  {self.config.record_dir or output_dir / TRAJECTORIES}")
+            lines.append(f"  dataset   {self.config.record_dir or output_dir / TRAJECTORIES}")
         if self.config.video:
             lines.append(f"  videos    {output_dir / VIDEOS}")
         return lines

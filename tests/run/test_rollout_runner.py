@@ -227,7 +227,7 @@ def test_records_are_appended_to_another_data_set() -> None:
     with pytest.raises(ConfigError, match=r"'\S+data': the dataset \S+data has the obs") as told:
         play(**other, record_dir="data")
     assert told.value.key == "record_dir"
-    with pytest.raises(ConfigError, match=r"record_dir = '\S+': \S+out0 holds .* no dataset\.json"):
+    with pytest.raises(ConfigError, match=r"record_dir = '\S+': \S+out0 .* no dataset\.json"):
         play(**other, record_dir="out0")
     assert not Path("out").exists()
 
@@ -360,7 +360,7 @@ def test_progress_and_outcome(run: str, capsys: pytest.CaptureFixture[str]) -> N
     assert float(lines[3].split()[4]) == pytest.approx(result.summary.return_max, rel=1e-3)
     assert [line.split() for line in lines[-2:]] == [
         ["results", str(result.output_dir)],
-        ["data", "set", str(result.output_dir / "trajectories")],
+        ["dataset", str(result.output_dir / "trajectories")],
     ]
 
 
