@@ -156,7 +156,8 @@ def test_advantages_by_hand() -> None:
     learner = A2CLearner(model.by_policy["default"].double(), config)
     rollout = splitter.split(game())["default"]
     prepared = learner.preprocess("default", rollout, Statistics())
-    advantages, returns, values, _ = prepared.columns
+    names = ("advantages", "targets", "old_values")
+    advantages, returns, values = (prepared.columns[name] for name in names)
     assert advantages.tolist() == [-391.5 - 98.375, -5935.0 - 1516.5, -393.5, -6066.0]
     assert values.tolist() == [1011.0, 12212.0, 1233.0, 12434.0]
     assert returns.tolist() == (advantages + values).tolist()
