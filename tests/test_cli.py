@@ -325,7 +325,7 @@ def test_how_batches_of_a_sweep_go_on(
     [
         (
             ("seed=0,1", "algorithm.lr=0.1,-1"),
-            "sweep: 2 of 4 jobs cannot run, so none has begun:\n"
+            "sweep: 2 of 4 jobs cannot run, so none was started:\n"
             "  job 1 (algorithm=ppo env=CartPole-v1 seed=0 algorithm.lr=-1): algorithm.lr = -1",
         ),
         (("seed=0,1", "hydra.sweep.dir=s", "run_dir=holds"), "job 1 (algorithm=ppo env=CartPole-v"),
@@ -333,7 +333,7 @@ def test_how_batches_of_a_sweep_go_on(
             ("experiment=glob(nothing*)",),
             "experiment = 'glob(nothing*)': matches nothing, so there",
         ),
-        (("seed=range(3,3)",), "seed = 'range(3,3)': has no value, so there is no job"),
+        (("seed=range(3,3)",), "seed = 'range(3,3)': has no value, so there are no jobs"),
         (("seed=0,1", "resume=auto"), "resume = 'auto': needs the directory of the sweep: set hyd"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The configurations of the commands compare, export and push."""
+"""Settings of the commands `compare`, `export` and `push`."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from maze_train.core.hub import BRANCH, REPOSITORY, is_on_hub
 
 @dataclass(kw_only=True)
 class CompareConfig(Settings):
-    """Everything that defines a comparison of runs."""
+    """Settings of `maze-run -cn compare`."""
 
     runs: list[str] = field(default_factory=list)
-    """Directories of runs, directories that hold some at any depth (such as that of a sweep), and
-    patterns with `*`."""
+    """Run directories, directories that contain runs at any depth (such as a sweep directory), or
+    glob patterns with `*`."""
 
     output: str | None = None
-    """Directory of the tables and the picture; null: outputs/comparisons/<date>_<time>. Those of a
-    comparison before are replaced."""
+    """Output directory for the tables and the plot; existing ones are overwritten. null:
+    outputs/comparisons/<date>_<time>."""
 
     metric: str | None = None
-    """Column of metrics.csv that is compared; null: the one that selected the best policy. Where
-    runs differ in it: the mean return of evaluation, or of training without evaluations."""
+    """Column of metrics.csv to compare; null: the metric that selected the best policy. If the runs
+    selected by different metrics, null means the mean evaluation return, or the mean training
+    return if there are no evaluations."""
 
     mode: Literal["auto", "max", "min"] = "auto"
-    """Whether a larger or a smaller value is better; auto: as for the selection of policies, with
-    their setting where the metric is that of the runs."""
+    """Whether larger (max) or smaller (min) values are better; auto: `evaluation.mode` of the runs
+    if they selected policies by this metric, otherwise inferred from its name."""
 
     threshold: float | dict[str, float] | None = None
-    """Value of the metric for which steps and time until a run first reaches it are given; also one
-    for each environment: `{CartPole-v1: 475, Pendulum-v1: -200}`."""
+    """Target value of the metric: report the steps and time until each run first reaches it. One
+    value, or one per environment: `{CartPole-v1: 475, Pendulum-v1: -200}`."""
 
     ignore: list[str] = field(default_factory=list)
-    """Settings, and sections of settings, that may differ between runs that count as the same, such
-    as `[runner, env.kwargs.port]`."""
+    """Settings or sections to ignore when grouping runs by configuration, such as
+    `[runner, env.kwargs.port]`."""
 
     bounds: dict[str, list[float]] = field(default_factory=dict)
-    """Values that count as 0 and as 1 by environment, `{CartPole-v1: [22, 500]}`: adds a table over
-    these environments together."""
+    """Metric values that are normalised to 0 and 1, by environment: `{CartPole-v1: [22, 500]}`.
+    Adds a table aggregated over these environments."""
 
     unfinished: bool = False
-    """Whether runs that failed, were interrupted, or have not ended count as far as they came."""
+    """Whether to include runs that failed, were interrupted or are still in progress."""
 
     n_resamples: int = 10_000
-    """Bootstrap samples of an interval. >= 100."""
+    """Number of bootstrap resamples per confidence interval (>= 100)."""
 
     def threshold_in(self, env: str) -> float | None:
-        """Return the threshold in an environment; None if it has no threshold."""
+        """Return the threshold of an environment, or None."""
         return self.threshold.get(env) if isinstance(self.threshold, dict) else self.threshold
 
     def __post_init__(self) -> None:
@@ -68,31 +69,31 @@ class CompareConfig(Settings):
                 check_at_least(key, level, float("-inf"))
         for env, ends in self.bounds.items():
             if len(ends) != 2 or ends[0] == ends[1]:
-                problem = "expected two values that differ: those that count as 0 and as 1"
+                problem = "expected two different values, normalised to 0 and to 1"
                 raise ConfigError(f"bounds.{env}", problem, ends)
 
 
 @dataclass(kw_only=True)
 class ExportConfig(Settings):
-    """Everything that defines an export."""
+    """Settings of `maze-run -cn export`."""
 
     run: str = ""
-    """Directory of a training run, whose best policy is exported, of one of its saved policies, or
-    `<run>@final`, `<run>@epoch_<n>`."""
+    """Policy to export: a run directory (its best policy), a saved policy in it, `<run>@final` or
+    `<run>@epoch_<n>`."""
 
     format: Literal["onnx", "torch_export"] = "onnx"
-    """Kind of file: ONNX (extra `onnx`), or an archive of `torch.export`."""
+    """File format: ONNX (requires the extra `onnx`) or a `torch.export` archive."""
 
     output: str | None = None
-    """The file; null: policy.onnx or policy.pt2 in the run directory; with `agent`
-    policy_<agent>.onnx and so on. One that is there is replaced."""
+    """Output file, overwritten if it exists; null: policy.onnx or policy.pt2 in the run directory
+    (policy_<agent>.onnx or .pt2 with `agent`)."""
 
     agent: str | None = None
-    """Of several agents the one whose policy it is; null: all of them in one file."""
+    """Agent whose policy is exported, for multi-agent runs; null: all agents in one file."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules of networks and environments that the configuration of `run` may import if another
-    user made the run: their code is run."""
+    """Modules that the configuration of `run` may import if another user made the run, such as
+    `[my_nets]`. Their code is executed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,36 +110,36 @@ class ExportConfig(Settings):
 
 @dataclass(kw_only=True)
 class PushConfig(Settings):
-    """Everything that defines an upload to the Hugging Face hub."""
+    """Settings of `maze-run -cn push`."""
 
     run: str | None = None
-    """Directory of a training run, whose best policy is pushed, of one of its saved policies
+    """Policy to upload: a run directory (its best policy), a saved policy in it
     (`<run>/policies/epoch_<n>`), or `<run>@final`."""
 
     repo_id: str | None = None
-    """Repository on the hub, `<owner>/<name>`; it is made if it is not there."""
+    """Repository on the Hugging Face hub, `<owner>/<name>`; created if it does not exist."""
 
     private: bool = False
-    """Whether a repository that is made is private; one that is there stays as it is."""
+    """Whether a newly created repository is private; has no effect on an existing one."""
 
     revision: str | None = None
-    """Branch that is written, and made if it is not there; null: the main one."""
+    """Branch to push to, created if it does not exist; null: the main branch."""
 
     card: bool = True
-    """Whether README.md is written; false keeps that of the repository."""
+    """Whether to write README.md (the model card); false keeps the existing one."""
 
     film: str | None = None
-    """A film of the policy, an .mp4 file, such as one of `maze-run -cn rollout run=<run>
-    video=true`; null: none."""
+    """Video of the policy to upload, an .mp4 file such as those written by `maze-run -cn rollout
+    run=<run> video=true`; null: none."""
 
     share: list[str] = field(default_factory=list)
-    """Settings with texts that are uploaded as well, by dotted name or pattern, such as
-    `[env.kwargs.map_name]`. Numbers, flags and words that settings offer always are; any other text
-    may be a path or a secret, and is left out."""
+    """Text settings to upload, by dotted name or pattern, such as `[env.kwargs.map_name]`. Numbers,
+    flags and predefined choices are always uploaded; other texts may be paths or secrets, so they
+    are omitted by default."""
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package and PyTorch that the configuration of `run` may import if
-    another user made the run, such as `[my_nets]`: their code is run."""
+    another user made the run, such as `[my_nets]`. Their code is executed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

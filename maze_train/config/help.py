@@ -1,4 +1,4 @@
-"""The text of `maze-run --help`: made without Hydra, gymnasium and torch, so it comes at once."""
+"""Text of `maze-run --help`. Does not import Hydra, gymnasium or torch, so that it is fast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def help_text(folders: Sequence[str] = ()) -> str:
     """Return the text of `maze-run --help`: groups with their options, common keys, examples.
 
     Args:
-        folders: Folders with configuration of the user, whose options are listed too.
+        folders: The user's configuration folders, whose options are listed too.
     """
     text = files(__package__).joinpath("help.txt").read_text(encoding="utf-8")
     return text.replace("{choices}\n", _groups(folders)).rstrip()
@@ -28,7 +28,7 @@ def _groups(folders: Sequence[str]) -> str:
     for group in group_names():
         options = [name for name in list_options(group, folders) if name != "default"]
         if group != "algorithm" and options:
-            text = f"{group}={'| '.join(options)}"  # with places where a line may end
+            text = f"{group}={'| '.join(options)}"  # blanks allow line breaks; removed below
             wrapped = textwrap.wrap(
                 text, 96, initial_indent="  ", subsequent_indent="    ", break_long_words=False
             )

@@ -1,12 +1,12 @@
-"""Hydra on the way in: its grammar, its composed configurations, and its errors.
+"""Interface to Hydra: override grammar, composed configurations, and error messages.
 
-Besides `plugins` and `launchers`, which Hydra calls, this is the only module that knows Hydra. It
-brings arguments into the form that Hydra accepts, starts it, and gives each job that Hydra composed
-as a `ComposedJob`.
+Besides `plugins` and `launchers`, which Hydra calls, this is the only module that imports Hydra. It
+normalises the command-line arguments, starts Hydra, and wraps each composed configuration in a
+`ComposedJob`.
 
-Hydra has one spelling for each kind of override: `algorithm=ppo` if a defaults list names the
-group, `+a.b=c` for a new key, `++a.b=c` for any key. Here every key may be written without a sign,
-and unknown keys are reported by the settings, which know the closest one.
+Hydra requires a different spelling for each kind of override: `algorithm=ppo` for a group in the
+defaults list, `+a.b=c` for a new key, `++a.b=c` for any key. This module accepts every key without
+a sign. Unknown keys are reported by the settings classes, which can suggest the closest name.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, d
 from maze_train.core.targets import TARGET, target_name
 
 STAYS = "."
-"""`hydra.run.dir` if the user does not set it: a single run has no directory of Hydra's."""
+"""Default of `hydra.run.dir`: Hydra creates no directory for a single run."""
 
 NO_TEXT = re.compile(r"[-+]?\.?\d[\d._]*(e[-+]?\d+)?|true|false|null|inf|nan", re.IGNORECASE)
-"""Values that Hydra does not read as text, which it wants for a choice."""
+"""Values that Hydra parses as a non-string; as the name of an option they need quotes."""
 
 CONFIGURATION_ERRORS = (
     ConfigError,
@@ -74,17 +74,17 @@ CONFIGURATION_ERRORS = (
 def normalise(
     argv: Sequence[str], groups: Collection[str], own_groups: Collection[str] = ()
 ) -> list[str]:
-    """The arguments with every override in the form in which Hydra accepts it, options first.
+    """Return the arguments with overrides in Hydra's spelling, options first.
 
-    Hydra's parser wants overrides in one row, and `--` before them says where it begins.
-    `+algorithm=ppo` becomes `algorithm=ppo`, `algorithm.lr=1` and `+algorithm.lr=1` become
-    `++algorithm.lr=1`. A path gets quotes where it needs some. Options, deletions (`~key`),
-    settings of Hydra, and keys with a package (`env@eval_env`) or a path stay as they are.
+    Hydra's parser requires all overrides to be consecutive; `--` marks their beginning.
+    `+algorithm=ppo` becomes `algorithm=ppo`; `algorithm.lr=1` and `+algorithm.lr=1` become
+    `++algorithm.lr=1`. Paths are quoted if necessary. Options, deletions (`~key`), Hydra's
+    settings, and keys with a package (`env@eval_env`) or a path are not changed.
 
     Args:
-        argv: The arguments after the name of the program.
-        groups: Groups of the shipped configuration, all of which its defaults list names.
-        own_groups: Further groups in folders of the user; how they are spelled is left to him.
+        argv: The arguments after the program name.
+        groups: Groups of the shipped configuration; its defaults list names all of them.
+        own_groups: Additional groups in the user's folders; their overrides are not changed.
     """
     if any(word in COMPLETION for word in argv):
         return list(argv)
@@ -95,7 +95,7 @@ def normalise(
 
 
 def normalise_completion(line: str, groups: Collection[str]) -> str:
-    """A command line that a shell wants completed: only the word being typed stays as it is."""
+    """Normalise a command line for shell completion, except for the word being typed."""
     words = line.split(" ")
     if words[-2:-1] and words[-2] in OPTIONS_WITH_VALUE:  # no override is being typed
         return line
@@ -103,7 +103,7 @@ def normalise_completion(line: str, groups: Collection[str]) -> str:
 
 
 def _with_quotes(word: str, is_sweep: bool) -> str:
-    """An override as it is; the path of one that names a path is taken letter by letter."""
+    """Quote the value of an override if its key names a path."""
     match = ASSIGNMENT.fullmatch(word)
     if match is None or PATHS.fullmatch(match["key"]) is None:
         return word
@@ -125,13 +125,14 @@ def _normalise_override(word: str, groups: Collection[str], own_groups: Collecti
 
 
 def as_path(value: str, is_sweep: bool) -> str:
-    """The value of a setting that names a file or directory, in quotes where it needs some.
+    """Return the value of a path setting, quoted if Hydra's grammar requires it.
 
-    Hydra reads it as it is if that gives a text, null, a list, or the values of a sweep.
+    A value that Hydra already parses as a string, null, a list or a sweep is not changed.
 
     Args:
-        value: What was typed: a path, several in brackets, or in a sweep several with commas.
-        is_sweep: Whether commas divide the values of a sweep.
+        value: Value as typed: a path, a list of paths in brackets, or comma-separated paths of a
+            sweep.
+        is_sweep: Whether commas separate the values of a sweep.
     """
     with suppress(HydraException):
         read = OverridesParser.create().parse_override(f"path={value}").value()
@@ -147,14 +148,14 @@ def _each_as_path(values: str) -> str:
 
 
 def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
-    """Refuse choices that are not names of options; Hydra has no message for them.
+    """Check that each group override names an option; Hydra itself has no clear message for this.
 
     Args:
-        overrides: Overrides in the form in which Hydra accepts them.
-        groups: All groups but those of Hydra, whose names have a slash.
+        overrides: Overrides in Hydra's spelling.
+        groups: All groups except Hydra's, whose names contain a slash.
 
     Raises:
-        ConfigError: If there is such a choice.
+        ConfigError: If the value of a group is not a name.
     """
     for word in overrides:
         key = word.lstrip("+~").partition("=")[0].partition("@")[0]
@@ -162,14 +163,14 @@ def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
         if not is_group and key != "hydra.verbose":
             continue
         texts = (str, QuotedString, Glob if is_group else bool)
-        with suppress(HydraException):  # Hydra reports what it cannot read
+        with suppress(HydraException):  # Hydra reports syntax errors itself
             override = OverridesParser.create().parse_override(word)
             value: Any = override.value()
             if override.is_delete() and value is None:
                 continue
             for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
                 if is_group and isinstance(choice, dict):
-                    continue  # settings may stand in the place of an option
+                    continue  # a mapping of settings may replace the name of an option
                 entries = choice if isinstance(choice, list) else [choice]
                 if not all(isinstance(entry, texts) for entry in entries):
                     expected = "the name of an option" if is_group else "true, false or names"
@@ -177,15 +178,15 @@ def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
 
 
 def start(task: Task, config_name: str, words: Sequence[str], completed: str = "") -> None:
-    """Let Hydra compose the configuration and call `task`, in a sweep once for each job.
+    """Start Hydra, which composes the configuration and calls `task` (in a sweep, once per job).
 
     Args:
         task: Called with each composed configuration.
         config_name: Name of the primary config, unless `words` choose one.
         words: Arguments as `normalise` returns them.
-        completed: The command line that a shell wants completed, if any.
+        completed: Command line to complete for the shell; empty if not completing.
     """
-    # Hydra prints errors itself and exits, unless this variable is set.
+    # Without this variable, Hydra prints errors itself and exits.
     variables = {DEBUG_VARIABLE: "1"} | ({"COMP_LINE": completed} if completed else {})
     run = hydra.main(
         version_base="1.3", config_path="pkg://maze_train.conf", config_name=config_name
@@ -196,7 +197,7 @@ def start(task: Task, config_name: str, words: Sequence[str], completed: str = "
 
 @contextmanager
 def _process_with(arguments: Sequence[str], variables: dict[str, str]) -> Iterator[None]:
-    """Run the block with other arguments and environment variables."""
+    """Temporarily replace `sys.argv` and set environment variables."""
     before = sys.argv
     values = {name: os.environ.get(name) for name in variables}
     sys.argv = [PROGRAM, *arguments]
@@ -216,10 +217,10 @@ def _process_with(arguments: Sequence[str], variables: dict[str, str]) -> Iterat
 
 
 class ComposedJob:
-    """A job as Hydra composed it; hides Hydra's containers.
+    """Configuration of one job composed by Hydra, without exposing Hydra's types.
 
     Args:
-        config: Its configuration.
+        config: The composed configuration.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -227,44 +228,44 @@ class ComposedJob:
         self._config = OmegaConf.masked_copy(config, names)
         self._hydra = HydraConfig.get()
         self.is_sweep = self._hydra.mode == RunMode.MULTIRUN
-        """Whether it is one of the jobs of a sweep."""
+        """Whether the job belongs to a sweep."""
         self.number: int = self._hydra.job.num if self.is_sweep else 0
-        """Its number in the sweep; 0 without one."""
+        """Index of the job in the sweep; 0 outside a sweep."""
         self.config_name: str | None = self._hydra.job.config_name
         """Name of the primary config."""
         overrides: Any = OmegaConf.to_container(self._hydra.overrides.task, resolve=False)
         self.overrides: list[str] = overrides
-        """Settings of the user, as he wrote them: interpolations are not resolved."""
+        """The user's overrides, with interpolations unresolved."""
 
     @property
     def settings(self) -> str:
-        """Settings of the user, as on the command line."""
+        """The user's overrides, as written on the command line."""
         return " ".join(str(word).lstrip("+") for word in self.overrides)
 
     @property
     def sweep_dir(self) -> str:
-        """Directory of the sweep; empty without one."""
+        """Directory of the sweep; empty outside a sweep."""
         base, sweep = self._hydra.runtime.cwd, self._hydra.sweep
         return os.path.join(base, str(sweep.dir)) if self.is_sweep else ""
 
     @property
     def directory(self) -> str | None:
-        """Directory of the job in the sweep; None without one."""
+        """Directory of the job in the sweep; None outside a sweep."""
         if not self.is_sweep:
             return None
         return os.path.join(self.sweep_dir, str(self._hydra.sweep.subdir))
 
     @property
     def stops_at_failures(self) -> bool:
-        """Whether the sweeper has to know of a failure."""
+        """Whether a failed job must raise, so that the sweeper notices."""
         return stops_at_failures(self._hydra)
 
     def values(self) -> dict[str, Any]:
-        """Return plain values, with interpolations resolved."""
+        """Return the configuration as plain values, with interpolations resolved."""
         return plain_values(self._config)
 
     def select(self, key: str) -> Any:
-        """Return the value of a dotted key; None if there is none."""
+        """Return the value of a dotted key, or None if it does not exist."""
         return OmegaConf.select(self._config, key, throw_on_resolution_failure=False)
 
     def put(self, key: str, value: Any) -> None:
@@ -272,10 +273,12 @@ class ComposedJob:
         OmegaConf.update(self._config, key, value)
 
     def check_run_dir(self) -> None:
-        """Refuse `hydra.run.dir`, in whose directory nothing would be; an empty one is removed.
+        """Raise an error if the user set `hydra.run.dir`, which has no effect.
+
+        Removes the empty directory that Hydra has already created.
 
         Raises:
-            ConfigError: If the user has set it.
+            ConfigError: If `hydra.run.dir` is set.
         """
         if self.is_sweep or self._hydra.run.dir == STAYS:
             return
@@ -287,72 +290,75 @@ class ComposedJob:
         raise ConfigError("hydra.run.dir", RUN_DIR_PROBLEM, self._hydra.run.dir)
 
     def drop_empty(self) -> None:
-        """Remove the directory that Hydra made for the job of a sweep, if nothing was put there."""
+        """Remove Hydra's directory for a job of a sweep if it is empty."""
         if self.is_sweep:
             with suppress(OSError):
                 os.rmdir(self._hydra.runtime.output_dir)
 
 
 class Task(ABC):
-    """What Hydra calls with each configuration that it composed.
+    """Task function that Hydra calls with each composed configuration.
 
     Launchers may send it to other processes.
     """
 
     records: list[JobRecord]
-    """The jobs that ended in this process."""
+    """Jobs that finished in this process."""
 
     def __call__(self, composed: DictConfig) -> float:
-        """Run a job, and return the value that a sweeper optimises."""
+        """Run a job and return the objective value for the sweeper."""
         return self.run(ComposedJob(composed))
 
     @abstractmethod
     def run(self, job: ComposedJob) -> float:
-        """Run a job, and return the value that a sweeper optimises; NaN if there is none."""
+        """Run a job and return the objective value for the sweeper; NaN if there is none."""
 
     @abstractmethod
     def check(self, job: ComposedJob) -> Callable[[], float]:
-        """Check the settings of a job, and return what does its work.
+        """Check the settings of a job and return the function that runs it.
 
         Raises:
-            ConfigError: If it cannot run.
+            ConfigError: If the job cannot run.
         """
 
     @abstractmethod
     def message_of(self, error: BaseException) -> str:
-        """Return the message of an error of `check`."""
+        """Return the message for an error raised by `check`."""
 
     @abstractmethod
     def note(self, record: JobRecord) -> None:
-        """Keep what became of a job; in a sweep it is written at once."""
+        """Store the outcome of a job; in a sweep, write it to disk immediately."""
 
     @abstractmethod
     def preload(self) -> None:
-        """Import what jobs need, before processes are forked from this one."""
+        """Import the modules that jobs need, before forking processes."""
 
     @abstractmethod
     def tell_how_to_continue(self, resume: str | None, sweep_dir: Path) -> None:
-        """Print the command that continues a sweep of training which was interrupted."""
+        """Print the command that resumes an interrupted training sweep."""
 
 
 def stops_at_failures(hydra_settings: Any) -> bool:
-    """Return whether a sweeper has to know of a failure: some count them, Hydra's own stops."""
+    """Return whether a failed job must raise an error in the sweeper.
+
+    Hydra's basic sweeper would stop at the first failure; other sweepers handle failures.
+    """
     sweeper = str(OmegaConf.select(hydra_settings, "sweeper._target_"))
     return not sweeper.endswith(".BasicSweeper")
 
 
 def varied_keys(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return those of the overrides of a job that differ between the jobs of its sweep.
+    """Return the overrides of a job that vary within its sweep.
 
     Args:
-        argv: Arguments of the command as the user typed them.
+        argv: Command-line arguments as the user typed them.
         overrides: Overrides of the job.
     """
     fixed = set()
     parser = OverridesParser.create()
     for word in overrides_of(argv):
         is_varied = False
-        with suppress(HydraException):  # it is written so that the command line understands it
+        with suppress(HydraException):  # `argv` is not normalised, so Hydra may fail to parse it
             is_varied = parser.parse_override(word).is_sweep_override()
         if not is_varied:
             fixed.add(key_of(word))
@@ -360,26 +366,26 @@ def varied_keys(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 
 def key_of(override: str) -> str:
-    """Return the key of an override, without signs."""
+    """Return the key of an override without `+` signs."""
     return override.partition("=")[0].lstrip("+")
 
 
 def plain_values(composed: DictConfig) -> dict[str, Any]:
-    """Convert Hydra's configuration to plain values, with interpolations resolved."""
+    """Convert a composed configuration to plain values, with interpolations resolved."""
     node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(node, dict)
     return {str(key): value for key, value in node.items()}
 
 
 def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted name, of a group the name of its option.
+    """Return the overridden settings by dotted name; for a group, the name of its option.
 
     Args:
-        overrides: Settings of the user, in Hydra's spelling.
-        composed: Its configuration as Hydra composed it, where interpolations are resolved.
+        overrides: The user's overrides, in Hydra's spelling.
+        composed: The composed configuration, with interpolations resolved.
 
     Raises:
-        ConfigError: If one deletes a setting.
+        ConfigError: If an override deletes a setting or sweeps over values.
     """
     settings: dict[str, Any] = {}
     groups = group_names()
@@ -402,12 +408,12 @@ def _select(node: Any, key: str) -> Any:
 
 
 def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
-    """The message of an error that is one of `CONFIGURATION_ERRORS`.
+    """Return the user-facing message of one of the `CONFIGURATION_ERRORS`.
 
     Args:
         error: The error.
-        argv: Arguments of the command as the user typed them: options in his folders count as
-            available, and overrides are shown in his spelling.
+        argv: Command-line arguments as the user typed them. Used to find the user's configuration
+            folders and to quote overrides as typed.
     """
     if isinstance(error, MissingConfigException):
         return _line_of(error, argv) + str(_missing_config(error, config_folders(argv)))
@@ -424,10 +430,13 @@ def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
 
 
 def unsettable(error: BaseException) -> ConfigError | None:
-    """The error for an override that Hydra cannot set, where it raises one of Python's own.
+    """Return a ConfigError for an override on which Hydra fails with a built-in exception.
 
-    A key below a list is one: `model.hidden_sizes.a=1` where the list is given, too. The override
-    is known to the function of Hydra alone.
+    Example: `model.hidden_sizes.a=1`, a key below a list. The override is only available as a local
+    variable of Hydra's function, so it is read from the traceback.
+
+    Returns:
+        The error, or None if the exception did not come from applying an override.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         override = frame.f_locals.get("override")
@@ -438,7 +447,7 @@ def unsettable(error: BaseException) -> ConfigError | None:
 
 
 def _line_of(error: HydraException, argv: Sequence[str]) -> str:
-    """File and line of an `override /<group>: <name>` that Hydra refuses; else an empty text."""
+    """Return the file and line of an invalid `override /<group>: <name>`; empty if not found."""
     folders = [*config_folders(argv), str(shipped_root())]
     group, _, name = (getattr(error, "missing_cfg_file", "") or "").rpartition("/")
     if "No match in the defaults list" in str(error):
@@ -455,7 +464,7 @@ def _line_of(error: HydraException, argv: Sequence[str]) -> str:
 
 
 def _not_overridden(text: str) -> str:
-    """The group that Hydra could not override, as the user named it."""
+    """Return the group that Hydra could not override, as named by the user."""
     found = text.split("Could not override '")[1].partition("'")[0].partition("@")[0]
     return found.removeprefix("experiment/")
 
@@ -465,7 +474,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> ConfigError:
-    """The error for an option, or a primary config, that no folder has."""
+    """Return the error for an unknown option or primary config."""
     missing = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, slash, name = missing.partition("/")
     if not slash:
@@ -509,7 +518,7 @@ def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
 
 
 def _without_comma(override: str) -> str:
-    """Say how the number is written that `100,000` or `0,001` may mean; else an empty text."""
+    """Suggest the spelling without commas for `100,000` or `0,001`; empty for other values."""
     key, _, value = override.partition("=")
     if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", value):
         number = value.replace(",", "")
@@ -521,7 +530,7 @@ def _without_comma(override: str) -> str:
 
 
 def _composition(error: HydraException) -> str:
-    """The message for overrides that do not fit the configuration."""
+    """Return the message for overrides that do not match the configuration."""
     text = _first_line(error)
     if text.startswith("Ambiguous value for argument"):
         override = text.partition("'")[2].removesuffix("'")

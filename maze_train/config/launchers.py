@@ -1,6 +1,6 @@
-"""Sweeps in Hydra: jobs are checked, the directory is claimed, and launchers run jobs in parallel.
+"""Hydra sweeps: checks all jobs, locks the sweep directory, and launches jobs in parallel.
 
-`plugins` registers these classes with Hydra, which calls them.
+`plugins` registers these classes with Hydra.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from maze_train.training.outcome import Interruption
 
 SWEEPS = "outputs/sweeps"
 SWEEP_DIR = f"{SWEEPS}/${{now:%Y-%m-%d_%H-%M-%S}}"
-"""Directory of a sweep, unless the user names one."""
+"""Default directory of a sweep."""
 
 SWEEP_DIR_KEY = "hydra.sweep.dir"
 SHOWN_PROBLEMS = 5
 
 
 class SweepStart(Sweeper):
-    """Checks the jobs of a sweep and claims its directory, then lets a sweeper run them.
+    """Sweeper wrapper that checks all jobs and locks the sweep directory before the first job.
 
     Args:
         sweeper: The sweeper that the user chose.
-        config: Configuration of the sweep, to which all of its jobs refer.
+        config: Configuration of the sweep, shared by all of its jobs.
         context: Composes the configurations of jobs.
-        task: Checks a job, and says how the sweep is continued: see `Task`.
+        task: Checks jobs and prints how to resume the sweep.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class SweepStart(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Do nothing: the sweeper is set up already."""
+        """Do nothing: the wrapped sweeper is already set up."""
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the jobs.
 
         Raises:
-            ConfigError: If a job cannot run, there is none, or the directory cannot be written.
-            KeyboardInterrupt: After a signal, when all jobs have ended.
-            RunDirectoryError: If another process sweeps in the directory.
+            ConfigError: If a job cannot run, there are no jobs, or the directory is not writable.
+            KeyboardInterrupt: After a signal, once all jobs have ended.
+            RunDirectoryError: If another process runs a sweep in the directory.
         """
         is_listed = not stops_at_failures(self._config.hydra)
-        if is_listed:  # the jobs of other sweepers depend on results
+        if is_listed:  # other sweepers choose jobs from earlier results, so there is no list
             self._check_jobs(arguments)
         directory = self._claimed()
         with exclusive(directory, "sweeps in"):
@@ -93,7 +93,7 @@ class SweepStart(Sweeper):
                 raise
 
     def _claimed(self) -> Path:
-        """Make the directory of the sweep, and let all jobs have its absolute path."""
+        """Create the sweep directory and pass its absolute path to all jobs."""
         raw: Any = OmegaConf.to_container(self._config.hydra.sweep, resolve=False)
         if raw["dir"] == SWEEP_DIR:
             given = [OmegaConf.select(self._config, key) for key in ("resume", "run_dir")]
@@ -103,8 +103,8 @@ class SweepStart(Sweeper):
             with writable(SWEEP_DIR_KEY, Path(SWEEPS)):
                 name = str(new_directory(Path(SWEEPS).absolute()))
         else:
-            # Its interpolations may have another value in each job. `hydra.job.chdir` must not
-            # change where it is.
+            # Resolved once, because interpolations may differ between jobs and `hydra.job.chdir`
+            # changes the meaning of a relative path.
             where = str(raw["dir"])
             where = os.path.expanduser(where) if "${" in where else expanded(where)
             name = str(Path.cwd() / where)
@@ -117,10 +117,10 @@ class SweepStart(Sweeper):
         return directory
 
     def _check_jobs(self, arguments: Sequence[str]) -> None:
-        """Compose and check all jobs; nothing is written.
+        """Compose and check all jobs without writing any files.
 
         Raises:
-            ConfigError: If there is no job, or some cannot run; it lists them.
+            ConfigError: If there are no jobs, or some cannot run; the message lists these.
         """
         setup_globals()
         problems = []
@@ -137,21 +137,21 @@ class SweepStart(Sweeper):
             lines = [f"\n  {label}: {self._task.message_of(error)}" for label, error in problems]
             more = len(lines) - SHOWN_PROBLEMS
             shown = "".join(lines[:SHOWN_PROBLEMS]) + (f"\n  and {more} more" if more > 0 else "")
-            problem = f"{len(lines)} of {len(jobs)} jobs cannot run, so none has begun:{shown}"
+            problem = f"{len(lines)} of {len(jobs)} jobs cannot run, so none was started:{shown}"
             raise ConfigError("sweep", problem)
 
     def _jobs(self, arguments: Sequence[str]) -> Iterator[Sequence[str]]:
-        """The overrides of all jobs."""
+        """Yield the overrides of each job."""
         loader, params = self._context.config_loader, self._config.hydra.sweeper.params or {}
         words = [*(f"{key}={value}" for key, value in params.items()), *arguments]
         overrides = OverridesParser.create(config_loader=loader).parse_overrides(words)
         for override in overrides:
             if override.is_discrete_sweep() and not [*override.sweep_string_iterator()]:
                 text = (override.input_line or "").partition("=")[2]
-                problem = "has no value, so there is no job; expected at least one"
+                problem = "has no value, so there are no jobs; expected at least one"
                 if override.is_choice_sweep():
                     options = loader.get_group_options(override.key_or_group)
-                    problem = f"matches nothing, so there is no job; available: {options}"
+                    problem = f"matches nothing, so there are no jobs; available: {options}"
                 raise ConfigError(override.key_or_group, problem, text)
         [jobs] = BasicSweeper.split_arguments(overrides, None)
         yield from jobs
@@ -160,13 +160,13 @@ class SweepStart(Sweeper):
 def job_config(
     context: HydraContext, config: DictConfig, number: int, overrides: Sequence[str]
 ) -> DictConfig:
-    """The composed configuration of a job, to which `${hydra:...}` refers from here on.
+    """Compose the configuration of a job and make it current for `${hydra:...}`.
 
     Args:
-        context: Composes it.
+        context: Composes the configuration.
         config: Configuration of the sweep.
-        number: Number of the job.
-        overrides: Its overrides.
+        number: Index of the job.
+        overrides: Overrides of the job.
     """
     composed = context.config_loader.load_sweep_config(config, list(overrides))
     with open_dict(composed):
@@ -176,28 +176,29 @@ def job_config(
 
 
 LAUNCHER = "hydra_plugins.maze_train.LocalLauncher"
-"""Name of the launcher for Hydra, which takes plug-ins from this namespace only."""
+"""Target of the launcher; Hydra only loads plug-ins from this namespace."""
 
 
 @dataclass
 class LocalLauncherConf:
-    """Settings of the launcher, `hydra.launcher.<name>`."""
+    """Settings of the local launcher, `hydra.launcher.<name>`."""
 
     _target_: str = LAUNCHER
 
     n_jobs: int = 0
-    """Jobs at a time; 0: one per core. >= 0."""
+    """Maximum number of parallel jobs (>= 0); 0: one per core."""
 
     gpus: list[int] = field(default_factory=list)
-    """GPUs of which the jobs see one each in turn (CUDA_VISIBLE_DEVICES); none: all of them."""
+    """GPU indices assigned to jobs round-robin, one each (CUDA_VISIBLE_DEVICES); empty: every job
+    sees all GPUs."""
 
 
 class LocalLauncher(Launcher):
-    """Runs up to `n_jobs` jobs at a time; the others wait.
+    """Runs jobs in parallel processes on this machine.
 
     Args:
-        n_jobs: Jobs at a time; 0: one per core.
-        gpus: GPUs of which the jobs see one each in turn.
+        n_jobs: Maximum number of parallel jobs; 0: one per core.
+        gpus: GPU indices assigned to jobs round-robin, one each; empty: every job sees all GPUs.
     """
 
     def __init__(self, n_jobs: int = 0, gpus: Sequence[int] = ()) -> None:
@@ -210,18 +211,18 @@ class LocalLauncher(Launcher):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Keep what jobs are made from."""
+        """Store the context, the task and the configuration."""
         assert isinstance(task_function, Task)
         self._context, self._task, self._config = hydra_context, task_function, config
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run jobs, and return what became of them in their order.
+        """Run jobs and return their results in order.
 
         Raises:
-            ConfigError: If a setting of the launcher is wrong.
-            KeyboardInterrupt: After a signal, when all jobs have ended.
+            ConfigError: If a setting of the launcher is invalid.
+            KeyboardInterrupt: After a signal, once all jobs have ended.
         """
         check_at_least("hydra.launcher.n_jobs", self._n_jobs, 0)
         setup_globals()
@@ -238,13 +239,13 @@ class LocalLauncher(Launcher):
         return [ended[number] for number in sorted(ended)]
 
     def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> Any:
-        """Return the object that runs a number of jobs."""
+        """Return the object that runs `count` jobs."""
         if count > 1:
             self._task.preload()
         return JobProcesses(ended, self._n_jobs, self._gpus)
 
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
-        """A job with its composed configuration."""
+        """Return a job with its composed configuration."""
         config = job_config(self._context, self._config, number, overrides)
         settings = " ".join(word.lstrip("+") for word in filter_overrides(overrides))
         directory = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).absolute()
@@ -257,9 +258,9 @@ class LocalLauncher(Launcher):
         return partial(self._run, config)
 
     def _run(self, config: DictConfig) -> JobRecord | None:
-        """Run a job in its process; returns its record if it has finished."""
+        """Run a job in its process; return its record, or None if it did not finish."""
         before = len(self._task.records)
-        with suppress(SystemExit):  # of the job, which has a record then
+        with suppress(SystemExit):  # a job that exits has already added its record
             run_job(
                 hydra_context=self._context,
                 task_function=self._task,
@@ -271,7 +272,10 @@ class LocalLauncher(Launcher):
         return records[-1] if records else None
 
     def _returned(self, record: JobRecord) -> JobReturn:
-        """A job as Hydra's sweepers know it; Hydra's own would stop at a failure."""
+        """Return the result for Hydra's sweeper.
+
+        Failures are hidden from Hydra's basic sweeper, which would stop at the first one.
+        """
         is_failure = bool(record.error) and stops_at_failures(self._config.hydra)
         return JobReturn(
             overrides=record.settings.split(),
@@ -282,35 +286,36 @@ class LocalLauncher(Launcher):
 
 @dataclass
 class RayLauncherConf:
-    """Settings of the launcher for a Ray cluster, `hydra.launcher.<name>`."""
+    """Settings of the Ray launcher, `hydra.launcher.<name>`."""
 
     _target_: str = "hydra_plugins.maze_train.RayLauncher"
 
     address: str = "auto"
-    """`<head>:<port>`: a cluster that runs; `auto`: that of this machine, or of RAY_ADDRESS."""
+    """Address of a running cluster, `<head>:<port>`; `auto`: the cluster of this machine, or
+    RAY_ADDRESS."""
 
     n_jobs: int = 0
-    """Jobs at a time; 0: the number that there is room for. >= 0."""
+    """Maximum number of parallel jobs (>= 0); 0: as many as the cluster has resources for."""
 
     cpus_per_job: float = 1.0
-    """CPUs that are reserved for a job, > 0."""
+    """CPUs reserved per job (> 0)."""
 
     gpus_per_job: float = 0.0
-    """GPUs that are reserved for a job, or a part of one; it sees no others. >= 0."""
+    """GPUs reserved per job (>= 0), may be fractional; a job sees no other GPUs."""
 
     working_dir: str | None = None
-    """Folder with your own modules, which is sent to all machines."""
+    """Folder with your modules; Ray copies it to all machines."""
 
 
 class RayLauncher(LocalLauncher):
-    """Runs jobs in parallel on the machines of a Ray cluster, within the room that it has.
+    """Runs jobs in parallel on a Ray cluster.
 
     Args:
         address: Address of the cluster, see `RayPlace`.
-        n_jobs: Jobs at a time; 0: the number that there is room for.
-        cpus_per_job: CPUs that are reserved for a job, > 0.
-        gpus_per_job: GPUs, >= 0.
-        working_dir: Folder that is sent to all machines, from where jobs import.
+        n_jobs: Maximum number of parallel jobs; 0: as many as the cluster has resources for.
+        cpus_per_job: CPUs reserved per job, > 0.
+        gpus_per_job: GPUs reserved per job, >= 0.
+        working_dir: Folder that Ray copies to all machines, from which jobs import.
     """
 
     def __init__(
@@ -332,10 +337,10 @@ class RayLauncher(LocalLauncher):
         }
 
     def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobPool:
-        """Return the pool that runs a number of jobs.
+        """Return the pool that runs `count` jobs.
 
         Raises:
-            ConfigError: If a setting is out of its range.
+            ConfigError: If a setting is out of range.
         """
         check_positive("hydra.launcher.cpus_per_job", self._settings["cpus_per_worker"])
         check_at_least("hydra.launcher.gpus_per_job", self._settings["gpus_per_worker"], 0)
@@ -352,7 +357,7 @@ class RayLauncher(LocalLauncher):
         return partial(self._run_there, Singleton.get_state(), os.getcwd(), config)
 
     def _run_there(self, state: Any, folder: str, config: DictConfig) -> JobRecord | None:
-        """Run a job in a process that knows nothing of this one."""
+        """Run a job in a new process, after restoring Hydra's state and the working directory."""
         Singleton.set_state(state)
         os.chdir(folder)
         with Interruption():

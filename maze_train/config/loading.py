@@ -1,4 +1,4 @@
-"""Plain nested values to configuration dataclasses, with the parts that they name."""
+"""Build configuration dataclasses from plain nested values."""
 
 from __future__ import annotations
 
@@ -54,29 +54,29 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "callbacks": "maze_train.Callback",
     }
 )
-"""Parts that a configuration names, each with the class from which it derives. They are built when
-they are needed; all other nodes with a target are settings, and built when they are read."""
+"""Components that a configuration can name, with their base classes. They are instantiated when
+needed. All other nodes with a target are settings and are built when the configuration is read."""
 
 OF_SEVERAL = ("model.distributions", "evaluation.opponents")
-"""Parts that are mappings of nodes by name."""
+"""Components given as mappings of nodes by name."""
 
 FUNCTIONS = ("algorithm.loss_function",)
-"""Parts that are functions, and called as they are."""
+"""Components that are functions and are not instantiated."""
 
 DATA = ("runner.dataset", "algorithm.initial_demonstration_trajectories")
-"""Parts that may be lists of episodes."""
+"""Components that may be lists of episodes."""
 
 OF_ONE = re.compile(
     r"^policies\.[^.]+\.(?=model\b)|(?<=^policies)\.[^.]+(?=\.source\b)"
     r"|(?<=^algorithm)\.overrides\.[^.]+"
 )
-"""Pattern of the part of a key that selects the settings of one policy or one module."""
+"""Matches the part of a key that selects one policy or one module."""
 
 PRESETS = "experiment"
 """Group of the presets."""
 
 CHOICES = ("algorithm", "runner")
-"""Sections of which each option has a class of its own."""
+"""Sections in which each option has a different class."""
 
 SHORT_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -94,22 +94,22 @@ SHORT_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-"""Names that users try for classes, by the part, each with the path that works."""
+"""Short names that users try for classes, by component, with the dotted path to suggest."""
 
 SINGLE = ("algorithm.optimizer", "algorithm.lr_scheduler")
-"""Those of these parts that are no list."""
+"""Components in `SHORT_NAMES` that take a single node instead of a list."""
 
 PLAIN = (str, bool, int, float, os.PathLike)
 
 
 def named(node: Any, key: str = "") -> Any:
-    """Return settings with names, `{_target_: name}`, in place of objects.
+    """Return settings in which Python objects are replaced by nodes `{_target_: name}`.
 
-    Classes, functions and instances are replaced where a part belongs, and as the value of any key
-    `_target_`; elsewhere they stay, and the code that reads them refuses them.
+    Classes, functions and instances are replaced if the key is that of a component, or ends with
+    `_target_`. Other objects are kept, and cause an error when the settings are built.
 
     Args:
-        node: Plain values by name, which may contain such objects; they are not changed.
+        node: Nested values that may contain such objects; not modified.
         key: Dotted key of the node.
     """
     if isinstance(node, Mapping):
@@ -123,14 +123,14 @@ def named(node: Any, key: str = "") -> Any:
     if key.endswith(f".{TARGET}"):
         return Given(node)
     if place == "env" and not callable(node):
-        return node  # one environment cannot be many
+        return node  # an instance cannot be replicated for parallel environments
     if place in (*PARTS, *FUNCTIONS) or place.rpartition(".")[0] in OF_SEVERAL:
         return {TARGET: Given(node)}
     return node
 
 
 def place_of(key: str) -> str:
-    """The key of a setting of one policy or module, as it is where it is that of all."""
+    """Return a key without the part that selects one policy or one module."""
     return OF_ONE.sub("", key)
 
 
@@ -138,15 +138,14 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
     """Return the configuration of a run.
 
     Args:
-        node: Values by the names of the fields of `TrainConfig`. `env`, `algorithm`, `runner`,
-            `model` and so on can be mappings, the name of an option (`"ppo"`; for `env` also a
-            registered id), or ready-made dataclasses. A mapping for `algorithm` or `runner` names
-            its class by `_target_` or an option by `name`. Keys with dots set single values:
-            `{"algorithm": "ppo", "algorithm.lr": 1e-3}`. `experiment` names a preset, which the
-            other values change.
+        node: Values by field of `TrainConfig`. Sections (`env`, `algorithm`, `runner`, `model`,
+            ...) can be mappings, the name of an option (`"ppo"`; for `env` also a registered id),
+            or dataclass instances. A mapping for `algorithm` or `runner` gives its class by
+            `_target_` or an option by `name`. Dotted keys set single values: `{"algorithm": "ppo",
+            "algorithm.lr": 1e-3}`. `experiment` names a preset; the other values override it.
 
     Raises:
-        ConfigError: If a key is unknown, a value has a wrong type or is out of range, values
+        ConfigError: If a key is unknown, a value has the wrong type or is out of range, values
             contradict each other, or no algorithm is chosen.
     """
     values = nested_values(TrainConfig, node)
@@ -156,16 +155,17 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
 
 
 def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by field, without names of options, presets and keys with dots.
+    """Expand option names, presets and dotted keys into nested values by field.
 
-    Objects of Python are replaced by their names, see `named`.
+    Python objects are replaced by their names, see `named`.
 
     Args:
         cls: The class of the whole configuration.
-        node: Values as `load_config` takes them; they are copied where they change.
+        node: Values as for `load_config`; not modified.
 
     Raises:
-        ConfigError: If there is no such option, or a key with dots leads into no mapping.
+        ConfigError: If an option does not exist, or a dotted key leads into a value that is not a
+            mapping.
     """
     node = {key: named(value, key) for key, value in node.items()}
     values = {key: value for key, value in node.items() if "." not in key}
@@ -184,7 +184,12 @@ def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any
 
 
 def _preset(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a preset, over those of its options or the ones given by group.
+    """Return the values of a preset, merged over the options that it selects.
+
+    Args:
+        name: Name of the preset.
+        options: Values of options that the user selected, by group; they replace the preset's
+            options.
 
     Raises:
         ConfigError: If there is no such preset.
@@ -200,7 +205,7 @@ def _preset(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values with changes; mappings are merged, anything else is replaced."""
+    """Merge changes into nested values: mappings are merged recursively, other values replaced."""
     found = dict(values)
     for key, value in changes.items():
         old = found.get(key)
@@ -211,13 +216,13 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
-    """Return the configuration of a command from values as `load_config` takes them.
+    """Build the configuration of a command from values in the form that `load_config` accepts.
 
-    The class of `algorithm` and `runner` is filled in. The message about an unknown key suggests
-    the setting that other libraries call so, or that has this name in another section.
+    Adds `_target_` to `algorithm` and `runner`. For an unknown key, the message suggests the
+    setting with this name in another library or in another section.
 
     Raises:
-        ConfigError: As `load_config`; also if a class has to be chosen, and is not.
+        ConfigError: As `load_config`; also if a required option is not chosen.
     """
     values = nested_values(cls, node)
     for field in fields(cls):
@@ -237,9 +242,9 @@ def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
 
 
 def _with_meant(error: UnknownKeyError, cls: type, values: Mapping[str, Any]) -> ConfigError:
-    """Return the error for an unknown key with the settings that may have been meant."""
+    """Return the error for an unknown key, with suggestions."""
     if error.key == PRESETS and isinstance(error.value, Mapping):
-        problem = "its settings are in a section of its own: begin the file with the line "
+        problem = "its settings are nested below `experiment`: begin the file with the line "
         return ConfigError(error.key, f"{problem}`# @package _global_`", error.value)
     keys, word = list(keys_of(cls, values)), error.name
     meant = [key for key in ours_for(word) if key in keys]
@@ -255,7 +260,7 @@ def _with_meant(error: UnknownKeyError, cls: type, values: Mapping[str, Any]) ->
 
 
 def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """The dotted keys of all settings, those of the sections as the values choose them."""
+    """Yield the dotted keys of all settings, for the sections' classes that the values select."""
     for field in fields(cls):
         if field.init:
             key = key_of_field(field.name)
@@ -271,12 +276,12 @@ def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[st
 
 
 def choose_one(group: str) -> ConfigError:
-    """The error for a missing choice: its options, each with a description."""
+    """Return the error for a missing choice; lists the options with descriptions."""
     return ConfigError(group, f"choose one: {group}=<name>{_listing(group)}")
 
 
 def unknown_option(group: str, name: str, folders: Iterable[str] = ()) -> ConfigError:
-    """The error for an option that does not exist: the nearest one, and all of them."""
+    """Return the error for an unknown option; suggests the closest one and lists all options."""
     folders = list(folders)
     path = target_name(name)
     close = [f"{group}.{TARGET}={path}"] if path else nearest(name, list_options(group, folders), 1)
@@ -303,14 +308,14 @@ def named_option(group: str, name: str) -> dict[str, Any]:
         raise unknown_option(group, name)
     content: dict[str, Any] = load_yaml(text)
     values: dict[str, Any] = {}
-    for base in content.pop("defaults", ()):  # options that this one changes, as Hydra reads them
+    for base in content.pop("defaults", ()):  # base options, as in Hydra's defaults list
         if base != "_self_":
             values.update(named_option(group, base))
     return values | content
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set one value in nested mappings, which are copied on the way down."""
+    """Set the value of a dotted key; the nested mappings along the path are copied."""
     *parents, last = key.split(".")
     node = values
     for depth, parent in enumerate(parents):
@@ -324,14 +329,14 @@ def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def section_of(hint: Any) -> Any:
-    """The dataclass that a hint asks for, itself or null; None if it asks for none."""
+    """Return the dataclass of a type hint `X` or `X | None`; None for any other hint."""
     arms = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     arms = tuple(arm for arm in arms if arm is not type(None))
     return arms[0] if len(arms) == 1 and is_dataclass(arms[0]) else None
 
 
 def _with_target(field: Field[Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the node of a choice with its class, by default that of the field."""
+    """Return the node of a choice with `_target_`, by default the default class of the field."""
     if TARGET in node:
         return node
     if "name" in node:

@@ -1,7 +1,7 @@
-"""The options of the configuration groups: one YAML file each, `conf/<group>/<name>.yaml`.
+"""Options of the configuration groups: one YAML file each, `conf/<group>/<name>.yaml`.
 
-Only names, texts and targets are read here, without Hydra and without a YAML parser: `maze-run
---help` uses it.
+Only names, raw texts and targets are read, without Hydra or a YAML parser, so that `maze-run
+--help` is fast.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
 
 
 def shipped_root() -> Path:
-    """The folder `conf/` that comes with the package."""
+    """Return the folder `conf/` of the package."""
     return Path(str(files("maze_train.conf")))
 
 
 def group_names(root: Path | None = None) -> list[str]:
-    """The groups below `root` (by default the shipped ones): every folder is one."""
+    """Return the names of the groups, the folders below `root` (default: the shipped `conf/`)."""
     base = root or shipped_root()
     if not base.is_dir():
         return []
@@ -37,7 +37,7 @@ def group_names(root: Path | None = None) -> list[str]:
 
 
 def list_options(group: str, folders: Iterable[str] = ()) -> list[str]:
-    """The options of a group, shipped or in the user's `folders`; nested: `ppo/CartPole-v1`."""
+    """List the options of a group, shipped or in the user's `folders`, e.g. `ppo/CartPole-v1`."""
     found: set[str] = set()
     for root in (shipped_root(), *map(Path, folders)):
         folder = root / group
@@ -48,7 +48,7 @@ def list_options(group: str, folders: Iterable[str] = ()) -> list[str]:
 
 
 def read_option(group: str, name: str, folders: Iterable[str] = ()) -> str | None:
-    """The text of an option, from the user's `folders` before the shipped one, or None."""
+    """Return the text of an option, or None. The user's `folders` take precedence."""
     for root in (*map(Path, folders), shipped_root()):
         entry = root.joinpath(*f"{group}/{name}.yaml".split("/"))
         if entry.is_file():
@@ -57,7 +57,7 @@ def read_option(group: str, name: str, folders: Iterable[str] = ()) -> str | Non
 
 
 def describe_options(group: str, folders: Iterable[str] = ()) -> dict[str, str]:
-    """The options of a group, each with the first line of the docstring of its class."""
+    """Return the options of a group, each with the first line of its class docstring."""
     folders = list(folders)
     return {name: _first_line(group, name, folders) for name in list_options(group, folders)}
 
@@ -68,12 +68,12 @@ def _first_line(group: str, name: str, folders: list[str]) -> str:
         return ""
     try:
         text = locate(target[1]).__doc__ or ""
-    except MazeTrainError:  # someone's own file names no class that is there: still an option
+    except MazeTrainError:  # a user's file may name a missing class; list the option anyway
         return ""
     return text.strip().partition("\n")[0]
 
 
 def config_names(folders: Iterable[str] = ()) -> list[str]:
-    """Names of primary configs (`-cn`): one for each command, and those of the user's folders."""
+    """Return the names of primary configs (`-cn`): the commands and the user's files."""
     roots = (*map(Path, folders), shipped_root())
     return sorted({path.stem for root in roots for path in root.glob("*.yaml")})

@@ -1,9 +1,6 @@
-"""Brings the arguments of `maze-run` into the form in which Hydra accepts them.
+"""Parsing of the command-line arguments of `maze-run` that does not require Hydra.
 
-Hydra has one spelling for each kind of override: `algorithm=ppo` where a defaults list names the
-group, `+a.b=c` for a key that is new, `++a.b=c` for either. Users should not have to know which is
-which, and an unknown key should be reported by the configuration classes, which know the nearest
-correct one. Hydra is imported where its grammar is needed: it takes its time.
+Hydra is slow to import, so code that needs its grammar is in `hydra_input`.
 """
 
 from __future__ import annotations
@@ -28,39 +25,39 @@ OPTIONS = (
     *OPTIONS_WITH_VALUE, *COMPLETION, "--help", "-h", "--hydra-help", "--version", "--resolve",
     "--run", "-r", *SWEEP, "--",
 )  # fmt: skip
-"""All options of the command: Hydra's, and those that are answered before it is called."""
+"""All options of the command: Hydra's, and the ones handled before Hydra starts."""
 PLAIN = re.compile(r"[A-Za-z0-9_/.:+%@-]+")
-"""Texts that Hydra reads without quotes."""
+"""Values that Hydra parses without quotes."""
 PATHS = re.compile(
     r"run_dir|resume|base_run|runs?|output|output_dir|record_dir|study|film|runner\.dataset"
     r"|runner\.working_dir|policies\.[^.]+(\.source)?|hydra\.sweep\.dir"
 )
-"""Settings that name files or directories, whose letters are the user's."""
+"""Settings that name files or directories; their values are quoted verbatim."""
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 
 
 DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
-"""Environment variable with which tracebacks of all errors are shown, here as in Hydra."""
+"""Environment variable that enables tracebacks for all errors, as in Hydra."""
 
 RUN_DIR_PROBLEM = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
-"""What is wrong with `hydra.run.dir`."""
+"""Error message for `hydra.run.dir`."""
 
 
 def shell_word(key: str, value: str) -> str:
-    """The override `key=value` for a shell, in quotes where Hydra's grammar or the shell asks."""
+    """Return the override `key=value`, quoted for Hydra's grammar and the shell if necessary."""
     is_plain = PLAIN.fullmatch(value) is not None
     word = f"{key}={value if is_plain else quoted(value)}"
     return shlex.quote(word) if is_plain or set(word) & set('"$`\\!') else f'"{word}"'
 
 
 def quoted(text: str) -> str:
-    """Return a text in the quotes in which Hydra reads it letter by letter."""
+    """Quote and escape a text so that Hydra reads it verbatim."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"
 
 
 def as_typed(message: str, argv: Sequence[str]) -> str:
-    """A message of Hydra, which knows the form of `normalise`, with the overrides as in `argv`."""
+    """Replace the normalised overrides in a message of Hydra by the overrides as typed."""
     for word in overrides_of(argv):
         match = ASSIGNMENT.fullmatch(word)
         if match is not None:
@@ -70,20 +67,20 @@ def as_typed(message: str, argv: Sequence[str]) -> str:
 
 
 def config_name_of(line: str) -> str:
-    """The primary config that a command line chooses; empty: the usual one."""
+    """Return the primary config chosen by a command line; empty for the default."""
     words = line.split(" ")[:-1]  # without the word that is being typed
     return next((b for a, b in pairwise(words) if a in CONFIG_NAME), "")
 
 
 def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
-    """What the last word of a command line may become: an option, its value, or a path.
+    """Return completions of the last word of a command line: options, values of `-cn`, or paths.
 
     Args:
         line: The command line up to the cursor.
-        config_names: Names that `-cn` takes.
+        config_names: Allowed values of `-cn`.
 
     Returns:
-        The words; None for an override that is no path, which Hydra completes.
+        The completions; None for any other override, which Hydra completes.
     """
     before, _, word = line.rpartition(" ")
     previous = before.rpartition(" ")[2]
@@ -99,7 +96,7 @@ def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
 
 
 def config_folders(argv: Sequence[str]) -> list[str]:
-    """The user's folders: `--config-dir X`, and plain ones in `hydra.searchpath`."""
+    """Return the user's configuration folders: `--config-dir X` and local `hydra.searchpath`."""
     folders: list[str] = []
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
         name, equals, value = word.partition("=")
@@ -113,12 +110,12 @@ def config_folders(argv: Sequence[str]) -> list[str]:
 
 
 def overrides_of(argv: Sequence[str]) -> list[str]:
-    """The arguments that are neither options nor values of options."""
+    """Return the arguments that are neither options nor values of options."""
     return [word for word, is_override in classified(argv) if is_override]
 
 
 def classified(argv: Sequence[str]) -> list[tuple[str, bool]]:
-    """Every argument with whether it is an override: no option, and no value of one."""
+    """Return each argument with a flag: whether it is an override (not an option or its value)."""
     return [
         (word, not word.startswith("-") and not _takes(previous, word))
         for previous, word in zip(["", *argv][:-1], argv, strict=True)
@@ -126,5 +123,5 @@ def classified(argv: Sequence[str]) -> list[tuple[str, bool]]:
 
 
 def _takes(option: str, word: str) -> bool:
-    """Whether a word is the value of the option before it; `--info` has one or none."""
+    """Return whether a word is the value of the preceding option; optional for `--info`."""
     return option in OPTIONS_WITH_VALUE and not (option in INFO and "=" in word)

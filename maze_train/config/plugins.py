@@ -1,8 +1,8 @@
-"""Extensions of Hydra: registered environments, and settings that leave no trace.
+"""Hydra plug-ins: registered environments as options, the search path, and Hydra's own settings.
 
-`env=CartPole-v1` needs no YAML: a source of configuration, `gymnasium://`, serves `env/<id>` from
-gymnasium's registry, which is imported only when no folder before it in the search path has the
-option. Folders that the user names come before ours, so his `env/<name>.yaml` wins.
+`env=CartPole-v1` needs no YAML file: the config source `gymnasium://` serves `env/<id>` from
+gymnasium's registry. Gymnasium is imported only if no earlier folder in the search path has the
+option. The user's folders come first, so their `env/<name>.yaml` takes precedence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.targets import import_failure
 from maze_train.envs.config import SIMULATORS
 
-Names = list[str]  # inside the class below, `list` is a method
+Names = list[str]  # an alias, because `list` is a method in the class below
 GROUP = "env"
 LAUNCHERS: dict[str, tuple[type, Any]] = {
     "local": (LocalLauncher, LocalLauncherConf),
@@ -50,19 +50,19 @@ LAUNCHERS: dict[str, tuple[type, Any]] = {
 
 
 class GymnasiumSource(ConfigSource):
-    """Serves `env/<id>`: `CartPole-v1`, `ALE/Pong-v5`, `my_module:MyEnv-v0`."""
+    """Config source for `env/<id>`: `CartPole-v1`, `ALE/Pong-v5`, `my_module:MyEnv-v0`."""
 
     @staticmethod
     def scheme() -> str:
-        """Prefix of this source in a search path."""
+        """Return the prefix of this source in a search path."""
         return "gymnasium"
 
     def available(self) -> bool:
-        """Whether the source can be used: always, since gymnasium is a dependency."""
+        """Return True, since gymnasium is a required dependency."""
         return True
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """The configuration `{id: <id>}`; everything else has defaults."""
+        """Return the configuration `{id: <id>}`; all other settings keep their defaults."""
         return ConfigResult(
             provider=self.provider,
             path=self.full_path(),
@@ -71,7 +71,7 @@ class GymnasiumSource(ConfigSource):
         )
 
     def is_group(self, config_path: str) -> bool:
-        """Whether the path is a group of which `list` knows options, or a namespace of ids."""
+        """Return whether the path is a group with options, or a namespace of environment ids."""
         path = config_path.strip("/")
         if path in ("", GROUP) or path in group_names():
             return True
@@ -79,15 +79,15 @@ class GymnasiumSource(ConfigSource):
         return bool(namespace) and any(i.startswith(f"{namespace}/") for i in _registered_ids())
 
     def is_config(self, config_path: str) -> bool:
-        """Whether the path is `env/<id>` with a registered id."""
+        """Return whether the path is `env/<id>` with a registered id."""
         env_id = _env_id(config_path)
         return bool(env_id) and is_registered(env_id)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
-        """The ids, as options of `env`; without namespace below `env/<namespace>`.
+        """List environment ids as options of `env`, or of `env/<namespace>` without the namespace.
 
-        Of other groups the options in sub-folders, such as `ppo/CartPole-v1`: Hydra finds them, but
-        does not list them for the shell completion.
+        For other groups, list the options in sub-folders, such as `ppo/CartPole-v1`, which Hydra
+        omits from shell completion.
         """
         path = config_path.strip("/")
         if path == "":
@@ -102,21 +102,21 @@ class GymnasiumSource(ConfigSource):
 
 
 class MazeTrainSearchPath(SearchPathPlugin):
-    """Puts the user's folders before ours in the search path, and registered environments after."""
+    """Search path: the user's folders, then the shipped folder, then registered environments."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the folders in the arguments that Hydra is about to read, and `gymnasium://`."""
+        """Add the folders from the command line and `gymnasium://`."""
         for folder in reversed(config_folders(sys.argv[1:])):
-            if Path(folder).is_dir():  # Hydra itself complains about one that is missing
+            if Path(folder).is_dir():  # Hydra itself reports missing folders
                 path = f"file://{Path(folder).absolute()}"
                 search_path.prepend(provider="user", path=path, anchor="main")
         search_path.append(provider="maze_train", path="gymnasium://")
 
 
 def completing_values(shell: type[CompletionPlugin]) -> type[CompletionPlugin]:
-    """The completion of Hydra for a shell, in which lists and empty mappings get values, not keys.
+    """Return Hydra's completion plug-in with a fix for lists and empty mappings.
 
-    Hydra completes `runs` to `runs.`, below which there is nothing.
+    Hydra completes `runs` to `runs.`, which has no keys; the fixed plug-in completes it to `runs=`.
     """
 
     class Completion(shell):  # type: ignore[valid-type,misc]  # a class that is an argument
@@ -137,11 +137,11 @@ def completing_values(shell: type[CompletionPlugin]) -> type[CompletionPlugin]:
 
 @contextmanager
 def extended_hydra() -> Iterator[None]:
-    """Hydra with our plug-ins and our defaults for its own settings, put back afterwards.
+    """Register the plug-ins and defaults for Hydra's settings; restore Hydra on exit.
 
-    The defaults belong to no single primary config: `-cn config`, with the file of a past run, gets
-    them too. A single run creates nothing through Hydra, a sweep has one directory with a numbered
-    one for each job, and logging is left alone.
+    The defaults apply to all primary configs, including `-cn config` with the file of an earlier
+    run. Hydra creates no files for a single run, and one directory with numbered job directories
+    for a sweep. Logging is not configured.
     """
     Plugins.instance().register(GymnasiumSource)
     Plugins.instance().register(MazeTrainSearchPath)
@@ -159,7 +159,7 @@ def extended_hydra() -> Iterator[None]:
     def sweeper(
         *, config: DictConfig, hydra_context: HydraContext, task_function: TaskFunction
     ) -> Sweeper:
-        """Hydra's sweeper, with what comes before its first job."""
+        """Return the sweeper chosen by the user, wrapped in `SweepStart`."""
         chosen = Plugins.instantiate_sweeper(
             plugins, config=config, hydra_context=hydra_context, task_function=task_function
         )
@@ -179,11 +179,11 @@ def extended_hydra() -> Iterator[None]:
 
 
 def is_registered(env_id: str) -> bool:
-    """Whether gymnasium or PettingZoo knows an id; the module of `module:Id` is imported.
+    """Return whether gymnasium or PettingZoo has an id; the module of `module:Id` is imported.
 
     Raises:
-        ConfigError: If that module cannot be imported, or PettingZoo does not know it.
-        MissingExtraError: If PettingZoo is not installed.
+        ConfigError: If the module cannot be imported, or PettingZoo has no such environment.
+        MissingExtraError: If PettingZoo is needed but not installed.
     """
     import gymnasium
 
@@ -193,7 +193,7 @@ def is_registered(env_id: str) -> bool:
 
         return bool(module_named(env_id))
     if module in SIMULATORS:
-        return True  # which names there are is known when it is built
+        return True  # the name is checked when the environment is built
     if colon:
         try:
             importlib.import_module(module)
@@ -205,7 +205,7 @@ def is_registered(env_id: str) -> bool:
 
 
 def _env_id(config_path: str) -> str:
-    """The id in a path `env/<id>`, empty for any other path."""
+    """Return the id in a path `env/<id>`; empty for any other path."""
     group, _, env_id = config_path.strip("/").partition("/")
     return env_id.removesuffix(".yaml") if group == GROUP else ""
 

@@ -1,4 +1,4 @@
-"""Jobs in parallel on the machines of a cluster, where workers start their processes."""
+"""Parallel jobs on a cluster: workers on its machines start one process per job."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ from maze_train.workers.pool import (
 )
 
 CALLS = {"begin": "its start", "run": "a job"}
-"""Names of calls in messages."""
+"""Descriptions of worker calls for messages."""
 
 POLL_S = 1.0
-"""Longest wait for news of the jobs: a signal that another thread got is noticed after it only."""
+"""Maximum wait for results in seconds; bounds the delay until a signal is handled."""
 
 MOST_SIGNALS = 3
-"""Signals of which the last one kills the jobs."""
+"""Number of signals after which the jobs are killed."""
 
 
 class JobWorker(Worker):
-    """Runs jobs where it lives, one after the other, each in its own process.
+    """Runs jobs sequentially on its machine, each in a separate process.
 
     Args:
         folders: Directories that the jobs need.
-        context: Where it lives.
+        context: Context of the worker.
     """
 
     def __init__(self, folders: Sequence[str], context: WorkerContext) -> None:
         self._folders, self._context = folders, context
 
     def begin(self) -> None:
-        """Check that the directories are there.
+        """Check that the directories exist on this machine.
 
         Raises:
-            ConfigError: If one is missing.
+            ConfigError: If a directory is missing.
         """
         for folder in self._folders:
             if not os.path.isdir(folder):
                 raise ConfigError(
                     "hydra/launcher",
-                    f"the machine {socket.gethostname()} has no folder {folder}; expected that all "
-                    "machines share the folder of the sweep (hydra.sweep.dir) and that from where "
-                    "it is started, at the same paths",
+                    f"the machine {socket.gethostname()} has no folder {folder}; all machines must "
+                    "share the sweep directory (hydra.sweep.dir) and the working directory, at the "
+                    "same paths",
                     "ray",
                 )
 
     def run(self, job: Portable[ProcessJob]) -> JobRecord:
-        """The record of a job; one that is cancelled gets a signal, and is waited for."""
+        """Run a job and return its record; if cancelled, signal the job and wait for its end."""
         ended: list[StartedJob] = []
         beat = self._context.count
         processes = JobProcesses(ended.append, 1, start_method="spawn", beat=beat)
@@ -72,15 +72,15 @@ class JobWorker(Worker):
 
 
 class JobPool:
-    """Runs jobs with the workers of a place, one each at a time; the others wait.
+    """Runs jobs on the workers of a backend, one job per worker at a time.
 
-    A worker that is lost costs the job that it had, and is started again; where it cannot be, the
-    others do the rest.
+    If a worker is lost, its job fails and the worker is restarted. If it cannot be restarted, the
+    remaining workers run the remaining jobs.
 
     Args:
         ended: Called with each job that ended.
-        place: Where the jobs run; their workers may be started again.
-        n_jobs: Most jobs at a time.
+        place: Backend that the workers run on; must allow restarts.
+        n_jobs: Maximum number of parallel jobs.
         folders: Directories that the jobs need.
     """
 
@@ -95,16 +95,16 @@ class JobPool:
         self._running: dict[int, StartedJob] = {}
 
     def run(self, jobs: Iterable[ProcessJob]) -> None:
-        """Run jobs, each of which is asked for when there is room for it.
+        """Run jobs; each one is taken from `jobs` when a worker is free.
 
         Raises:
-            ConfigError: If a machine has not the directories.
-            KeyboardInterrupt: After a signal, when all jobs have ended.
-            WorkerError: If jobs are left, and no worker is.
+            ConfigError: If a machine lacks one of the directories.
+            KeyboardInterrupt: After a signal, once all jobs have ended.
+            WorkerError: If all workers are lost before all jobs have run.
         """
         n_workers = self._place.num_workers(self._n_jobs)
         makers = [partial(JobWorker, self._folders)] * n_workers
-        names = [f"place {i} of jobs" for i in range(n_workers)]
+        names = [f"job worker {i}" for i in range(n_workers)]
         pool = self._place.pool(Crew(makers, names, CALLS))
         try:
             self._run(pool, iter(jobs))
@@ -128,7 +128,7 @@ class JobPool:
                 else:
                     self._start(pool, free.pop(0), job)
             if not (is_last or any(map(pool.pending, workers))):
-                raise WorkerError("all places of jobs are lost, and jobs are left")
+                raise WorkerError("all job workers are lost, but not all jobs have run")
             free += [index for index in pool.ready(POLL_S) if self._take_in(pool, index)]
 
     def _start(self, pool: WorkerPool, index: int, job: ProcessJob) -> None:
@@ -137,7 +137,7 @@ class JobPool:
         self._running[index] = StartedJob(job)
 
     def _take_in(self, pool: WorkerPool, index: int) -> bool:
-        """Record the start of a worker, or the outcome of its job; return whether it is free."""
+        """Process the reply of a worker (started, or job done); return whether it is free."""
         started = self._running.pop(index, None)
         lost: WorkerFailedError | None = None
         try:
@@ -153,8 +153,8 @@ class JobPool:
             pool.call(index, "begin")
         elif lost.error is not None:
             raise lost.error
-        else:  # Nothing has room for it.
-            notify(f"note: {lost.text}; jobs run elsewhere")
+        else:  # The cluster has no resources for this worker.
+            notify(f"note: {lost.text}; the other workers run its jobs")
             pool.stop(index)
         return False
 
@@ -163,7 +163,7 @@ class JobPool:
         self._ended(started)
 
     def _end(self, pool: WorkerPool) -> None:
-        """Let the jobs end; the last signal kills them."""
+        """Cancel the running jobs and wait for them; kill them after repeated signals."""
         for times in count(2):
             try:
                 for index in self._running if len(pool) else ():

@@ -1,4 +1,4 @@
-"""Settings that reach the network or other directories, which no run of a stranger decides."""
+"""Check for settings of an untrusted run that access the network or other directories."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ REACHES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "runner.working_dir": (),
     }
 )
-"""Settings whose texts name a cluster, a repository, a dataset or a directory, each with the values
-that do not. Texts of all other settings are judged by `ELSEWHERE`."""
+"""Settings that name a cluster, a repository, a dataset or a directory, each with the values that
+are always allowed. Values of all other settings are matched against `ELSEWHERE`."""
 
 SERVICES: Mapping[str, str | None] = MappingProxyType(
     {"WandbWriter": None, "MLflowWriter": "tracking_uri"}
 )
-"""Writers that send metrics away, each with the argument that says where; None: they always do."""
+"""Writers that upload metrics, each with the argument for the server; None: always upload."""
 
 ELSEWHERE = re.compile(r"[/\\~$]|[A-Za-z]:[/\\]|.*(://|(^|[/\\])\.\.([/\\]|$))", re.DOTALL)
-"""Texts that are an address, or a path that may leave the working directory."""
+"""Matches URLs and paths that may lead outside of the working directory."""
 
 _MISSING = object()
 
 
 def check_reach(settings: Mapping[str, Any], own: Any, where: str) -> None:
-    """Refuse settings of a stranger that reach the network or other directories.
+    """Raise an error if untrusted settings access the network or other directories.
 
     Args:
-        settings: Those of the stranger, changed by those of the user.
-        own: Settings of the user: what is given there, with the same value, is allowed.
-        where: The file, for the message.
+        settings: Settings of the untrusted run, overridden by the user's settings.
+        own: The user's settings; a setting with the same value there is allowed.
+        where: Name of the settings file, for the message.
 
     Raises:
-        ConfigError: If there are any; it lists all of them with the words that allow them.
+        ConfigError: If there are any; lists all of them and the overrides that allow them.
     """
     found = dict(_reaching(settings, own if isinstance(own, Mapping) else {}))
     if not found:
@@ -61,14 +61,14 @@ def check_reach(settings: Mapping[str, Any], own: Any, where: str) -> None:
     )
     raise ConfigError(
         next(iter(found)),
-        f"the network and other directories are reached only where you say so, and {where} is not "
-        f"signed by you; nothing was reached:{rows}\nGive these settings yourself, as they are "
-        f"or with values of your own: {' '.join(words)}",
+        f"access to the network or to other directories needs your consent, since {where} is not "
+        f"signed by you; nothing was accessed:{rows}\nTo allow it, give these settings yourself, "
+        f"with the same or other values: {' '.join(words)}",
     )
 
 
 def _reaching(node: Any, own: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings that reach elsewhere, without those that the user gives."""
+    """Yield the settings that access other places, except those that the user gave."""
     if node is own or (type(node) is type(own) and not isinstance(node, Mapping) and node == own):
         return
     if isinstance(node, Mapping):
@@ -77,7 +77,7 @@ def _reaching(node: Any, own: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             return
         for name, value in node.items():
             given = own.get(name, _MISSING) if isinstance(own, Mapping) else _MISSING
-            if name != TARGET:  # names of classes are a matter of trust
+            if name != TARGET:  # class names are checked by `trust` instead
                 yield from _reaching(value, given, join(key, str(name).replace(".", "/")))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
@@ -90,7 +90,7 @@ def _reaching(node: Any, own: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_service(node: Mapping[str, Any]) -> bool:
-    """Whether a node names a writer that sends metrics away."""
+    """Return whether a node names a writer that uploads metrics."""
     name = str(node.get(TARGET)).replace(":", ".").rpartition(".")[2]
     if name not in SERVICES:
         return False

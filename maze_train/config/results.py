@@ -1,4 +1,4 @@
-"""The settings that decide the results of a run, and digests of the files that they name."""
+"""Determines which settings affect the results of a run, and hashes the files that they name."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ FREE = (
     "tracking",
     "trust",
 )
-"""Settings, and sections of settings, that may differ: where a run takes place, how long, and what
-it writes."""
+"""Settings and sections that may change on resume: where a run takes place, its length, and its
+output."""
 
 FIXED = ("runner.concurrency", "runner.envs_per_actor", "runner.fast_dev_run")
-"""Settings within these that may not."""
+"""Exceptions from `FREE`: settings in these sections that may not change."""
 
 MOST_HASHED_NBYTES, MOST_FILES_NBYTES = 1 << 26, 1 << 20
-"""Most bytes of which a digest is made, and of the file that keeps them."""
+"""Maximum number of bytes to hash per setting, and maximum size of the file with the digests."""
 
 
 def matters(key: str, config: TrainConfig) -> bool:
-    """Whether another value of a setting would change the results."""
+    """Return whether changing a setting would change the results."""
     if key in FIXED:
         return True
     if key == "evaluation.concurrency":
-        # Random numbers are drawn for all at once.
+        # Random actions are drawn for all environments at once, so they depend on their number.
         sources = [own.source for own in config.policies.values()]
         is_random = RANDOM in (*sources, *config.evaluation.opponents.values())
         return is_random or not config.evaluation.deterministic
@@ -60,11 +60,11 @@ def matters(key: str, config: TrainConfig) -> bool:
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings by dotted name; lists and tuples are settings, too."""
+    """Flatten settings to dotted names; lists and tuples are leaves."""
     found: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, Mapping) and TUPLE in value:
-            value = value[TUPLE]  # once stored as a list
+            value = value[TUPLE]  # older versions stored tuples as lists
         if isinstance(value, Mapping):
             found.update(leaves(value, f"{prefix}{key}."))
         else:
@@ -73,16 +73,16 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def are_texts(value: Any) -> bool:
-    """Whether a value is a list of texts that is not empty."""
+    """Return whether a value is a non-empty list of strings."""
     return (
         isinstance(value, list) and bool(value) and all(isinstance(entry, str) for entry in value)
     )
 
 
 def place_of_name(name: str) -> Path | None:
-    """The file or directory that a text names, also that of `<run>@<version>` and `<run>:<policy>`.
+    """Return the file or directory in a name; accepts `<run>@<version>` and `<run>:<policy>`.
 
-    None: it names none. Words such as `auto` are no names of files.
+    None if there is no such file. A plain word such as `auto` is never treated as a file.
     """
     for place in (name, name.rpartition("@")[0], name.rpartition(":")[0]):
         if (os.sep in place or Path(place).suffix) and Path(place).exists():
@@ -91,7 +91,7 @@ def place_of_name(name: str) -> Path | None:
 
 
 def content_digest(names: str | list[str]) -> str:
-    """SHA-256 of the files that a setting names; empty: it names none, or they are large."""
+    """Hash the files that a setting names (SHA-256); empty if there are none or too large."""
     digest, left = hashlib.sha256(), MOST_HASHED_NBYTES
     for name in [names] if isinstance(names, str) else names:
         try:
@@ -114,7 +114,7 @@ def content_digest(names: str | list[str]) -> str:
 
 
 def digests_of_files(config: TrainConfig) -> dict[str, str]:
-    """Digests of the files and runs that settings name which may not change on resume."""
+    """Hash the files and runs named by settings that must not change on resume."""
     found = {
         key: content_digest(value)
         for key, value in leaves(config_to_dict(config)).items()
@@ -124,7 +124,7 @@ def digests_of_files(config: TrainConfig) -> dict[str, str]:
 
 
 def digests_of_run(directory: Path) -> dict[str, str]:
-    """The digests that a run kept when it began; none if they cannot be read."""
+    """Return the digests stored when a run started; empty if they cannot be read."""
     try:
         found = json.loads(read_regular(directory / DIGESTS, MOST_FILES_NBYTES))
         return {str(key): str(digest) for key, digest in found.items()}

@@ -1,4 +1,4 @@
-"""Continuing a run: where it is, and which of its settings may differ."""
+"""Resuming a run: finding its directory and checking which settings have changed."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 def run_to_resume(config: TrainConfig) -> Path | None:
-    """Directory of the run that a configuration continues; None: it starts a new one.
+    """Return the directory of the run to resume, or None for a new run.
 
     Raises:
-        ConfigError: If there is no run in the directory that `resume` names.
+        ConfigError: If the directory given by `resume` contains no run.
     """
     if config.resume is None:
         return None
@@ -56,27 +56,27 @@ def run_to_resume(config: TrainConfig) -> Path | None:
 def _run_dir_of(resume: str) -> Path:
     run = RunDirectory.to_resume(absolute_path("resume", resume))
     if not run.is_run:
-        problem = f"there is no run: expected a directory with {CONFIG}, or auto with run_dir"
+        problem = f"no run found: expected a directory with {CONFIG}, or auto with run_dir"
         raise ConfigError("resume", problem, resume)
     return run.path
 
 
 def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run with some changes, for `load_config`.
+    """Return the stored settings of a run with changes, for `load_config`.
 
     Args:
         resume: Directory of a run, or of one of its checkpoints.
-        changes: Settings as `load_config` takes them. A runner by name, such as `runner="local"`,
-            keeps what all runners have, such as the number of environments.
+        changes: Settings as for `load_config`. If the runner is given by name, such as
+            `runner="local"`, the settings common to all runners (for example `concurrency`) keep
+            their stored values.
 
     Raises:
-        ConfigError: If there is no run in the directory, the changes are those of an experiment,
-            the run names what is not trusted, see `StoredSettings`, or objects of Python are
-            missing.
-        RunDirectoryError: If its configuration is damaged.
+        ConfigError: If the directory contains no run, `changes` selects an experiment, the run
+            names untrusted code (see `StoredSettings`), or Python objects are missing.
+        RunDirectoryError: If the stored configuration is damaged.
     """
     if "experiment" in changes:
-        problem = "a run that is continued has its own settings: leave this out"
+        problem = "a resumed run keeps its stored settings: leave this out"
         raise ConfigError("experiment", problem, changes["experiment"])
     directory = _run_dir_of(resume)
     stored, own = read_settings(directory), nested_values(TrainConfig, changes)
@@ -97,21 +97,23 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 def continued(
     config: TrainConfig, directory: Path, checkpoint: CheckpointInfo | None = None
 ) -> TrainConfig:
-    """The configuration with the seed of the run in `directory`, which it continues.
+    """Compare a configuration with the run that it resumes, and take over the seed of the run.
 
-    Settings that differ are listed, with both values: as an error if one of them may not, else as
-    a message.
+    Changed settings are listed with both values: as an error if one of them affects the results,
+    otherwise as a note.
 
     Args:
         config: The configuration.
         directory: Directory of the run.
-        checkpoint: From where it continues. Its settings are those that the run had, whatever has
-            become of its `config.yaml`; None: those of that file, and any may differ, as the run
-            begins again.
+        checkpoint: Checkpoint to resume from; the settings stored in it are compared. None: the run
+            starts again, so the settings in `config.yaml` are compared and all may change.
+
+    Returns:
+        The configuration with the seed of the run, and its random opponents if it had any.
 
     Raises:
-        ConfigError: If a setting differs that influences the numbers of the run.
-        RunDirectoryError: If the configuration of the run is damaged.
+        ConfigError: If a setting that affects the results has changed.
+        RunDirectoryError: If the stored configuration is damaged.
     """
     if checkpoint is not None:
         place = f"checkpoint {checkpoint.path}"
@@ -149,7 +151,7 @@ def continued(
         key = refused[0]
         old, new = before.get(key), now.get(key)
         is_place = isinstance(old, str) and isinstance(new, str) and place_of_name(new)
-        hint = f"; moved=[{key}] if it is the same at another place" if is_place else ""
+        hint = f"; moved=[{key}] if it only has a new path" if is_place else ""
         others = f"; all that differ:{table}" if len(refused + free) > 1 else ""
         raise ConfigError(
             key.removesuffix(f".{TARGET}"),
@@ -167,14 +169,14 @@ def continued(
 def has_moved(
     key: str, before: Any, now: Any, known: Mapping[str, str], moved: Sequence[str]
 ) -> bool:
-    """Whether a setting names the same files or runs as before, at another place.
+    """Return whether a setting names the same files or runs as before, at a different path.
 
     Args:
         key: Name of the setting.
-        before: Its value in the run: a text, or a list of texts.
-        now: Its value for the resumed run.
-        known: Digests of the files that the run began with, see `digests_of_run`.
-        moved: Settings of which the user says so.
+        before: Value stored in the run: a string or a list of strings.
+        now: Value for the resumed run.
+        known: Digests of the files when the run started, see `digests_of_run`.
+        moved: Settings that the user has declared as moved.
     """
     names = [before, now]
     if not all(isinstance(name, str) or are_texts(name) for name in names):
@@ -186,10 +188,10 @@ def has_moved(
 
 
 def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list[str]) -> None:
-    """Refuse limits that were changed to less than the run has done already.
+    """Check that changed limits are not below what the run has already completed.
 
     Raises:
-        ConfigError: If there is one.
+        ConfigError: If `total_steps` or `algorithm.n_epochs` is too small.
     """
     limits = {
         "total_steps": (config.total_steps, checkpoint.env_steps, "environment steps"),
@@ -206,12 +208,12 @@ def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list
 
 
 def _is_given_again(before: Any, now: Any) -> bool:
-    """Whether an object takes the place of one that had no name, which nothing compares."""
+    """Return whether a Python object replaces an unnamed one; these cannot be compared."""
     return isinstance(now, Given) and isinstance(before, str) and has_no_name(before)
 
 
 def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str, str]) -> str:
-    """One line for each setting that has a note: its name, both values, and the note."""
+    """Format one line per setting in `notes`: its name, both values, and the note."""
     rows = [("setting", "before", "now", "")]
     for key, note in notes.items():
         rows.append(
@@ -221,7 +223,10 @@ def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str
 
 
 def _without_sections(changed: list[str]) -> list[str]:
-    """The keys, classes of sections first; of one of another class only what may not change."""
+    """Return the changed keys, classes of sections first.
+
+    If the class of a section has changed, its other keys are omitted unless they must not change.
+    """
     targets = [key for key in changed if key.endswith(f".{TARGET}")]
     sections = tuple(key.removesuffix(TARGET) for key in targets)
     return [*targets, *(key for key in changed if key in FIXED or not key.startswith(sections))]

@@ -1,4 +1,4 @@
-"""The configuration of a rollout: episodes that a policy plays, without learning."""
+"""Settings of a rollout: a policy plays episodes without learning."""
 
 from __future__ import annotations
 
@@ -26,81 +26,81 @@ ONLY_FOR_TRAINING = (
     *("max_wall_time_s", "dataset", "fast_dev_run"),
     *("deterministic", "detect_anomaly", "envs_per_actor"),
 )
-"""Settings of a runner that a rollout does not have."""
+"""Runner settings that are not allowed for rollouts."""
 
 
 @dataclass(kw_only=True)
 class RolloutConfig(Settings):
-    """Everything that defines a rollout: a policy, an environment, and the episodes to play."""
+    """Settings of `maze-run -cn rollout`: a policy, an environment, and the episodes to play."""
 
     run: str | None = None
-    """Directory of a training run, whose best policy plays, or of one of its saved policies
-    (<run>/policies/epoch_<n>), <run>@final or <run>@epoch_<n>, or hf://<owner>/<name> of one on the
-    Hugging Face hub."""
+    """Policy to play: a run directory (its best policy), a saved policy
+    (<run>/policies/epoch_<n>), <run>@final, <run>@epoch_<n>, or hf://<owner>/<name> for a policy on
+    the Hugging Face hub."""
 
     policy: str | dict[str, Any] | None = None
-    """Instead of `run`: `random`, or `{_target_: dotted path, key: value}` of a class or function
-    that returns a policy of your own."""
+    """Policy to play instead of `run`: `random`, or `{_target_: dotted path, key: value}` with a
+    class or function that returns a custom policy."""
 
     policies: dict[str, PolicyConfig] = field(default_factory=dict)
-    """Policies of single agents, where there are several: `{first: <run>, second: random}`, or with
-    `agents` and `source` as in training; agents that are not named play as `run` or `policy` says.
-    """
+    """Policies of individual agents in multi-agent environments: `{first: <run>, second: random}`,
+    or with `agents` and `source` as in training. All other agents use `run` or `policy`."""
 
     env: EnvConfig | None = None
-    """The environment; null: that of the run. With `run`, settings given here change that one."""
+    """The environment; null: the environment of the run. With `run`, settings given here override
+    those of the run."""
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig)
-    """Place of the episodes: `runner=dev` in this process, `runner=local` in several.
-    Settings for training, such as `max_wall_time_s`, are refused here."""
+    """Where episodes are played: `runner=dev` in this process, `runner=local` in worker processes.
+    Settings for training, such as `max_wall_time_s`, are not allowed."""
 
     n_episodes: int = 50
-    """Episodes to play, >= 1."""
+    """Number of episodes to play (>= 1)."""
 
     seed: int = 0
-    """Seed of episode 0, >= 0; that of episode j is `seed + j`."""
+    """Seed of the first episode (>= 0); episode j uses `seed + j`."""
 
     seeds: list[int] | None = None
-    """Seeds of the episodes, one each, >= 0, in place of `n_episodes` and `seed`."""
+    """One seed per episode (>= 0); replaces `n_episodes` and `seed`."""
 
     deterministic: bool = True
     """Whether a trained policy takes its most likely action; otherwise actions are sampled."""
 
     max_episode_steps: int | None = None
-    """Steps after which an episode is truncated and counts as far as it came, >= 0; a smaller limit
-    of the environment remains in force. null: the limit of the environment, or 30,000 if it
-    declares none; 0: no limit but that of the environment."""
+    """Maximum length of an episode in steps (>= 0); longer episodes are truncated and still
+    counted. The environment's time limit applies as well. null: 30,000 if the environment declares
+    no limit; 0: no additional limit."""
 
     record: bool = False
-    """Whether the episodes are written as a data set, to <output>/trajectories."""
+    """Whether to record the episodes as a dataset in <output>/trajectories."""
 
     record_dir: str | None = None
-    """With `record`: directory of another data set, to which the episodes are appended."""
+    """With `record`: directory of another dataset, to which the episodes are appended."""
 
     video: bool = False
-    """Whether videos are written, to <output>/videos (extra `video`)."""
+    """Whether to write videos to <output>/videos (requires the extra `video`)."""
 
     video_interval: int = 1
-    """With `video`: every k-th episode is filmed, beginning with number 0. >= 1."""
+    """With `video`: record every k-th episode, starting with episode 0 (>= 1)."""
 
     render: Literal["none", "human"] = "none"
-    """`human`: show a window; for `runner=dev` with one environment."""
+    """`human`: show the environment in a window; requires `runner=dev` and one environment."""
 
     on_non_finite: Literal["raise", "skip"] = "raise"
-    """Reaction to NaN and infinities of the environment: raise: the rollout ends; skip: the episode
-    ends, and is counted as lost."""
+    """What to do if the environment returns NaN or infinity: raise: stop with an error; skip: end
+    the episode and count it as lost."""
 
     progress: Literal["auto", "bar", "lines", "quiet"] = "auto"
-    """Display of progress: a bar, lines, or nothing (quiet); auto: a bar on a terminal, else lines
-    (at most one a second)."""
+    """Progress display: a bar, lines, or nothing (quiet); auto: a bar on a terminal, otherwise
+    lines (at most one per second)."""
 
     output_dir: str | None = None
-    """Directory of the results; null: <run>/rollouts/<date>_<time>, without a run
+    """Output directory; null: <run>/rollouts/<date>_<time>, or without a run
     outputs/<env>-<policy>-rollout/<date>_<time>."""
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package, PyTorch and gymnasium that the configuration of `run` may
-    import if another user made the run, such as `[my_envs, my_nets]`: their code is run."""
+    import if another user made the run, such as `[my_envs, my_nets]`. Their code is executed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,7 +119,7 @@ class RolloutConfig(Settings):
 
     @property
     def render_mode(self) -> str | None:
-        """Render mode of the environments; None: nothing is rendered."""
+        """Render mode of the environments; None for no rendering."""
         if self.video:
             return "rgb_array"
         return "human" if self.render == "human" else None
@@ -130,28 +130,28 @@ class RolloutConfig(Settings):
             raise ConfigError(
                 "run",
                 "expected one of run=<directory of a run>, policy=random and "
-                "policy._target_=<dotted path of your own>, or policies.<agent>=<source> of all "
-                "agents where there are several",
+                "policy._target_=<dotted path>, or in multi-agent environments "
+                "policies.<agent>=<source> for all agents",
                 self.run,
             )
         if self.policy is not None and self.policy != RANDOM and not is_target(self.policy):
             problem = "expected `random`, or a mapping with the key `_target_`"
             raise ConfigError("policy", problem, self.policy)
         if self.policies and isinstance(self.policy, dict):
-            problem = "acts for all agents: expected random, or null, next to policies"
+            problem = "a custom policy acts for all agents; with policies, use random or null"
             raise ConfigError("policy", problem, self.policy)
         for key, own in self.policies.items():
             self._check_one_of_several(f"policies.{key}", own)
         self._check_env()
 
     def _check_one_of_several(self, key: str, own: PolicyConfig) -> None:
-        """Refuse a policy that comes from nowhere, and what is for training only."""
+        """Check that the policy of an agent has a source, and no settings for training."""
         if own.source is None:
             problem = "expected random, the directory of a run, or the key _target_"
             raise ConfigError(f"{key}.source", problem, own.source)
         for name in ("model", "frozen", "opponents"):
             if getattr(own, name):
-                problem = "is for training: leave it out"
+                problem = "only used for training: leave it out"
                 raise ConfigError(f"{key}.{name}", problem, getattr(own, name))
 
     def _check_env(self) -> None:
@@ -162,8 +162,8 @@ class RolloutConfig(Settings):
         if not self.env.has_single_form:
             raise ConfigError(
                 "env.backend",
-                "every episode of a rollout has its own seed, which only single environments "
-                "take: set it to gymnasium",
+                "rollouts seed every episode, which vector environments do not support: set it to "
+                "gymnasium",
                 self.env.backend,
             )
 
@@ -191,7 +191,7 @@ class RolloutConfig(Settings):
         for name in ONLY_FOR_TRAINING:
             value = getattr(self.runner, name)
             if value:
-                problem = "is for training: leave it out (n_episodes sets the length of a rollout)"
+                problem = "only used for training: leave it out (n_episodes limits a rollout)"
                 raise ConfigError(f"runner.{name}", problem, value)
         if not self.runner.concurrency:
             count = 1 if self.render == "human" else DEFAULT_CONCURRENCY
@@ -201,37 +201,37 @@ class RolloutConfig(Settings):
         if self.render != "human":
             return
         if self.video:
-            problem = "shows a window, and films nothing: set render=none or video=false"
+            problem = "cannot be combined with video: set render=none or video=false"
             raise ConfigError("render", problem, self.render)
         if not isinstance(self.runner, DevRunnerConfig):
-            problem = "shows a window of this process: set runner=dev"
+            problem = "requires environments in this process: set runner=dev"
             raise ConfigError("render", problem, self.render)
         if self.runner.concurrency != 1:
-            problem = "one environment has the window: set runner.concurrency=1"
+            problem = "requires a single environment: set runner.concurrency=1"
             raise ConfigError("render", problem, self.render)
 
 
 ENV_NAMES = ("id", TARGET)
 OWN_OF_ENV = (*ENV_NAMES, "kwargs", "max_episode_steps")
-"""Settings that belong to one environment; the others hold for any that takes its place."""
+"""Settings specific to one environment; the others also apply to a replacement."""
 
 
 def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
-    """The configuration of a rollout from plain nested values.
+    """Build the configuration of a rollout from plain nested values.
 
-    With `run`, settings of `env` are put over those of the run. Another environment (`id`,
-    `_target_`) comes with its own `kwargs` and `max_episode_steps`; wrappers and preprocessing stay
-    those of the run.
+    With `run`, settings in `env` override those of the run. If `env` selects another environment
+    (`id`, `_target_`), `kwargs` and `max_episode_steps` of the run are dropped, but its wrappers
+    and preprocessing are kept.
 
     Args:
-        node: Values by the names of the fields of `RolloutConfig`, in the forms that `load_config`
-            takes: `{"run": "outputs/a", "runner": "local", "env.kwargs.size": 5}`. `seeds` may be
-            any iterable of integers, such as a range or an array.
+        node: Values by field of `RolloutConfig`, in the forms that `load_config` accepts:
+            `{"run": "outputs/a", "runner": "local", "env.kwargs.size": 5}`. `seeds` may be any
+            iterable of integers, such as a range or an array.
 
     Raises:
-        ConfigError: If a key is unknown, a value has a wrong type or is out of range, values
-            contradict each other, there is no saved policy in the directory of the run, or that
-            names what is not trusted, see `StoredSettings`.
+        ConfigError: If a key is unknown, a value has the wrong type or is out of range, values
+            contradict each other, the run directory contains no saved policy, or its configuration
+            names untrusted code (see `StoredSettings`).
         RunDirectoryError: If the configuration of the run is damaged.
     """
     values = nested_values(RolloutConfig, node)
@@ -244,7 +244,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
         place = PolicyPlace.named(absolute_path("run", str(run)))
         place.check_files(str(run))
         if is_on_hub(run):
-            values["run"] = at_commit(str(run), place.directory)  # the same one when read again
+            values["run"] = at_commit(str(run), place.directory)  # pin the commit
         stored = read_settings(place.settings)
         if "env" not in stored.values:
             problem = "expected settings of the environment"
@@ -260,9 +260,9 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
 
 
 def sources_of(policies: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of several policies, each of which may be given by its source alone.
+    """Expand policies that are given by their source alone.
 
-    A policy that names no agents is that of the agent whose name is its id.
+    If a policy names no agents, it controls the agent with the name of the policy.
     """
     found: dict[str, Any] = {}
     for key, own in policies.items():
@@ -275,7 +275,10 @@ def sources_of(policies: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_seeds(seeds: Any) -> Any:
-    """Return seeds as a list; anything else stays, such as an array that is a single number."""
+    """Convert an iterable of seeds to a list; other values, such as 0-d arrays, are returned as is.
+
+    Wrong types are reported when the settings are built.
+    """
     is_text = isinstance(seeds, str | bytes | Mapping)
     if is_text or not isinstance(seeds, Iterable) or getattr(seeds, "ndim", 1) == 0:
         return seeds
@@ -283,7 +286,7 @@ def plain_seeds(seeds: Any) -> Any:
 
 
 def joined_env(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the environment of a run, changed by those that are given."""
+    """Override the stored environment settings of a run with the given ones."""
     named = {key: given.get(key) for key in ENV_NAMES}
     is_other = any(named.values()) and named != {key: stored.get(key) for key in ENV_NAMES}
     kept = {key: value for key, value in stored.items() if not (is_other and key in OWN_OF_ENV)}

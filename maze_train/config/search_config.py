@@ -1,4 +1,4 @@
-"""The configuration of a search for settings: ranges, trials, and what decides between them."""
+"""Settings of a hyperparameter search: ranges, trials, and the metric to optimise."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from maze_train.core.errors import ConfigError, nearest
 
 GROUP = "search"
 LINEAR = "linear_"
-"""Beginning of a schedule that falls from a value to 0."""
+"""Prefix of a schedule that decreases linearly from a value to 0."""
 
 
 @dataclass(kw_only=True)
 class SearchRange(Settings):
-    """Values of one setting that trials may have: from `low` to `high`, or one of `choices`."""
+    """Search space of one setting: from `low` to `high`, or one of `choices`."""
 
     low: int | float | None = None
-    """Smallest value."""
+    """Lower bound (inclusive)."""
 
     high: int | float | None = None
-    """Largest value; integers are drawn where the setting is one."""
+    """Upper bound (inclusive). Integer settings are sampled as integers."""
 
     log: bool = False
-    """Whether the logarithm is drawn uniformly; needs `low` > 0, without `step`."""
+    """Whether to sample on a logarithmic scale; requires `low` > 0 and no `step`."""
 
     step: int | float | None = None
-    """Distance between two values, counted from `low`; null: any value, or any integer."""
+    """Step size between values, starting at `low`; null: continuous (or all integers)."""
 
     linear: bool = False
-    """Whether the value is that at which a linear schedule begins, which falls to 0."""
+    """Whether the sampled value is the start of a linear schedule that decreases to 0."""
 
     choices: list[Any] | None = None
-    """All values, instead of `low` and `high`."""
+    """List of allowed values, instead of `low` and `high`."""
 
     @classmethod
     def from_list(cls, choices: list[Any] | tuple[Any, ...]) -> SearchRange:
-        """The range of a plain list: these values."""
+        """Create a range from a plain list of choices."""
         return cls(choices=list(choices))
 
     def __post_init__(self) -> None:
@@ -70,52 +70,53 @@ class SearchRange(Settings):
 
 @dataclass(kw_only=True)
 class SearchConfig(Settings):
-    """Everything that defines a search, in addition to the settings of its runs."""
+    """Settings of `maze-run -cn search`, in addition to the settings of its runs."""
 
     search: dict[str, Any] = field(default_factory=dict)
-    """Ranges by setting, `search.algorithm.lr={low: 1e-4, high: 1e-2, log: true}` or, of some
-    values, `search.algorithm.gamma=[0.95,0.99]`; `search=<name>`: those of a file, such as
-    `search=ppo`; null takes a setting out."""
+    """Search space by setting: a range `search.algorithm.lr={low: 1e-4, high: 1e-2, log: true}`, or
+    a list `search.algorithm.gamma=[0.95,0.99]`. `search=<name>` loads ranges from a file, such as
+    `search=ppo`; null removes a setting."""
 
     n_trials: int = 20
-    """Trials of the study, those included that it has already. >= 1."""
+    """Total number of trials in the study, including existing ones (>= 1)."""
 
     n_jobs: int = 1
-    """Trials at a time, each in its own process; 0: one per core. >= 0."""
+    """Number of parallel trials, each in a separate process (>= 0); 0: one per core."""
 
     gpus: list[int] = field(default_factory=list)
-    """GPUs of which the trials see one each in turn (CUDA_VISIBLE_DEVICES); none: all of them."""
+    """GPU indices assigned to trials round-robin, one each (CUDA_VISIBLE_DEVICES); empty: every
+    trial sees all GPUs."""
 
     n_seeds: int = 1
-    """Runs of a trial, one after the other, with the seeds `seed`, `seed` + 1 and so on (`seed` by
-    default 0); their mean is its value. The first one decides whether it is pruned. >= 1."""
+    """Number of runs per trial (>= 1), executed sequentially with seeds `seed`, `seed` + 1, ...
+    (`seed` defaults to 0). The value of the trial is their mean. Only the first run can be pruned.
+    """
 
     study: str | None = None
-    """Directory of the study; one that holds a study continues with it. null:
+    """Directory of the study; an existing study is resumed. null:
     outputs/studies/<env>-<algorithm>."""
 
     metric: str | None = None
-    """Column of metrics.csv that decides; null: the one that selects the best policy
+    """Column of metrics.csv to optimise; null: the metric that selects the best policy
     (`evaluation.metric`)."""
 
     mode: Literal["auto", "max", "min"] = "auto"
-    """Whether a larger or a smaller value is better; auto: as for the selection of policies."""
+    """Whether to maximise (max) or minimise (min) the metric; auto: as `evaluation.mode`."""
 
     value: Literal["best", "final"] = "best"
-    """Value of a run: the best one of the metric, or the last one."""
+    """Value of a run: its best or its final value of the metric."""
 
     sampler: str | dict[str, Any] = "tpe"
-    """Sampler of Optuna that chooses settings, by the first part of its name (`tpe`, `random`,
-    `gp`, `qmc` ...), or with arguments: `{name: tpe, n_startup_trials: 5}`."""
+    """Optuna sampler, by the first part of its class name (`tpe`, `random`, `gp`, `qmc`, ...), or
+    with arguments: `{name: tpe, n_startup_trials: 5}`."""
 
     pruner: str | dict[str, Any] = "median"
-    """Pruner of Optuna that ends hopeless trials, like `sampler`; nop: none. Its steps are percents
-    of a run, 5 apart; `median` prunes from 30 % on (`n_warmup_steps`), after 5 trials
-    (`n_startup_trials`)."""
+    """Optuna pruner that stops unpromising trials, in the same form as `sampler`; nop: no pruning.
+    Steps are percentages of a run, reported every 5 %. `median` starts at 30 % of a run
+    (`n_warmup_steps`), after 5 trials (`n_startup_trials`)."""
 
     begin_with_given: bool = True
-    """Whether the first trial has the settings as they are without a search, if they lie in the
-    ranges."""
+    """Whether the first trial uses the configured settings, if they lie within the ranges."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,15 +131,15 @@ class SearchConfig(Settings):
 
     @property
     def ranges(self) -> dict[str, SearchRange]:
-        """Ranges by the dotted names of settings."""
+        """Ranges by dotted name of the setting."""
         return ranges_of(self.search)
 
 
 def ranges_of(node: Mapping[str, Any], path: str = "") -> dict[str, SearchRange]:
-    """The ranges in mappings within each other, by dotted names.
+    """Flatten nested mappings of ranges to dotted names.
 
     Raises:
-        ConfigError: If one is wrong.
+        ConfigError: If a range is invalid.
     """
     found: dict[str, SearchRange] = {}
     for key, value in node.items():
@@ -153,10 +154,10 @@ def ranges_of(node: Mapping[str, Any], path: str = "") -> dict[str, SearchRange]
 
 
 def _merged(ranges: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Ranges by dotted names as nested mappings; later ones change earlier ones.
+    """Merge changes by dotted name into the ranges; returns nested mappings.
 
     Raises:
-        ConfigError: If they are no mapping, or a part of a list is changed.
+        ConfigError: If `ranges` is not a mapping, or a change addresses a part of a list.
     """
     if not isinstance(ranges, dict):
         raise ConfigError(GROUP, "expected ranges by setting", ranges)
@@ -167,28 +168,28 @@ def _merged(ranges: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
         try:
             set_dotted(node, key, value)
         except ConfigError as error:
-            problem = "changes a part of a range that has none: give the whole range"
+            problem = "cannot change a part of a list: give the whole range"
             raise ConfigError(join(GROUP, key), problem, value) from error
         found = merged(found, node)
     return found
 
 
 def without_search(overrides: Sequence[str]) -> list[str]:
-    """The settings of runs among those of a user on the command line."""
+    """Return the user's overrides without those that belong to the search."""
     own = field_of_key(SearchConfig)
     words = [word.lstrip("+") for word in overrides]
     return [word for word in words if re.split(r"[.=]", word.lstrip("~"))[0] not in own]
 
 
 def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str, Any]]:
-    """The configuration of a search, and the values that its runs have in common.
+    """Build the configuration of a search, and return it with the settings common to all runs.
 
     Args:
-        node: Values by the names of the fields of `SearchConfig` and of `TrainConfig`. `search` may
-            be the name of an option.
+        node: Values by field of `SearchConfig` and `TrainConfig`. `search` may be the name of an
+            option.
 
     Raises:
-        ConfigError: If a key is unknown, or a setting of the search is wrong.
+        ConfigError: If a key is unknown, or a setting of the search is invalid.
     """
     own_keys, others = field_of_key(SearchConfig), field_of_key(TrainConfig)
     own: dict[str, Any] = {}
@@ -212,6 +213,6 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
         own.pop(GROUP, None)
     for key in ("run_dir", "resume"):
         if settings.pop(key, None) is not None:
-            problem = "trials have directories in that of the study, and continue with it"
-            raise ConfigError(key, f"{problem}: leave it out, and name study=<directory>")
+            problem = "trials are stored in the study directory and resumed with the study"
+            raise ConfigError(key, f"{problem}: leave it out, and set study=<directory>")
     return load_settings(SearchConfig, own), settings

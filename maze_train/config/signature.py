@@ -1,6 +1,6 @@
-"""The signature of settings that this user wrote: these need no `trust`.
+"""Signatures of configuration files. Files signed by this user need no `trust`.
 
-It is the last line of the settings, a comment: HMAC-SHA256 (RFC 2104) over all bytes before it.
+The signature is a comment in the last line: HMAC-SHA256 (RFC 2104) over all preceding bytes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ KEY, KEY_NBYTES = "key", 32
 
 
 def config_home() -> Path:
-    """The folder of this package in the user's directory for configuration."""
+    """Return the configuration folder of this package in the user's home directory."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
     base = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~/.config"))
     return base / "maze_train"
 
 
 def signed(text: str) -> str:
-    """Settings with the signature of this user; without one where no key can be stored."""
+    """Append the signature of this user; without a key, the text is returned unsigned."""
     try:
         return text + _signature(text, _key(make=True))
     except OSError:
@@ -33,7 +33,7 @@ def signed(text: str) -> str:
 
 
 def is_signed(text: str) -> bool:
-    """Whether this user signed the settings, and they were not changed since."""
+    """Return whether the text carries a valid signature of this user."""
     settings, line, _ = text.rpartition(LINE)
     if not line:
         return False
@@ -49,11 +49,13 @@ def _signature(text: str, key: bytes) -> str:
 
 
 def _key(make: bool = False) -> bytes:
-    """The key of this user.
+    """Read the secret key of this user. Symbolic links are not followed.
+
+    Args:
+        make: Whether to create a missing key.
 
     Raises:
-        OSError: If the key is missing, cannot be made, or is not a private file of this user.
-            Links are not followed.
+        OSError: If the key is missing, cannot be created, or is not a private file of this user.
     """
     home = config_home()
     if make:
@@ -75,7 +77,7 @@ def _key(make: bool = False) -> bytes:
 
 
 def _make_key(folder: int) -> None:
-    """Make the key in a folder that is open; one that is there stays."""
+    """Create the key in an open folder; an existing key is kept."""
     with suppress(FileNotFoundError):
         os.stat(KEY, dir_fd=folder, follow_symlinks=False)
         return
@@ -86,7 +88,7 @@ def _make_key(folder: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     try:
-        with suppress(FileExistsError):  # another process was faster
+        with suppress(FileExistsError):  # another process created it first
             os.link(temporary, KEY, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.unlink(temporary, dir_fd=folder)

@@ -1,8 +1,8 @@
-"""Configuration in the directory of a run, which may come from a stranger.
+"""Reading of the configuration of a run, which may be untrusted.
 
-Reading it takes bounded time and memory and calls nothing. What it names is imported only where
-this user wrote it (see `signature`), or it is a class of this package, PyTorch or gymnasium of the
-kind that belongs there, or the user named or trusts it.
+Parsing takes bounded time and memory and executes no code. A name in the configuration is imported
+only if this user signed the file (see `signature`), if it is a class of this package, PyTorch or
+gymnasium of the expected type, or if the user named or trusts it.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ PARTS_OF_POLICY = (
     "algorithm.policy_wrapper",
     "policies.source",
 )
-"""Parts of a policy that acts."""
+"""Components needed to act with a policy."""
 
 PARTS_OF_ENV = ("env", "env.wrappers")
-"""Parts of an environment that is not for training."""
+"""Components of an environment outside of training."""
 
 OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers", "minigrid.wrappers")
 """Packages whose classes need no trust."""
 
 UNSAFE = ("gymnasium.wrappers.array_conversion", "gymnasium.wrappers.rendering")
-"""Modules of these that import what their arguments say, or write where these say."""
+"""Exceptions from `OFFERED`: modules that import or write to what their arguments name."""
 
 REGISTRY = "pettingzoo:"
-"""Beginning of ids that lead to nothing but the environments of a known package."""
+"""Prefix of ids that can only select environments of a known package."""
 
 
 ENV_ID = re.compile(r"env\.(id$|kwargs[.\[])")
-"""Settings that are ids of environments, or arguments that may be some."""
+"""Settings that are environment ids, or arguments that may contain one."""
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
 def read_settings(directory: Path) -> StoredSettings:
-    """Read the configuration of a run or of a saved policy, without `trust`.
+    """Read the configuration of a run or of a saved policy, without its `trust` setting.
 
     Raises:
-        RunDirectoryError: If it is missing or damaged, or holds what this package does not write.
+        RunDirectoryError: If the file is missing, damaged, or was not written by this package.
     """
     path = directory / CONFIG
     try:
@@ -81,7 +81,7 @@ def read_settings(directory: Path) -> StoredSettings:
 
 
 def parsed_settings(text: str, path: Path) -> StoredSettings:
-    """The settings that a text holds, of the file of a run."""
+    """Parse the text of a configuration file; `path` is used in messages."""
     try:
         node = plain_values(text)
     except (ValueError, ArithmeticError, yaml.YAMLError) as error:
@@ -96,18 +96,18 @@ def parsed_settings(text: str, path: Path) -> StoredSettings:
 
 
 def _problem_of(node: Any) -> str:
-    """Name the reason why values cannot be those of a written configuration; empty: they can."""
+    """Return why the values cannot come from a written configuration; empty if they can."""
     if not isinstance(node, dict):
         return f"got {type(node).__name__}"
     sections = get_type_hints(TrainConfig)
     for key, value in node.items():
         if not isinstance(key, str) or "." in key:
-            return f"{key!r} is no name of a setting"
-        # A text, or a mapping with a name, would be read as that of an option: of another file.
+            return f"{key!r} is not the name of a setting"
+        # A string, or a mapping with `name`, would load an option from another file.
         if section_of(sections.get(key)) is not None and not isinstance(value, dict):
-            return f"{key} is no mapping"
+            return f"{key} is not a mapping"
         if key in CHOICES and "name" in value:
-            return f"{key}.name is not written"
+            return f"{key}.name is not allowed"
     return ""
 
 
@@ -116,7 +116,7 @@ def _problem_of(node: Any) -> str:
 
 @dataclass(frozen=True)
 class StoredSettings:
-    """The configuration in the file of a run, as plain values."""
+    """Configuration read from the file of a run, as plain values."""
 
     path: Path
     """The file."""
@@ -124,7 +124,7 @@ class StoredSettings:
     values: dict[str, Any]
 
     is_own: bool = False
-    """Whether this user wrote it: then all that it names is trusted."""
+    """Whether this user signed the file; if so, everything that it names is trusted."""
 
     def check(
         self,
@@ -133,27 +133,27 @@ class StoredSettings:
         own: Any,
         uses: Collection[str],
     ) -> None:
-        """Refuse settings that name what neither is offered for its place nor has the user's trust.
+        """Raise an error if the settings name untrusted code, or access other places.
 
-        Nothing else is imported, and nothing called.
+        Only trusted modules are imported, and nothing is called.
 
         Args:
-            settings: Those of the file, changed by those of the user.
-            trust: Modules that may be used.
-            own: Settings of the user: what they name may be used.
-            uses: Parts that are going to be built, of `PARTS`.
+            settings: Settings of the file, overridden by the user's settings.
+            trust: Modules that the user trusts.
+            own: The user's settings; everything that they name is allowed.
+            uses: Components that will be built, keys of `PARTS`.
 
         Raises:
-            ConfigError: If they do; it lists all that they name so. Also if they reach the network
-                or other directories, see `reach`.
+            ConfigError: If a setting names untrusted code (all of them are listed), or accesses the
+                network or other directories (see `reach`).
         """
         modules: list[str] = convert(trust or [], list[str], "trust")
         named = {path for _, path, _ in _targets_in(own)}
         refused, words = [], set()
         for key, target, module in () if self.is_own else _targets_in(settings):
             part = _part_of(key)
-            # No name leads to what was made in Python, as `<lambda>`: it is missed where it is
-            # built.
+            # Objects created in Python, such as a lambda, have no importable name. They cause an
+            # error when the component is built.
             if target in named or "<" in target or not (part is None or part in uses):
                 continue
             reason = _refusal(target, module, PARTS.get(part or ""), modules)
@@ -166,22 +166,22 @@ class StoredSettings:
             return
         listed = sorted({*words, *modules})
         remedy = (
-            "It is not signed by you, as what you make on this machine is. If you know this code "
-            f"and who made the run, allow its modules: trust=[{','.join(listed)}] (in Python "
-            f"trust={listed!r})"
+            "The file was made by another user or on another machine (it is not signed by you). If "
+            "you know this code and who made the run, allow its modules: "
+            f"trust=[{','.join(listed)}] (in Python trust={listed!r})"
         )
         raise ConfigError(
             "trust",
-            f"{self.path} names what neither this package nor torch.nn, torch.optim or "
-            f"gymnasium offers for its place; none of it was called:{''.join(refused)}"
+            f"{self.path} names code that is not provided by this package, torch.nn, torch.optim "
+            f"or gymnasium for this purpose; nothing was called:{''.join(refused)}"
             + (f"\n{remedy}" if words else ""),
         )
 
     def _check_reach(self, settings: Mapping[str, Any], own: Any, uses: Collection[str]) -> None:
-        """Refuse settings that are used and reach elsewhere: those of a whole run, or of its env.
+        """Check the settings that are used (all, or only `env`) for access to other places.
 
         Raises:
-            ConfigError: If there are any.
+            ConfigError: If a setting accesses the network or other directories.
         """
         is_whole = PARTS.keys() <= set(uses)
         used = settings if is_whole else {k: settings.get(k) for k in ("env",) if k in uses}
@@ -192,17 +192,17 @@ class StoredSettings:
 def settings_of_run(
     path: Path, config: TrainConfig, uses: Collection[str] = (), text: str | None = None
 ) -> TrainConfig:
-    """The configuration of a run, for one that continues it or begins with its policy.
+    """Load the configuration of a run, in order to resume it or to start from its policy.
 
     Args:
-        path: Its `config.yaml`, or the file that `text` comes from.
-        config: Configuration of the user, who trusts what it names.
-        uses: Parts that are taken from there and built, of `PARTS`.
-        text: Content of the file; None: it is read.
+        path: The `config.yaml` of the run, or the file that `text` comes from.
+        config: The user's configuration; everything that it names is trusted.
+        uses: Components that are taken from the run and built, keys of `PARTS`.
+        text: Content of the file; None to read it.
 
     Raises:
-        ConfigError: If it names what is neither offered nor trusted.
-        RunDirectoryError: If it is missing or damaged.
+        ConfigError: If the configuration names untrusted code.
+        RunDirectoryError: If the file is missing or damaged.
     """
     stored = read_settings(path.parent) if text is None else parsed_settings(text, path)
     stored.check(stored.values, config.trust, config, uses)
@@ -210,7 +210,7 @@ def settings_of_run(
 
 
 def modules_to_trust(config: TrainConfig) -> list[str]:
-    """The modules that one has to trust to continue a run of this configuration."""
+    """Return the modules that another user must trust to resume a run of this configuration."""
     roots = {
         (module or path.replace(":", ".")).partition(".")[0]
         for _, path, module in _targets_in(config)
@@ -220,15 +220,15 @@ def modules_to_trust(config: TrainConfig) -> list[str]:
 
 
 def given_in_python(config: TrainConfig) -> list[str]:
-    """The keys of all targets that are objects of Python."""
+    """Return the keys of all targets that were given as Python objects."""
     return [key for key, path, _ in _targets_in(config) if isinstance(path, Given)]
 
 
 def check_given(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that name objects of Python which are not there.
+    """Check that all Python objects that the settings refer to are available.
 
     Raises:
-        ConfigError: It lists them all.
+        ConfigError: If some are missing; lists all of them.
     """
     missing = {}
     for key, path, _ in _targets_in(settings):
@@ -242,11 +242,10 @@ def check_given(settings: Mapping[str, Any]) -> None:
 
 
 def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Everything that settings name to be imported, at any depth.
+    """Yield all importable names in the settings, at any depth.
 
     Yields:
-        The key, the name, and the module that an id of an environment has imported; that of other
-        names is a part of them, and empty here.
+        Key, name, and the module that an environment id imports (empty for other names).
     """
     if isinstance(node, Settings):
         node = config_to_dict(node)
@@ -255,14 +254,13 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
         if target is not None:
             yield join(key, TARGET), target if isinstance(target, str) else str(target), ""
         for name, value in node.items():
-            # An id with dots must not look like several keys: the last ones would name another
-            # part.
+            # Replace dots, so that an id with dots cannot be mistaken for nested keys.
             yield from _targets_in(value, join(key, str(name).replace(".", "/")))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
             yield from _targets_in(value, f"{key}[{i}]")
     elif isinstance(node, str) and ENV_ID.match(key) and not key.endswith(f".{TARGET}"):
-        from maze_train.envs import registered  # late: gymnasium takes its time
+        from maze_train.envs import registered  # late, because gymnasium is slow to import
 
         is_id, text = key == "env.id", node.removeprefix(REGISTRY)
         module = registered.module_of_id(text) if is_id else registered.module_of_argument(node)
@@ -271,7 +269,7 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
 
 
 def _part_of(key: str) -> str | None:
-    """The part to which a key belongs; None: it is one of the settings."""
+    """Return the component that a key belongs to, or None for a plain setting."""
     key = place_of(key)
     found = [part for part in PARTS if key.startswith((f"{part}.", f"{part}["))]
     return max(found, key=len, default=None)
@@ -280,9 +278,9 @@ def _part_of(key: str) -> str | None:
 def _refusal(
     path: str, id_module: str, kind: str | None, trust: Sequence[str]
 ) -> tuple[str, str] | None:
-    """Say why something is not used: a note, and the module that would have to be trusted.
+    """Return why a name is not allowed: a note, and the module to trust (may be empty).
 
-    None: it may be used, or is not there, which is reported where it is built.
+    None if the name is allowed, or does not exist (reported when the component is built).
     """
     if id_module:
         return None if is_within(id_module, trust) else ("", id_module.partition(".")[0])
@@ -297,11 +295,11 @@ def _refusal(
             found = getattr(found, name, None)
             if found is None:
                 return None
-            if isinstance(found, ModuleType):  # such as one that this module imports for itself
-                return f" ({name} is its own module)", ""
+            if isinstance(found, ModuleType):  # e.g. a module imported by the offered one
+                return f" ({name} is a separate module)", ""
     except ConfigError:
         return None
-    except ImportError as error:  # of a name that is imported when it is first used
+    except ImportError as error:  # from a lazily imported name
         return f" ({error})", ""
     is_maker = isinstance(found, type) or inspect.isroutine(found)
     home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
@@ -314,7 +312,7 @@ def _refusal(
 
 
 def _is_offered(found: Any, home: str, kind: str | None) -> bool:
-    """Whether something is a class of a part, or of settings, that needs no trust."""
+    """Return whether an object is a component or settings class that needs no trust."""
     if not isinstance(found, type) or not is_within(home, OFFERED) or is_within(home, UNSAFE):
         return False
     return is_dataclass(found) if kind is None else issubclass(found, locate(kind))

@@ -1,7 +1,7 @@
-"""Jobs of sweeps and searches in parallel processes, and the table `jobs.csv`.
+"""Parallel job processes for sweeps and searches, and the table `jobs.csv`.
 
-A job has the same process group, signals and end as a separate `maze-run`. Its output goes to a
-file; this process reports when it begins.
+Each job runs in its own session, so it handles signals and exits like a separate `maze-run`. Its
+output is written to a file; this process only reports the start and the end of jobs.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ COLUMNS = ("job", "settings", "run_dir", "objective", "error")
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job that ended."""
+    """Outcome of a job that has ended."""
 
     number: int
-    """Number of the job in its sweep; 0 without one."""
+    """Index of the job in its sweep; 0 outside a sweep."""
 
     settings: str
-    """The choices of the user, as on the command line."""
+    """The user's overrides, as on the command line."""
 
     run_dir: str
-    """Directory of the results; there may be none after a failure."""
+    """Output directory of the job; may not exist after a failure."""
 
     sweep_dir: str = ""
-    """Directory of the sweep; empty without a sweep."""
+    """Directory of the sweep; empty outside a sweep."""
 
     objective: float = math.nan
-    """Value that a sweeper optimises; NaN after a failure."""
+    """Objective value for the sweeper; NaN after a failure."""
 
     error: str = ""
-    """Message of a failure; empty: there was none."""
+    """Error message; empty if the job succeeded."""
 
     code: int = 0
     """Exit code."""
@@ -67,22 +67,22 @@ class JobRecord:
 
     @property
     def name(self) -> str:
-        """Word and number of the job."""
+        """Short name, such as `job 3`."""
         return f"{self.word} {self.number}"
 
     @property
     def title(self) -> str:
-        """Line with which the job begins."""
+        """Line printed when the job starts."""
         return f"{self.name}: {self.settings}"
 
     @property
     def label(self) -> str:
-        """Name of the job for people, with its settings."""
+        """Name of the job with its settings, for messages."""
         return f"{self.name} ({self.settings})"
 
 
 def write_jobs(sweep_dir: Path, records: Iterable[JobRecord]) -> None:
-    """Write the jobs so far; directories within that of the sweep are relative to it.
+    """Write `jobs.csv`. Run directories inside the sweep directory are stored as relative paths.
 
     Raises:
         OSError: If the file cannot be written.
@@ -99,7 +99,7 @@ def write_jobs(sweep_dir: Path, records: Iterable[JobRecord]) -> None:
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRecord]:
-    """The jobs of a sweep with absolute directories; none if there is no such file.
+    """Read `jobs.csv` with absolute run directories; an empty list if the file does not exist.
 
     Raises:
         RunDirectoryError: If the file is damaged.
@@ -126,39 +126,39 @@ def read_jobs(sweep_dir: Path) -> list[JobRecord]:
 LOG_FILE = "job.log"
 
 STOP = signal.SIGTERM
-"""Signal for jobs whose owner has failed, or is gone."""
+"""Signal sent to jobs if the parent process fails or dies."""
 
 PARENT_CHECK_S = 1.0
-"""Seconds between two checks of a job that the process of its owner lives."""
+"""Interval in seconds at which a job checks that the parent process is alive."""
 
 
 @dataclass(frozen=True)
 class ProcessJob:
-    """A job that waits for its process."""
+    """A job to run in a separate process."""
 
     record: JobRecord
-    """The job as it would be recorded if its process said nothing."""
+    """Record used if the process ends without sending one."""
 
     log: Path
-    """File for all that it prints."""
+    """File for the output of the job."""
 
     work: Callable[[], JobRecord | None]
-    """Called in its process; gives its record; None if it has not finished."""
+    """Function that runs the job in its process; returns its record, or None if not finished."""
 
 
 @dataclass
 class StartedJob:
-    """A job that is under way, or has ended."""
+    """A job that is running or has ended."""
 
     job: ProcessJob
     started_at: float = field(default_factory=time.monotonic, init=False)
 
     result: JobRecord | None = field(default=None, init=False)
-    """Its record, if there is one: of a process, what it sent before its end."""
+    """Record that the job sent before it ended, if any."""
 
     @property
     def outcome(self) -> JobRecord:
-        """The record of the job, which has ended."""
+        """Record of the job, available after it has ended."""
         assert self.result is not None
         return self.result
 
@@ -175,7 +175,7 @@ class StartedJob:
 
 @dataclass
 class RunningJob(StartedJob):
-    """A job in a process of this machine."""
+    """A job in a process on this machine."""
 
     slot: int
     process: BaseProcess
@@ -183,19 +183,19 @@ class RunningJob(StartedJob):
 
     @property
     def outcome(self) -> JobRecord:
-        """The record of the job, whose process has ended."""
+        """Record of the job, available after its process has ended."""
         return self.result or _lost(self.job.record, self.process.exitcode or 0)
 
 
 class JobProcesses:
-    """Runs up to `n_jobs` jobs at a time; the others wait.
+    """Runs jobs in parallel processes, at most `n_jobs` at a time.
 
     Args:
         ended: Called with each job that ended.
-        n_jobs: Jobs at a time; 0: one per core.
-        gpus: GPUs of which the jobs see one each in turn.
-        start_method: `fork`, where this process has neither threads nor CUDA; else `spawn`.
-        beat: Called once a second; what it raises ends the jobs.
+        n_jobs: Maximum number of parallel jobs; 0: one per core.
+        gpus: GPU indices assigned to jobs round-robin, one each; empty: every job sees all GPUs.
+        start_method: `fork` if this process has neither threads nor CUDA, otherwise `spawn`.
+        beat: Called once per second; an exception that it raises stops all jobs.
     """
 
     def __init__(
@@ -210,13 +210,13 @@ class JobProcesses:
         self._n_jobs = n_jobs or available_cores()
         self._gpus = list(gpus)
         self.is_ending = False
-        """Whether the jobs are asked to end."""
+        """Whether the jobs have been signalled to stop."""
 
     def run(self, jobs: Iterable[ProcessJob]) -> None:
-        """Run jobs, each of which is asked for when there is room for it.
+        """Run jobs; each one is taken from `jobs` when a slot is free.
 
         Raises:
-            KeyboardInterrupt: After a signal, when all jobs have ended.
+            KeyboardInterrupt: After a signal, once all jobs have ended.
         """
         free = deque(range(self._n_jobs))
         waiting = iter(jobs)
@@ -239,7 +239,7 @@ class JobProcesses:
     def _start(self, job: ProcessJob, slot: int) -> RunningJob:
         """Start the process of a job."""
         say(f"{PROGRAM}: {job.record.title}")
-        sys.stderr.flush()  # What is in a buffer now, the child would write once more.
+        sys.stderr.flush()  # Otherwise a forked child would write the buffered text again.
         receiver, sender = multiprocessing.Pipe(duplex=False)
         gpu = self._gpus[slot % len(self._gpus)] if self._gpus else None
         process: BaseProcess = multiprocessing.get_context(self._start_method).Process(  # type: ignore[attr-defined]  # BaseContext lacks it
@@ -252,9 +252,9 @@ class JobProcesses:
         return RunningJob(job, slot, process, receiver)
 
     def _collect(self, running: dict[Connection, RunningJob]) -> list[RunningJob]:
-        """Wait for the end of a job, for a while, and record the outcomes of those that ended.
+        """Wait for jobs to end, up to `PARENT_CHECK_S`, and return those that have ended.
 
-        Not longer: a signal that another thread got would be noticed after it only.
+        The time-out bounds the delay until a signal received by another thread is handled.
         """
         jobs = [
             running[conn]
@@ -265,7 +265,7 @@ class JobProcesses:
             with _signals_later():
                 if job.result is None:
                     job.result = _received(job.conn)
-            job.process.join()  # A signal still finds it, should it hang at its end.
+            job.process.join()  # Still in `running`, so a signal reaches it if it hangs on exit.
             with _signals_later():
                 job.conn.close()
                 del running[job.conn]
@@ -273,11 +273,11 @@ class JobProcesses:
         return jobs
 
     def _end(self, running: dict[Connection, RunningJob], number: int) -> None:
-        """Hand a signal on each time it comes, kill the third time; wait for the jobs."""
+        """Forward a signal to the jobs and wait for them; a third signal kills them."""
         self.is_ending = True
         for times in count():
             try:
-                with _signals_later():  # Each job hears of it before the next one is handed on.
+                with _signals_later():  # Signal every job before handling the next signal.
                     for job in running.values():
                         _signal(job, number if times < 2 else signal.SIGKILL)
                 while running:
@@ -290,20 +290,20 @@ class JobProcesses:
 def work_in_process(
     sent: Portable[ProcessJob], gpu: int | None, parent: int, sender: Connection
 ) -> None:
-    """Do the work of a job in its process, and send its record.
+    """Run a job in its process and send its record to the parent.
 
     Args:
         sent: The job.
-        gpu: The only GPU that it sees; None: all of them.
-        parent: Process of the owner, without which it ends.
-        sender: End of a pipe to the owner.
+        gpu: The only GPU visible to the job; None: all of them.
+        parent: Process id of the parent; the job stops if it dies.
+        sender: Connection to the parent.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    os.setsid()  # Ctrl-C of the terminal reaches the owner, which hands it on once.
+    os.setsid()  # Ctrl-C only reaches the parent, which forwards it once.
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     job = sent.value
     make_folders(job.log.parent)
-    # Line by line, so that it can be followed; what is continued has lines already.
+    # Line-buffered, so that it can be followed; appended, because a resumed job has a log already.
     log = open_own(job.log, os.O_WRONLY | os.O_APPEND)
     sys.stdout = sys.stderr = os.fdopen(log, "a", encoding="utf-8", buffering=1)
     for descriptor in (1, 2):
@@ -320,7 +320,7 @@ def work_in_process(
 
 @contextmanager
 def _signals_later() -> Iterator[None]:
-    """Within this block no signal comes between a job and its place in the books."""
+    """Block signals within this context, so that a job and its bookkeeping stay consistent."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -329,7 +329,7 @@ def _signals_later() -> Iterator[None]:
 
 
 def _follow(parent: int) -> None:
-    """End this process when that of the owner is gone; a run saves a checkpoint."""
+    """Stop this process if the parent dies; a training run then saves a checkpoint."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
     os.kill(os.getpid(), STOP)
@@ -343,12 +343,12 @@ def _signal(job: RunningJob, number: int) -> None:
             os.killpg(pid, number)
         else:
             os.kill(pid, number)
-    except ProcessLookupError:  # It ended by itself.
+    except ProcessLookupError:  # The process has already ended.
         pass
 
 
 def _received(conn: Connection) -> JobRecord | None:
-    """The record of a job; None if its process ended without one."""
+    """Receive the record of a job; None if its process ended without sending one."""
     try:
         record: JobRecord = conn.recv()
     except EOFError:
@@ -357,7 +357,7 @@ def _received(conn: Connection) -> JobRecord | None:
 
 
 def _lost(record: JobRecord, code: int) -> JobRecord:
-    """The record of a job whose process ended without one."""
+    """Return the record of a job whose process ended without sending one."""
     number = -code if code < 0 else code - 128
     if number in signal.valid_signals():
         reason = f"ended by {signal.Signals(number).name}"
@@ -367,7 +367,7 @@ def _lost(record: JobRecord, code: int) -> JobRecord:
 
 
 def tell_end(job: StartedJob) -> None:
-    """Print what became of a job."""
+    """Print the outcome of a job."""
     record, took = job.outcome, duration(job.seconds)
     if record.error:
         notify(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")

@@ -1,4 +1,4 @@
-"""Settings of the runners, and the configuration of a whole run."""
+"""Settings of the runners, and the configuration of a training run."""
 
 from __future__ import annotations
 
@@ -25,60 +25,59 @@ if TYPE_CHECKING:
 
 
 AUTO = "auto"
-"""Value of `resume`: continue the run in `run_dir` if there is one."""
+"""Value of `resume`: resume the run in `run_dir` if it exists."""
 
 CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or factory>"
 
 
 @dataclass(kw_only=True)
 class RunnerConfig(Settings):
-    """Base of the settings of a runner: where a run takes place."""
+    """Base class of runner settings: where a run is executed."""
 
     name: ClassVar[str] = ""
     """Name of the runner, as in `runner=<name>`."""
 
     place_class: ClassVar[str] = "maze_train.workers.places.ThisProcess"
-    """Dotted path of the `Place` where workers live."""
+    """Dotted path of the `Place` that creates the workers."""
 
     concurrency: int = 0
-    """Environments that collect experience in parallel; 0: the number that suits the algorithm, 8
-    or for ES 64. >= 0."""
+    """Number of parallel environments (>= 0); 0 selects 8 (64 for ES)."""
 
     envs_per_actor: int = 0
-    """Environments of each actor of A2C and PPO, a divisor of `concurrency`; an actor is a copy of
-    the policy that collects whole rollouts where its environments are, with one exchange per
-    update. Numbers depend on it, not on how many workers share out the actors. 0: no actors; the
-    policy of the learner acts in all environments, with one exchange per step. >= 0."""
+    """Environments per actor for A2C and PPO (>= 0), a divisor of `concurrency`. An actor has a
+    copy of the policy and collects whole rollouts in its worker, with one exchange per update.
+    Results depend on this setting, but not on how actors are distributed over workers. 0: no
+    actors; the learner's policy acts in all environments, with one exchange per step."""
 
     torch_threads: int = 1
-    """Threads of PyTorch in the learner; more than 1 pays for large networks and batches only;
-    0: leave PyTorch's own choice. In [0, 1024]."""
+    """PyTorch threads in the learner, in [0, 1024]; more than 1 only helps for large networks and
+    batches. 0: PyTorch's default."""
 
     max_wall_time_s: float = 0.0
-    """Seconds after which training stops (at the end of an update), those before a run was
-    continued included; 0: no limit."""
+    """Maximum training time in seconds, including the time before a resume; training stops at the
+    end of an update. 0: no limit."""
 
     deterministic: bool = False
-    """Whether PyTorch uses deterministic algorithms only, so that a GPU gives the same numbers
-    again; slower. An operation that has none ends the run with an error."""
+    """Whether to use only deterministic PyTorch algorithms, for reproducible results on a GPU.
+    Slower; operations without a deterministic implementation raise an error."""
 
     detect_anomaly: bool = False
-    """Whether autograd looks for NaN at each step back, and names the operation that it comes from;
-    several times slower."""
+    """Whether to enable autograd anomaly detection: a NaN in the backward pass raises an error that
+    names the operation. Several times slower."""
 
     dataset: str | dict[str, Any] | None = None
-    """Recorded episodes, for algorithms that learn from them (bc): a directory,
-    `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which
-    gives a `maze_train.TrajectoryDataset`."""
+    """Dataset for algorithms that learn from recorded episodes (bc): a directory,
+    `minari:<id of a Minari dataset>`, or `{_target_: my_package.function, key: value}`, which
+    returns a `maze_train.TrajectoryDataset`."""
 
     check_repeatability: Literal["auto", "never"] = "auto"
-    """Whether a new run examines its environment in a throw-away process beside the first updates:
-    whether it repeats an episode from its seed and actions, which an exact resume needs, and what
-    environments of one process share. auto: on Linux, unless the run has a single environment."""
+    """Whether a new run tests its environment in a separate process during the first updates: is an
+    episode repeatable from its seed and actions (required for exact resume), and do environments in
+    one process share state? auto: on Linux, unless the run has a single environment."""
 
     fast_dev_run: bool = False
-    """One short iteration of everything (collect, update, evaluate, write), as a trial: a few steps
-    of each environment."""
+    """Smoke test: one short iteration of everything (collect, update, evaluate, write) with a few
+    steps per environment."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +87,7 @@ class RunnerConfig(Settings):
         check_fields(self, 0, "torch_threads", maximum=MOST_THREADS)
 
     def place(self) -> Place:
-        """The place where the workers of the run live; it gets what not all runners have."""
+        """Create the place for the workers from the settings specific to this runner."""
         shared = {field.name for field in fields(RunnerConfig)}
         own = [field.name for field in fields(self) if field.name not in shared]
         settings = {name.replace("worker_timeout", "timeout"): getattr(self, name) for name in own}
@@ -98,29 +97,30 @@ class RunnerConfig(Settings):
 
 @dataclass(kw_only=True)
 class DevRunnerConfig(RunnerConfig):
-    """Everything in one process: the easiest to debug, and the fastest for cheap environments."""
+    """Everything in one process: easiest to debug, and fastest for cheap environments."""
 
     name: ClassVar[str] = "dev"
 
 
 @dataclass(kw_only=True)
 class RemoteRunnerConfig(RunnerConfig):
-    """Base of the settings of runners whose workers live elsewhere."""
+    """Base class of settings of runners with workers in other processes."""
 
     n_workers: int = 0
-    """Processes that step environments, several environments each; 0: one per core (`ray`: the
-    number that there is room for)."""
+    """Number of worker processes that step environments; 0: one per core (`ray`: as many as the
+    cluster has resources for)."""
 
     worker_timeout_s: float = 300.0
-    """Seconds without an answer after which a worker counts as hung. > 0."""
+    """Seconds without a reply after which a worker is considered hung (> 0)."""
 
     on_worker_failure: Literal["fail", "restart"] = "fail"
-    """Reaction when a worker raises, dies or hangs: fail: the run ends; restart: the worker is
-    started again and its environments are put back where they were, or, where that fails too, begin
-    new episodes, and the lost ones are counted; learners repeat the update."""
+    """What to do if a worker raises an error, dies or hangs: fail: stop the run; restart: restart
+    the worker and restore its environments. If that fails, they start new episodes, and the lost
+    episodes are counted. A failed learner repeats the update."""
 
     max_worker_restarts: int = 10
-    """Restarts of workers, of training or of an evaluator, after which the run ends. >= 0."""
+    """Maximum number of worker restarts, for training and for each evaluator (>= 0); one more
+    failure stops the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,7 +130,7 @@ class RemoteRunnerConfig(RunnerConfig):
 
 @dataclass(kw_only=True)
 class LocalRunnerConfig(RemoteRunnerConfig):
-    """Environments in worker processes on the cores of this machine; same numbers as `dev`."""
+    """Environments in worker processes on this machine; identical results to `dev`."""
 
     name: ClassVar[str] = "local"
     place_class: ClassVar[str] = "maze_train.workers.process_pool.LocalProcesses"
@@ -141,7 +141,7 @@ class LocalRunnerConfig(RemoteRunnerConfig):
 
 @dataclass(kw_only=True)
 class TrainConfig(Settings):
-    """Everything that defines a training run."""
+    """Configuration of a training run."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
     """The environment: `env=<registered id>`, or `env._target_=<class or factory>`."""
@@ -150,18 +150,18 @@ class TrainConfig(Settings):
     """The networks."""
 
     policies: dict[str, PolicyConfig] = field(default_factory=dict)
-    """Policies by id, where the environment has several agents, such as `{wolf: {agents: [wolf_*]},
-    sheep: {agents: [sheep], model: {hidden_sizes: [32]}}}`; empty: agents with the same spaces
-    share one."""
+    """Policies by id for multi-agent environments, such as `{wolf: {agents: [wolf_*]},
+    sheep: {agents: [sheep], model: {hidden_sizes: [32]}}}`; empty: agents with identical spaces
+    share a policy."""
 
     policies_to_train: list[str] | None = None
-    """Ids of the policies that learn; null: all that are not frozen."""
+    """Ids of the policies to train; null: all that are not frozen."""
 
     algorithm: AlgorithmConfig
     """The algorithm: `algorithm=<name>`."""
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig)
-    """Place of the run: `runner=<name>`."""
+    """Where the run is executed: `runner=<name>`."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Evaluation and selection of the best policy."""
@@ -170,44 +170,45 @@ class TrainConfig(Settings):
     """Progress display and files of metrics."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """Checkpoints; a run can be continued from them."""
+    """Checkpoints, from which a run can be resumed."""
 
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
-    """The learners."""
+    """Number of learners, their devices, and their queue."""
 
     callbacks: list[dict[str, Any]] = field(default_factory=list)
-    """Called while the run continues, each `{_target_: my_package.MyCallback, key: value}`; for
-    example `{_target_: maze_train.StopAtReturn, threshold: 475}`."""
+    """Callbacks invoked during training, each `{_target_: my_package.MyCallback, key: value}`, such
+    as `{_target_: maze_train.StopAtReturn, threshold: 475}`."""
 
     seed: int | None = None
-    """Seed of every random stream, >= 0; null: drawn at the start and written to config.yaml."""
+    """Seed of all random number generators (>= 0); null: drawn at the start and written to
+    config.yaml."""
 
     total_steps: int | None = None
-    """Environment steps after which training stops, at the end of an update; 0: no limit; null:
-    100,000, or no limit for bc, which counts the recorded steps that it learned from."""
+    """Number of environment steps to train for; training stops at the end of an update. 0: no
+    limit; null: 100,000 (no limit for bc, where the recorded steps that are trained on count)."""
 
     run_dir: str | None = None
     """Directory of the run; null: outputs/<env>-<algorithm>-<runner>/<date>_<time>, and in a sweep
-    (-m) <directory of the sweep>/<number of the job>."""
+    (-m) <sweep directory>/<job number>."""
 
     base_run: str | None = None
-    """Directory of a run, or of a saved policy, whose policy training starts from, such as one of
-    bc, with its networks; a critic is taken over where there is one of the same kind. `<run>@final`
-    and `<run>@epoch_<n>` name other policies than the best one, hf://<owner>/<name> one on the
-    Hugging Face hub. null: new weights."""
+    """Policy to start training from, for example one trained with bc: a run directory (its best
+    policy), a saved policy, `<run>@final`, `<run>@epoch_<n>`, or hf://<owner>/<name> for a policy
+    on the Hugging Face hub. Its network architecture is used; critic weights are loaded if the run
+    has a critic of the same kind. null: new weights."""
 
     resume: str | None = None
-    """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in
-    run_dir if there is one, else start it; null: start a new run."""
+    """Run to resume: its directory, or the directory of one of its checkpoints; auto: resume the
+    run in run_dir if it exists, otherwise start it; null: start a new run."""
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package, PyTorch and gymnasium that the configuration of the run in
-    `resume` or `base_run` may import if another user made it, such as `[my_envs, my_nets]`: their
-    code is run."""
+    `resume` or `base_run` may import if another user made it, such as `[my_envs, my_nets]`. Their
+    code is executed."""
 
     moved: list[str] = field(default_factory=list)
-    """Settings whose files or runs have moved, such as `[env.kwargs.net_file]`: on resume they may
-    name another place. Not needed if the content is the same as when the run began."""
+    """Settings that name files or runs which have moved, such as `[env.kwargs.net_file]`; these may
+    have a new path on resume. Not needed if the content has not changed since the run started."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,13 +236,13 @@ class TrainConfig(Settings):
             raise error.below("algorithm") from None
 
     def check_start(self) -> None:
-        """Refuse to train where nothing would be learned, or schedules have no end that is known.
+        """Check that training would learn something, and that all schedules have a known end.
 
-        What such a run has left, its policy and its checkpoints, can be read all the same.
+        Not part of `__post_init__`, so that the results of such a run can still be loaded.
 
         Raises:
-            ConfigError: If the run is too short, or a schedule goes by the share of a run that only
-                patience ends.
+            ConfigError: If the run is too short, or a schedule depends on the progress of a run
+                that only `algorithm.patience` ends.
         """
         algorithm = self.algorithm
         if not self.runner.fast_dev_run:
@@ -259,14 +260,14 @@ class TrainConfig(Settings):
                     continue
                 raise ConfigError(
                     f"{place}.{key}",
-                    "goes by the share of the run, which is not known where only "
-                    "algorithm.patience ends it: set total_steps, the most steps that it may take, "
-                    "or a value that stays as it is or goes by env_steps or updates",
+                    "the schedule depends on the progress of the run, which is unknown if only "
+                    "algorithm.patience ends it: set total_steps, or use a constant value or a "
+                    "schedule by env_steps or updates",
                     value.points,
                 )
 
     def _check_fits_algorithm(self) -> None:
-        """Refuse learners and actors that the algorithm does not have."""
+        """Check that the algorithm supports the settings of learners and actors."""
         algorithm, learners, actors = self.algorithm, self.learner_group, self.runner.envs_per_actor
         name, concurrency = algorithm.name, self._concurrency
         for key, value, is_wrong, problem in (
@@ -274,26 +275,25 @@ class TrainConfig(Settings):
                 "learner_group.n_learners",
                 learners.n_learners,
                 learners.n_learners > 1 and not algorithm.can_share_minibatches,
-                f"{name} needs one learner: its workers do the work; expected 1",
+                f"{name} supports a single learner (its workers run in parallel); expected 1",
             ),
             (
                 "learner_group.device",
                 learners.device,
                 learners.device not in (None, "cpu", "auto") and not algorithm.uses_accelerators,
-                f"{name} has no gradients of networks that a GPU could compute; expected cpu",
+                f"{name} computes no gradients and does not use a GPU; expected cpu",
             ),
             (
                 "learner_group.queue_size",
                 learners.queue_size,
                 learners.queue_size and not algorithm.can_learn_meanwhile,
-                f"{name} acts with the weights that learn, and waits for each update; expected 0, "
-                "or algorithm=impala",
+                f"{name} is synchronous and waits for each update; expected 0, or algorithm=impala",
             ),
             (
                 "runner.envs_per_actor",
                 actors,
                 actors and not algorithm.can_have_actors,
-                f"a2c and ppo have such actors, {name} has not; expected 0",
+                f"{name} does not support actors, only a2c and ppo do; expected 0",
             ),
             (
                 "runner.envs_per_actor",
@@ -306,9 +306,9 @@ class TrainConfig(Settings):
                 raise ConfigError(key, problem, value)
 
     def with_defaults(self) -> TrainConfig:
-        """A copy with the defaults of the algorithm filled in, and directories as absolute paths.
+        """Return a copy with the defaults of the algorithm and absolute directories.
 
-        An environment may change the working directory.
+        Relative paths are resolved because an environment may change the working directory.
         """
         filled: dict[str, Any] = self._directories()
         filled["runner"] = replace(self.runner, concurrency=self._concurrency)
@@ -327,7 +327,7 @@ class TrainConfig(Settings):
         return self.runner.concurrency or self.algorithm.default_concurrency
 
     def _directories(self) -> dict[str, Any]:
-        """The directories that are named, as absolute paths."""
+        """Return the given directories as absolute paths."""
         named = {key: getattr(self, key) for key in ("run_dir", "base_run", "resume")}
         return {
             key: absolute_path(key, name)
@@ -336,13 +336,13 @@ class TrainConfig(Settings):
         }
 
     def _check_experience(self) -> None:
-        """Refuse an algorithm without its source of experience, or with another one."""
+        """Check that the algorithm has its source of experience, and no other one."""
         name, dataset = self.algorithm.name, self.runner.dataset
         if self.algorithm.learns_from == "dataset":
             if dataset is None:
                 raise ConfigError(
                     "runner.dataset",
-                    f"{name} learns from recorded episodes: set it to the directory of a data set "
+                    f"{name} learns from recorded episodes: set it to the directory of a dataset "
                     "(`maze-run -cn rollout ... record=true` writes one) or to minari:<id>",
                 )
             return
@@ -352,8 +352,8 @@ class TrainConfig(Settings):
         for key in ("n_episodes", "final_episodes") if is_made else ():
             if getattr(self.evaluation, key):
                 problem = (
-                    "the vector environment that was given is for training alone; expected 0, or a "
-                    "class or function that makes one, with env.backend=native"
+                    "a vector environment given as an instance is only used for training; expected "
+                    "0, or give a class or function that creates one, with env.backend=native"
                 )
                 raise ConfigError(f"evaluation.{key}", problem, getattr(self.evaluation, key))
         if self.evaluation.metric.startswith("validation/") and not self.evaluation.evaluators:
@@ -362,45 +362,45 @@ class TrainConfig(Settings):
         if dataset is not None:
             raise ConfigError(
                 "runner.dataset",
-                f"{name} learns in environments: leave it out, or choose algorithm=bc",
+                f"{name} trains in environments: leave it out, or choose algorithm=bc",
                 dataset,
             )
 
 
 @dataclass(kw_only=True)
 class RayRunnerConfig(RemoteRunnerConfig):
-    """Workers as actors of a Ray cluster, on one machine or many; same numbers as `dev`."""
+    """Workers as Ray actors, on one machine or a cluster; identical results to `dev`."""
 
     name: ClassVar[str] = "ray"
     place_class: ClassVar[str] = "maze_train.workers.ray_pool.RayPlace"
 
     address: str = "auto"
-    """`local`: starts Ray on this machine for the run; `<head>:<port>`: a cluster that runs;
-    `auto`: that of this machine, or of RAY_ADDRESS; without one as `local`."""
+    """Ray cluster: `local`: start Ray on this machine for the run; `<head>:<port>`: a running
+    cluster; `auto`: RAY_ADDRESS or the cluster of this machine, otherwise as `local`."""
 
     cpus_per_worker: float = 1.0
-    """CPUs of the cluster that are reserved for a worker, > 0."""
+    """CPUs reserved per worker (> 0)."""
 
     gpus_per_worker: float = 0.0
-    """GPUs that are reserved for a worker, or a part of one. >= 0."""
+    """GPUs reserved per worker (>= 0), may be fractional."""
 
     cpus_per_learner: float = 1.0
-    """CPUs that are reserved for a learner of `learner_group`, but the first one, which is in the
-    process of the run. > 0."""
+    """CPUs reserved per learner of `learner_group` (> 0), except the first one, which runs in the
+    main process."""
 
     gpus_per_learner: float = 0.0
-    """GPUs that are reserved for such a learner. >= 0."""
+    """GPUs reserved per learner (>= 0), except the first one."""
 
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """How workers are placed: PACK: on few machines; SPREAD: on many; STRICT_PACK: on one;
-    STRICT_SPREAD: one on each."""
+    """Placement of workers: PACK: on few machines; SPREAD: on many; STRICT_PACK: on one;
+    STRICT_SPREAD: one worker per machine."""
 
     working_dir: str | None = None
-    """Folder with your own modules, which is sent to all machines; null: they are installed there,
-    or lie in a folder that the machines share."""
+    """Folder with your modules; Ray copies it to all machines. null: the modules are installed
+    there, or in a shared folder."""
 
     worker_output: bool = False
-    """Whether what workers print, and what Ray reports of its machines, appears on the console."""
+    """Whether to show the output of workers and Ray's messages on the console."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -412,7 +412,7 @@ class RayRunnerConfig(RemoteRunnerConfig):
         if self.address.startswith("ray://"):
             raise ConfigError(
                 "address",
-                "a client outside of the cluster is not supported: start the run on one of its "
-                "machines, or with `ray job submit`; expected auto, local or <head>:<port>",
+                "Ray Client is not supported: start the run on a machine of the cluster, or with "
+                "`ray job submit`; expected auto, local or <head>:<port>",
                 self.address,
             )

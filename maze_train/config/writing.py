@@ -1,4 +1,4 @@
-"""The configuration of a run as it is written: plain values, YAML, and its file."""
+"""Conversion of the configuration of a run to plain values and YAML, and strict parsing of both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from maze_train.core.names import CONFIG
 from maze_train.core.plain_yaml import LOADER, dump_yaml
 
 MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
-"""Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
+"""Limits: file size in bytes, nesting depth, and digits of a number."""
 
 
 def config_to_dict(config: Settings) -> dict[str, Any]:
@@ -31,9 +31,9 @@ def config_to_dict(config: Settings) -> dict[str, Any]:
 
 
 def config_text(config: TrainConfig) -> str:
-    """The configuration of a run as YAML, without directories and trust, signed by this user.
+    """Return the configuration of a run as YAML, signed by this user.
 
-    Who repeats the run wants another directory.
+    Omits `run_dir`, `resume`, `trust` and `moved`, so that the file can be used for another run.
     """
     config = replace(config, run_dir=None, resume=None, trust=[], moved=[])
     return signed(dump_yaml(config_to_dict(config)))
@@ -43,7 +43,7 @@ def write_config(run_dir: Path, text: str) -> None:
     """Write the configuration of a run.
 
     Raises:
-        ConfigError: If it cannot be written, or not be read again.
+        ConfigError: If it cannot be written, or would not be readable.
     """
     try:
         plain_values(text)
@@ -54,14 +54,14 @@ def write_config(run_dir: Path, text: str) -> None:
 
 
 def plain_values(text: str) -> Any:
-    """Return the values of a YAML text, which holds only what a run writes.
+    """Parse a YAML text, accepting only the features that `config_text` writes.
 
-    The text is parsed once: each event is checked before a value is made of it.
+    Each YAML event is checked before a value is constructed from it.
 
     Raises:
-        ValueError: If there are aliases, tags, duplicate keys, or several documents, or if a bound
-            is exceeded.
-        yaml.YAMLError: If it is not YAML.
+        ValueError: If the text contains aliases, tags, duplicate keys or multiple documents, or
+            exceeds a limit.
+        yaml.YAMLError: If the text is not valid YAML.
     """
     if len(text) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES:,} bytes")
@@ -72,7 +72,7 @@ def plain_values(text: str) -> Any:
     for event in events:
         where = f"in line {event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
-            raise ValueError(f"an alias or a tag {where}, which no run writes")
+            raise ValueError(f"an alias or a tag {where}, which is not allowed")
         if isinstance(event, yaml.CollectionEndEvent):
             open_nodes.pop()
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -94,11 +94,11 @@ def plain_values(text: str) -> Any:
 
 @dataclass(slots=True)
 class _Node:
-    """A list or a mapping to which values are added in the order of a text."""
+    """A list or a mapping that is filled while parsing."""
 
     content: list[Any] | dict[Any, Any]
     keys: list[Any] = field(default_factory=list)
-    """The key whose value comes next, if any."""
+    """The key that is waiting for its value, if any."""
 
     def add(self, value: Any, where: str) -> None:
         """Append an entry of a list, or a key or a value of a mapping."""
@@ -109,6 +109,6 @@ class _Node:
         elif isinstance(value, (dict, list)):
             raise ValueError(f"a key {where} is a mapping or a list")
         elif value in self.content:
-            raise ValueError(f"{value!r} for the second time {where}")
+            raise ValueError(f"duplicate key {value!r} {where}")
         else:
             self.keys.append(value)

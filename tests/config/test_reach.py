@@ -100,7 +100,7 @@ REACHING: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("settings", "words"), REACHING)
 def test_settings_of_a_stranger(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     """They are named with the words that allow them; what the user gives is allowed."""
-    with pytest.raises(ConfigError, match="is not signed by you; nothing was reached") as caught:
+    with pytest.raises(ConfigError, match="is not signed by you; nothing was accessed") as caught:
         check_reach(settings, {"seed": 1}, "config.yaml")
     assert words in str(caught.value)
     check_reach(settings, settings, "config.yaml")

@@ -177,7 +177,7 @@ def test_where_a_run_is_looked_for(run_dir, tmp_path):
     assert found(resume="auto", run_dir=str(run_dir)) == run_dir
     assert found(resume="auto", run_dir=str(tmp_path / "new")) is None
     assert found(resume=str(run_dir), run_dir=str(run_dir)) == run_dir
-    with pytest.raises(ConfigError, match=r"resume = .*there is no run: expected a directory with"):
+    with pytest.raises(ConfigError, match=r"resume = .*no run found: expected a directory with"):
         found(resume=str(tmp_path))
     with pytest.raises(ConfigError, match=r"run_dir = .*leave run_dir out"):
         found(resume=str(run_dir), run_dir=str(tmp_path))

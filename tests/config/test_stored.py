@@ -83,7 +83,7 @@ def test_the_words_that_allow_it_are_told() -> None:
 @pytest.mark.parametrize(
     ("path", "note"),
     [
-        ("own_stored.os.system", "(os is its own module)"),
+        ("own_stored.os.system", "(os is a separate module)"),
         ("own_stored.system", "(defined in posix)"),
         ("own_stored.Elsewhere", "(defined in own_elsewhere)"),
         ("own_stored.OwnEnv.__subclasses__", "(defined in builtins)"),

@@ -176,7 +176,7 @@ ATTACKS = {
             "run",
             stored("tracking.writers", [{**CSV, "filename": name}]),
             ("train resume",),
-            r"nothing was reached:(\n.*)*\n  tracking\.writers\[0\]\.filename = ",
+            r"nothing was accessed:(\n.*)*\n  tracking\.writers\[0\]\.filename = ",
         )
         for name in ("../own/profile", "/tmp/attack.csv", "a/../../own/profile")
     },
@@ -186,7 +186,7 @@ ATTACKS = {
             stored(key, value),
             ("train resume", "resume", "resume checkpoint")
             + (("load_learner",) if key != "runner" else ()),  # it has a runner of its own
-            rf"nothing was reached:\n  {re.escape(key)}.* = ",
+            rf"nothing was accessed:\n  {re.escape(key)}.* = ",
         )
         for key, value in REACHING
     },

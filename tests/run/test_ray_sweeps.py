@@ -155,16 +155,16 @@ def play(machines: Machines, folder: Path, n_jobs: int = 3) -> list[str]:
 
 def test_a_place_that_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It costs its job; where it does not come again, the other one does the rest."""
-    lost = WorkerFailedError(0, "place 0 of jobs died")
+    lost = WorkerFailedError(0, "job worker 0 died")
     done = [JobRecord(number, "", "") for number in (1, 2)]
     machines = Machines([None, lost, lost], [None, *done])
-    assert play(machines, tmp_path) == ["0: place 0 of jobs died", "1: ", "2: "]
+    assert play(machines, tmp_path) == ["0: job worker 0 died", "1: ", "2: "]
     assert machines.calls == [
         *[(0, "begin"), (1, "begin"), (0, "run"), (1, "run")],
         *[(0, "restart"), (0, "begin"), (1, "run"), (0, "stop"), "close"],
     ]
-    assert capsys.readouterr().err == "note: place 0 of jobs died; jobs run elsewhere\n"
-    with pytest.raises(WorkerError, match="all places of jobs are lost, and jobs are left"):
+    assert capsys.readouterr().err == "note: job worker 0 died; the other workers run its jobs\n"
+    with pytest.raises(WorkerError, match="all job workers are lost, but not all jobs have run"):
         play(Machines([lost]), tmp_path)
 
 

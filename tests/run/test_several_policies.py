@@ -278,9 +278,9 @@ def test_forms_in_which_policies_are_named() -> None:
         ({"policies": {**ALL_ONE, "second": None}}, r"policies\.second\.source = None: expected"),
         (
             {"policies": {**ALL_ONE, "second": {"source": "random", "frozen": True}}},
-            r"policies\.second\.frozen = True: is for training",
+            r"policies\.second\.frozen = True: only used for training",
         ),
-        ({"policy": ONE, "policies": ALL_ONE}, r"policy = .*acts for all agents: expected random"),
+        ({"policy": ONE, "policies": ALL_ONE}, "with policies, use random or null"),
         ({"env": "CartPole-v1", "policies": ALL_ONE}, r"policies = .*has one agent; leave it out"),
         ({"env": None, "policies": ALL_ONE}, r"env: choose one"),
         ({"policies": {}}, r"run = None: expected one of run=.*policies\.<agent>=<source>"),

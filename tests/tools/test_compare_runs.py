@@ -179,7 +179,7 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
         "failed": "failed (stop_reason error)",
         "stopped": "was interrupted",
         "running": "has not ended, or was killed (no summary.json)",
-        "longer": "was continued after its end, and has not ended since, or was killed",
+        "longer": "was resumed after its end, and has not finished since, or was killed",
         "empty": "metrics.csv is missing",
         "other": "metrics.csv has no eval/episode_return_mean",
         "strange": "config.yaml is not that of a run: 'algorithm'",
@@ -360,7 +360,7 @@ def test_the_metric_of_the_runs(tmp_path: Path) -> None:
     [
         ({"runs": []}, r"runs = \[\]: expected directories of runs, such as runs="),
         ({"n_resamples": 5}, "n_resamples = 5: expected a number >= 100"),
-        ({"bounds": {"X": [1, 1]}}, r"bounds.X = \[1.0, 1.0\]: expected two values that differ"),
+        ({"bounds": {"X": [1, 1]}}, r"bounds.X = \[1.0, 1.0\]: expected two different values"),
         ({"threshold": math.nan}, "threshold = nan: expected a finite number"),
         ({"threshold": {"X": math.inf}}, "threshold.X = inf: expected a finite number"),
         ({"mode": "best"}, "mode = 'best': "),

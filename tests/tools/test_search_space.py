@@ -96,12 +96,12 @@ def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
         ({"total_step": 3}, "total_step = 3: unknown; did you mean total_steps?"),
         ({"n_trials": 0}, "n_trials = 0: expected a number >= 1"),
         ({"value": "last"}, "value = 'last': "),
-        ({"run_dir": "a"}, "run_dir: trials have directories in that of the study"),
+        ({"run_dir": "a"}, "run_dir: trials are stored in the study directory"),
         ({"search": "pp"}, "search = 'pp': no such option; did you mean ppo?"),
         ({"search": [1], "search.seed": [1]}, "search = [1]: expected ranges by setting"),
         (
             {"search": {"algorithm.lr": [0.1]}, "search.algorithm.lr.high": 1},
-            "search.algorithm.lr.high = 1: changes a part of a range that has none",
+            "search.algorithm.lr.high = 1: cannot change a part of a list",
         ),
     ],
 )
