@@ -1,4 +1,4 @@
-"""Compares finished runs: a table per environment, a picture, CSV and Markdown."""
+"""Comparison of finished runs: a table per environment, a plot, CSV and Markdown files."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "comparison.csv", "comparison.md", "comp
 COMPARISONS = Path("outputs/comparisons")
 ALL_ENVS = "all environments"
 MAX_ROWS = 40
-"""Rows of a table that are printed; the files have all of them."""
+"""Maximum number of table rows to print; the files contain all rows."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side."""
+    """Result of a comparison of runs."""
 
     metric: str
     """The metric that was compared."""
 
     settings: list[str]
-    """Settings in which runs of one algorithm in one environment differ."""
+    """Settings that differ between runs of the same algorithm in the same environment."""
 
     groups: list[Group] = field(repr=False)
-    """Runs that differ in nothing but the seed."""
+    """Groups of runs that differ only in the seed."""
 
     figures: list[Figures] = field(repr=False)
-    """Figures of each group."""
+    """Statistics of each group."""
 
     overall: dict[tuple[str, ...], Figures] = field(repr=False)
-    """Figures over the environments of `bounds` together, by algorithm and settings."""
+    """Statistics aggregated over the environments in `bounds`, by algorithm and settings."""
 
     left_out: list[LeftOut]
-    """Runs that do not count, with the reasons."""
+    """Excluded runs, with the reasons."""
 
     output: Path
     """Directory of the files."""
@@ -80,7 +80,7 @@ class Comparison:
         return rows
 
     def sections(self) -> dict[str, list[dict[str, str]]]:
-        """Return the tables for people, by environment."""
+        """Return the formatted tables by environment."""
         sections: dict[str, list[dict[str, str]]] = {}
         for row in self.rows:
             named = {key: short(row[key]) for key in ("algorithm", *self.settings)}
@@ -117,7 +117,7 @@ class Comparison:
         return printable("\n".join(lines))
 
     def markdown(self) -> str:
-        """Format the tables as Markdown with the picture, skipped runs, and directories."""
+        """Format the tables as Markdown with the plot, excluded runs, and run directories."""
         lines = ["# Comparison", "", f"![curves]({PICTURE_FILE})", ""]
         for env, rows in self.sections().items():
             lines += [f"## {env}", "", *markdown_table(rows), ""]
@@ -135,19 +135,19 @@ class Comparison:
 def compare_runs(
     runs: str | Path | Sequence[str | Path], output: str | Path | None = None, **settings: Any
 ) -> Comparison:
-    """Compare runs, and write tables and a picture: `maze-run -cn compare`.
+    """Compare runs, and write tables and a plot; the function behind `maze-run -cn compare`.
 
         comparison = compare_runs(["outputs/sweeps/a"], "outputs/comparison", threshold=475)
         print(comparison)
 
     Args:
-        runs: Directories of runs, directories above some, and patterns of these.
-        output: Directory of `comparison.csv`, `comparison.md` and `comparison.png`.
-        **settings: Further settings of `CompareConfig` by name.
+        runs: Run directories, directories that contain runs, or glob patterns.
+        output: Output directory for `comparison.csv`, `comparison.md` and `comparison.png`.
+        **settings: Additional settings of `CompareConfig` by name.
 
     Raises:
-        ConfigError: If a setting is wrong, there is no run, or none has the metric.
-        RunDirectoryError: If none of the runs can be compared; the message has the reasons.
+        ConfigError: If a setting is invalid, no run is found, or no run has the metric.
+        RunDirectoryError: If none of the runs can be compared; the message lists the reasons.
     """
     names = [runs] if isinstance(runs, str | Path) else runs
     given = {"runs": list(map(str, names)), "output": output, **settings}
@@ -190,7 +190,7 @@ def compare(config: CompareConfig) -> Comparison:
 
 
 def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
-    """Return the runs that can be compared, and the skipped ones with reasons."""
+    """Return the runs that can be compared, and the excluded runs with reasons."""
     found = find_runs(config.runs)
     runs, left_out = [], list(found.without_run)
     for directory in found.directories:
@@ -225,14 +225,14 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
 
 
 def _mode(runs: Sequence[Run], metric: str, config: CompareConfig) -> Literal["max", "min"]:
-    """Return whether larger or smaller is better, by the settings, the runs or the metric name."""
+    """Return `max` or `min`, from the settings, the runs or the name of the metric."""
     given = {run.evaluation.mode for run in runs if run.evaluation.selection_metric == metric}
     mode = config.mode if config.mode != "auto" or len(given) != 1 else given.pop()
     return EvaluationConfig(mode=mode).selection_mode(metric)
 
 
 def _check_envs(config: CompareConfig, envs: set[str]) -> None:
-    """Raise ConfigError for settings of environments without runs."""
+    """Raise ConfigError if a setting names an environment without runs."""
     for key in ("bounds", "threshold"):
         value = getattr(config, key)
         for env in value if isinstance(value, dict) else ():

@@ -24,11 +24,11 @@ Figures: TypeAlias = dict[str, float]
 Row: TypeAlias = dict[str, Any]
 
 FEW_RUNS = 4
-"""Runs from which on resampling says more than the range of the values."""
+"""Minimum number of runs for a bootstrap interval; with fewer, it is called a range."""
 
 ABSENT = "-"
 NOT_SET = "not set"
-"""Value of a setting that some of the runs do not have."""
+"""Placeholder for a setting that a run does not have."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,22 @@ class Group:
     env: str
     algorithm: str
     settings: tuple[str, ...]
-    """Values of the settings in which the runs of the comparison differ."""
+    """Values of the settings that differ within the comparison."""
 
     runs: tuple[Run, ...]
 
     @property
     def name(self) -> tuple[str, ...]:
-        """Algorithm and settings, which runs in other environments may have as well."""
+        """Algorithm and settings; groups in other environments may have the same name."""
         return (self.algorithm, *self.settings)
 
 
 def differing_settings(runs: Iterable[Run], ignore: Sequence[str] = ()) -> list[str]:
-    """Return the settings in which runs of one algorithm in one environment differ.
-
-    Those of two algorithms, or of two environments, differ anyway.
+    """Return the settings that differ between runs of the same algorithm and environment.
 
     Args:
         runs: The runs.
-        ignore: Settings, and sections of settings, that do not count.
+        ignore: Settings and sections to ignore.
     """
     alike: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -95,15 +93,15 @@ def _number(text: str) -> float:
 def figures(group: Group, metric: str, mode: str, threshold: float | None, n: int) -> Figures:
     """Compute the statistics of a group by column name.
 
-    A run that does not reach the threshold counts as infinitely long in the medians; there is no
-    median where half of the runs do not reach it.
+    Runs that do not reach the threshold count as infinity in the medians of steps and time. If half
+    of the runs do not reach it, there is no median.
 
     Args:
         group: The runs.
-        metric: Metric that is compared.
+        metric: Metric to compare.
         mode: `max` or `min`: which values are better.
-        threshold: Value for which steps and time are given; None: no threshold.
-        n: Bootstrap samples.
+        threshold: Value for which steps and time are reported; None for no threshold.
+        n: Number of bootstrap resamples.
     """
     curves = [run.curve(metric) for run in group.runs]
     better = np.max if mode == "max" else np.min
@@ -151,13 +149,13 @@ def overall(
 
     Args:
         groups: All groups.
-        metric: Metric that is compared.
+        metric: Metric to compare.
         mode: `max` or `min`: which values are better.
-        bounds: By environment the values that count as 0 and as 1.
-        n: Bootstrap samples.
+        bounds: Values that are normalised to 0 and 1, by environment.
+        n: Number of bootstrap resamples.
 
     Returns:
-        Figures by name of the group: algorithm and settings.
+        Statistics by name of the group (algorithm and settings).
     """
     strata: dict[tuple[str, ...], dict[str, tuple[Array, Array]]] = {}
     for group in groups:
@@ -178,11 +176,11 @@ def overall(
     }
 
 
-# -- for people ------------------------------------------------------------------------------------
+# -- formatting ------------------------------------------------------------------------------------
 
 
 def shown(row: Row) -> dict[str, str]:
-    """Format the main values of a row for a table; the file has all of them."""
+    """Format the main values of a row for a table; the CSV file contains all values."""
     texts = {"runs": str(row["runs"])}
     if "env_steps" in row:
         texts["steps"], texts["time"] = compact(row["env_steps"]), _time(row["wall_time_s"])
@@ -219,19 +217,19 @@ COLORS = (
     *("#1f6feb", "#d1242f", "#1a7f37", "#bf8700", "#8250df"),
     *("#0f8b8d", "#e85aad", "#6e5494", "#7d4e00", "#57606a"),
 )
-"""Colours of the curves; there are no more curves than these."""
+"""Colours of the curves; also limits their number."""
 
 N_POINTS = 200
-"""Places at which a curve over several runs is computed, at most."""
+"""Maximum number of points of a curve over several runs."""
 
 N_RESAMPLES = 1_000
-"""Bootstrap samples of a band: enough for the width of a line."""
+"""Bootstrap resamples for the bands of a plot, which need less precision than tables."""
 
 EXTREMES = (5.0, 95.0)
-"""Percentiles of the values of a row of axes beyond which they may be left out."""
+"""Percentiles of the values in a row of axes; values beyond them may be clipped."""
 
 UNITS = ((2 * 3600.0, 3600.0, "h"), (2 * 60.0, 60.0, "min"), (0.0, 1.0, "s"))
-"""Units of time by the longest one that is shown, in seconds."""
+"""Units of time, by the longest time in seconds for which each is used."""
 
 
 def draw_comparison(
@@ -239,12 +237,12 @@ def draw_comparison(
 ) -> Figure:
     """Draw interquartile means with 95 % bands without the global state of pyplot.
 
-    Single runs are thin lines. A curve over several runs ends where the shortest of them does. A
-    band over few runs is called their range.
+    Individual runs are thin lines. A curve over several runs ends with the shortest run. With few
+    runs, the band is labelled as a range.
 
     Args:
-        groups: What is drawn.
-        labels: Text in the legend by name of a group; groups without one are left out.
+        groups: The groups to draw.
+        labels: Legend labels by name of the group; groups without a label are omitted.
         metric: Metric on the y axis.
         step_label: Unit of the steps.
     """
@@ -293,7 +291,7 @@ def _band_text(groups: Sequence[Group]) -> str:
 
 
 def _as_text(name: str) -> str:
-    """Escape dollar signs, which would start a formula and could raise errors."""
+    """Escape dollar signs, which matplotlib would interpret as a formula."""
     return printable(name).replace("$", r"\$")
 
 

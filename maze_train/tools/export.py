@@ -1,4 +1,4 @@
-"""Export of a policy to one file, checked against the policy before it is written."""
+"""Export of a policy to a file. The file's outputs are compared with the policy before writing."""
 
 from __future__ import annotations
 
@@ -52,29 +52,29 @@ Inputs: TypeAlias = "dict[str, Tensor]"
 Function: TypeAlias = "Callable[[Inputs], dict[str, Array]]"
 
 DESCRIPTION = "maze_train.json"
-"""Name of the description: of an entry of ONNX's metadata, else of a file in the archive."""
+"""Name of the JSON description: ONNX metadata entry, or extra file of the archive."""
 
 PURPOSE = "format=onnx"
 
 
 class Format(NamedTuple):
-    """A kind of file."""
+    """An export format."""
 
     suffix: str
-    """End of its name."""
+    """File name extension."""
 
     write: Callable[[PolicyStep, Inputs, str], bytes]
-    """Gives the content for a policy, examples of its inputs, and a description in JSON."""
+    """Converts a policy, example inputs and a JSON description to the content of the file."""
 
     load: Callable[[bytes], Function]
-    """Gives a function that runs the content."""
+    """Returns a function that runs the content of a file."""
 
 
 def write_onnx(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
-    """The policy as ONNX.
+    """Convert a policy to ONNX.
 
     Raises:
-        ExportError: If it cannot be recorded.
+        ExportError: If the policy cannot be exported.
         MissingExtraError: If a package is missing.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -82,7 +82,7 @@ def write_onnx(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
     program = recorded(step, inputs)
     with torch.no_grad():
         outputs = list(step(inputs))
-    with quiet("ONNX cannot hold the policy"):
+    with quiet("the policy cannot be converted to ONNX"):
         program = program.run_decompositions({torch.ops.aten.softplus.default: _softplus})
         found: Any = torch.onnx.export(
             program,
@@ -98,7 +98,7 @@ def write_onnx(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
 
 
 def load_onnx(content: bytes) -> Function:
-    """A function that runs the policy with onnxruntime."""
+    """Return a function that runs the policy with onnxruntime."""
     runtime = import_extra("onnxruntime", "onnx", PURPOSE)
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
@@ -111,7 +111,7 @@ def load_onnx(content: bytes) -> Function:
 
 
 def write_torch_export(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
-    """The policy as an archive of `torch.export`."""
+    """Convert a policy to a `torch.export` archive."""
     buffer, program = io.BytesIO(), recorded(step, inputs)
     with quiet("PyTorch cannot write the policy"):
         torch.export.save(program, buffer, extra_files={DESCRIPTION: description})
@@ -119,7 +119,7 @@ def write_torch_export(step: PolicyStep, inputs: Inputs, description: str) -> by
 
 
 def load_torch_export(content: bytes) -> Function:
-    """A function that runs the policy with PyTorch."""
+    """Return a function that runs the policy with PyTorch."""
     with quiet("PyTorch cannot read the policy"):
         module = torch.export.load(io.BytesIO(content)).module()
 
@@ -131,23 +131,23 @@ def load_torch_export(content: bytes) -> Function:
 
 
 def recorded(step: PolicyStep, inputs: Inputs) -> Any:
-    """The operations of a policy for any number of environments, an `ExportedProgram`."""
-    with quiet("PyTorch cannot record the policy"), torch.no_grad():
+    """Trace a policy to an `ExportedProgram` with dynamic batch size."""
+    with quiet("torch.export cannot trace the policy"), torch.no_grad():
         return torch.export.export(step, (inputs,), dynamic_shapes=any_number(inputs), strict=False)
 
 
 def any_number(inputs: Inputs) -> Any:
-    """The first dimension of all inputs, which may be any number n."""
+    """Mark the first dimension of all inputs as dynamic."""
     n = torch.export.Dim("n")
     return ({name: {0: n} for name in inputs},)
 
 
 @contextmanager
 def quiet(problem: str) -> Iterator[None]:
-    """Hide warnings and logs of PyTorch from users, and turn its exceptions into one error.
+    """Suppress warnings and logs of PyTorch, and convert its exceptions to ExportError.
 
     Raises:
-        ExportError: If something is raised.
+        ExportError: If the block raises an exception.
     """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -158,14 +158,14 @@ def quiet(problem: str) -> Iterator[None]:
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         found = f"{problem}: {type(error).__name__}: {lines[0]}"
-        remedy = "networks of your own may not choose what they compute by values of tensors"
+        remedy = "custom networks must not have control flow that depends on tensor values"
         raise ExportError(f"{found}; {remedy}, or try another format") from error
     finally:
         logging.disable(before)
 
 
 def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """The function log(1 + exp(β x)) / β: onnxruntime has none for float64."""
+    """Compute log(1 + exp(β x)) / β; onnxruntime does not support Softplus in float64."""
     scaled = x * beta
     return (scaled.clamp(min=0.0) + (-scaled.abs()).exp().log1p()) / beta
 
@@ -178,29 +178,27 @@ FORMATS = {
 
 OBS, STATE = "obs", "state"
 ACTION, PARAMS, NEXT_STATE = "action", "params", "next_state"
-"""Names of inputs and outputs; Dict and Tuple spaces have one for each part, such as `obs/goal`."""
+"""Names of inputs and outputs; Dict and Tuple spaces have one per leaf, such as `obs/goal`."""
 
 
 TARGET_POLICY = "target_policy"
-"""Part of a model that serves learning alone, as critics do."""
+"""Attribute of models for modules only used in training, such as critics."""
 
 
 class PolicyStep(nn.Module):
-    """The most likely actions of a policy, from tensors by name to tensors by name.
+    """Module that maps named tensors to the most likely actions of a policy.
 
-    - `obs`: observations as the environment gives them, in its data types, `[n, ...]`. Of several
-      agents those of each, `obs/agents/<name>`, and, for recurrent policies, `obs/acts`.
-    - `state`: the recurrent state `[n, S]`, zeros where an episode begins; if recurrent.
-    - `action`: actions as the environment takes them.
-    - `params`: parameters of their distribution, `[n, param_size]` for each part.
-    - `next_state`: the recurrent state after the observations, the `state` of the next call.
+    Inputs are `obs`, raw observations `[n, ...]` with the dtypes of the environment, and for
+    recurrent policies `state`, the recurrent state `[n, S]` (zeros at the start of an episode). In
+    multi-agent environments, `obs/agents/<name>`, and `obs/acts` if recurrent, replace `obs`.
+    Outputs are `action` (environment actions), `params` (`[n, param_size]`, the distribution
+    parameters of each action component) and `next_state` (the `state` for the next call).
 
     Args:
-        policy: The policy; networks are copied.
+        policy: The policy; its networks are copied.
 
-    Attributes:
-        keys: Leaves of the observations that are read; the key of a lone one is empty.
-        state_size: S; 0: it is not recurrent.
+    Attributes: `keys`, the observation leaves that are read (a single leaf has an empty key);
+        `state_size`, S (0 if not recurrent).
 
     Raises:
         ConfigError: If a policy has no networks.
@@ -214,7 +212,7 @@ class PolicyStep(nn.Module):
         for module in modules_of(model).values():
             for name in (*CRITIC_PARTS, TARGET_POLICY):
                 module._modules.pop(name, None)
-            # Numbers such as the share of random actions: they are constants from now on.
+            # Values such as the epsilon of DQN become constants.
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if not buffer.dim():
                     delattr(module, name)
@@ -231,7 +229,7 @@ class PolicyStep(nn.Module):
         self._is_single = "" in zeros
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs by name."""
+        """Compute the outputs by name."""
         leaves = leaves_by_key(part_of(inputs, OBS))
         obs = {key: leaves[key].to(dtype) for key, dtype in self._dtypes.items()}
         state = inputs.get(STATE, torch.zeros(next(iter(obs.values())).shape[0], 0))
@@ -245,57 +243,56 @@ class PolicyStep(nn.Module):
 
     @property
     def families(self) -> dict[str, str]:
-        """Name of the distribution of each part of an action."""
+        """Name of the distribution of each action component."""
         zeros = torch.zeros(1, self.model.param_size)
         return {key: type(part).__name__ for key, (part, _) in self.model.parts(zeros).items()}
 
     def inputs(self, leaves: Mapping[str, Any], state: Tensor) -> dict[str, Tensor]:
-        """Inputs by name of observations by leaf, arrays `[n, ...]`, and of a memory `[n, S]`."""
+        """Return inputs by name from observation leaves `[n, ...]` and hidden state `[n, S]`."""
         tensors = {key: torch.from_numpy(leaves[key]) for key in self.keys}
         found = with_name(OBS, as_tree(tensors, has_keys=not self._is_single))
         return {**found, STATE: state} if self.state_size else found
 
 
 def _check_networks(model: Any) -> None:
-    """Refuse policies that are no networks: random ones, and code of users."""
+    """Raise ConfigError for policies that are not networks: random and custom policies."""
     if not isinstance(model, nn.Module):
-        raise ConfigError("policy", "has no networks, which alone can be exported", type(model))
+        raise ConfigError("policy", "has no networks; only networks can be exported", type(model))
     for name, module in modules_of(model).items():
         if isinstance(module, FixedPolicy):
-            problem = "acts at random, or by custom code, which cannot be exported"
+            problem = "is random or custom code and cannot be exported"
             remedy = "name one of the agents with networks, agent=<name>"
             raise ConfigError(f"policies.{name}.source", f"{problem}; {remedy}")
 
 
 BATCHES = ((1, 8), (31, 32))
-"""Numbers of environments and of steps of the comparison."""
+"""Batch sizes and numbers of steps for the comparison."""
 
 OBSERVATIONS = sum(n * steps for n, steps in BATCHES)
 
 EPISODES, STEPS = 4, 250
-"""Episodes that are played at a time for observations, and steps after which they end."""
+"""Number of parallel episodes played to collect observations, and their maximum length."""
 
 TOLERANCE = 1e-4
-"""Largest difference of a number x, in units of max(1, |x|): sums in another order are rounded
-otherwise."""
+"""Maximum difference of an output x in units of max(1, |x|); rounding depends on the order of
+summation."""
 
 MAX_OTHER_CHOICES = 5
-"""Observations for which another discrete action may be chosen: rounding decides between two that
-are equally good."""
+"""Maximum number of observations with a different discrete action; rounding may decide ties."""
 
 
 class Differences(NamedTuple):
-    """Differences between a file and a policy."""
+    """Differences between the outputs of a file and a policy."""
 
     largest: float
-    """Largest difference of a number x, in units of max(1, |x|)."""
+    """Largest difference of an output x, in units of max(1, |x|)."""
 
     other_choices: int
-    """Observations for which other discrete actions were chosen."""
+    """Number of observations with a different discrete action."""
 
 
 def played_observations(env: Any, policy: Any) -> dict[str, Array]:
-    """Observations of episodes in which a policy draws its actions, by leaf, `[1000, ...]`.
+    """Collect observations from episodes with sampled actions, by leaf, `[1000, ...]`.
 
     Raises:
         ConfigError: If the policy does not fit the environment.
@@ -318,8 +315,8 @@ def observations_of_agent(
 
     Args:
         observations: Observations of all agents by leaf, `[1000, ...]`, or None.
-        agent: Its name.
-        number: Its number.
+        agent: Name of the agent.
+        number: Index of the agent.
     """
     rows = np.flatnonzero(observations[ACTS][:, number]) if observations else ()
     if observations is None or not len(rows):
@@ -331,9 +328,10 @@ def observations_of_agent(
 def drawn_observations(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> dict[str, Array]:
-    """Observations of a space by leaf, `[1000, ...]`, the same each time; some action is legal.
+    """Sample observations from a space by leaf, `[1000, ...]`, with a fixed seed.
 
-    Real numbers are standard normal, clipped to their bounds, all others uniform.
+    Floats are standard normal, clipped to their bounds; all other values are uniform. At least one
+    action is legal.
     """
     found = {key: _drawn(leaf) for key, leaf in flat_spaces(observation_space).items()}
     masks = mask_layout(observation_space, action_space)
@@ -356,13 +354,13 @@ def _drawn(leaf: spaces.Space[Any]) -> Array:
 def differences(
     policy: TrainedPolicy, step: PolicyStep, run: Function, observations: Mapping[str, Array]
 ) -> Differences:
-    """Compare the outputs of a file and of the policy, for batches of two sizes.
+    """Compare the outputs of a file and of the policy, for two batch sizes.
 
-    A memory continues through the steps; the file is given that of the policy.
+    The recurrent state is carried through the steps; the file receives the state of the policy.
 
     Args:
         policy: The policy.
-        step: The same as a function of tensors.
+        step: The policy as a function of tensors.
         run: Runs the file.
         observations: Observations by leaf, `[1000, ...]`.
 
@@ -392,19 +390,19 @@ def differences(
     largest, other = float(np.max([x for x, _ in found])), sum(count for _, count in found)
     if not largest <= TOLERANCE or other > MAX_OTHER_CHOICES:
         raise ExportError(
-            f"the file acts otherwise than the policy: of {OBSERVATIONS:,} observations {other} "
-            f"have other discrete actions (at most {MAX_OTHER_CHOICES} may), and numbers x differ "
-            f"by up to {largest:.1e} max(1, |x|) (at most {TOLERANCE:g}); networks of your own may "
-            "not choose what they compute by values of tensors, nor keep something between calls"
+            f"the file differs from the policy: for {other} of {OBSERVATIONS:,} observations the "
+            f"discrete action differs (at most {MAX_OTHER_CHOICES} allowed), and outputs x differ "
+            f"by up to {largest:.1e} max(1, |x|) (at most {TOLERANCE:g}); custom networks must not "
+            "have control flow that depends on tensor values, or keep state between calls"
         )
     return Differences(largest, other)
 
 
 def _compared(given: dict[str, Array], expected: dict[str, Array]) -> Differences:
-    """Differences in one batch; NaN where a value is NaN."""
+    """Return the differences in one batch; NaN if a value is NaN."""
     forms = [{k: (x.dtype, x.shape) for k, x in found.items()} for found in (given, expected)]
     if forms[0] != forms[1]:
-        raise ExportError(f"the file gives {forms[0]}, the policy {forms[1]}")
+        raise ExportError(f"the file returns {forms[0]}, the policy {forms[1]}")
     is_other, gaps = np.zeros(len(next(iter(expected.values()))), np.bool_), [0.0]
     for name, array in expected.items():
         if array.dtype.kind != "f":
@@ -417,34 +415,34 @@ def _compared(given: dict[str, Array], expected: dict[str, Array]) -> Difference
 
 
 EXAMPLES = 7
-"""Observations with which a policy is recorded."""
+"""Number of example observations for tracing."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """A policy that was exported."""
+    """Result of an export."""
 
     path: Path
-    """The file."""
+    """Path of the file."""
 
     inputs: dict[str, str]
-    """Data type and shape of each input by name."""
+    """Dtype and shape of each input by name."""
 
     outputs: dict[str, str]
-    """The same of each output."""
+    """Dtype and shape of each output by name."""
 
     source: str
-    """Origin of the observations on which file and policy were compared."""
+    """Source of the observations used for the comparison."""
 
     differences: Differences
-    """Differences between them."""
+    """Differences between the file and the policy."""
 
     def __str__(self) -> str:
-        """The facts as text for a terminal."""
+        """Format the result for a terminal."""
         largest, other = self.differences
         found = f"{OBSERVATIONS:,} observations of {self.source}, largest difference {largest:.1e}"
         if other:
-            found += f"; {other} have other actions, where two are equally good but for rounding"
+            found += f"; {other} discrete actions differ, since rounding decides ties"
         rows = [("file", f"{self.path}, {self.path.stat().st_size:,} bytes")]
         rows += [("input", f"{name}: {form}") for name, form in self.inputs.items()]
         rows += [("output", f"{name}: {form}") for name, form in self.outputs.items()]
@@ -452,11 +450,11 @@ class Export:
 
 
 def run_export(config: ExportConfig) -> Export:
-    """Export the policy of a run, compared in its environment if that can be built.
+    """Export the policy of a run, compared on observations of its environment if possible.
 
     Raises:
-        ConfigError: If a setting is wrong, or a policy has no networks.
-        ExportError: If the policy cannot be recorded, or the file acts otherwise.
+        ConfigError: If a setting is invalid, or a policy has no networks.
+        ExportError: If the policy cannot be traced, or the file differs from it.
         MissingExtraError: If a package of the format is missing.
         RunDirectoryError: If there is no policy, or it is damaged.
     """
@@ -468,7 +466,7 @@ def run_export(config: ExportConfig) -> Export:
         env = read_saved_policy(config.run, config.trust, uses=uses).config.env
         observations = played_observations(env, policy)
     except MazeTrainError as error:
-        warn(f"compared on observations drawn from the space, not on episodes: {error}")
+        warn(f"compared on random observations instead of episodes: {error}")
     name = "policy" if config.agent is None else f"policy_{config.agent}"
     output = config.output or saved.run_dir / f"{name}{FORMATS[config.format].suffix}"
     return export_policy(policy, output, config.format, config.agent, observations=observations)
@@ -486,17 +484,17 @@ def export_policy(
 
     Args:
         policy: The policy.
-        output: The file; an existing one is replaced.
+        output: Path of the file, overwritten if it exists.
         format: `onnx` or `torch_export`.
-        agent: With several agents, the agent whose policy is exported; None: all in one file.
-        env: Environment whose observations both are compared on, as for `RolloutGenerator`; None:
-            observations are drawn from the observation space.
-        observations: Observations by leaf, `[1000, ...]`, instead of those of `env`.
+        agent: In multi-agent environments, the agent to export; None exports all to one file.
+        env: Environment that provides observations for the comparison, as for `RolloutGenerator`;
+            None samples them from the observation space.
+        observations: Observations by leaf, `[1000, ...]`, used instead of `env`.
 
     Raises:
-        ConfigError: If an argument is wrong, or a policy has no networks.
+        ConfigError: If an argument is invalid, or a policy has no networks.
         EnvError: If the environment cannot be built, or fails.
-        ExportError: If the policy cannot be recorded, or the file acts otherwise.
+        ExportError: If the policy cannot be traced, or the file differs from it.
         MissingExtraError: If a package of the format is missing.
     """
     check_one_of("format", format, FORMATS)
@@ -518,7 +516,7 @@ def export_policy(
         name: space_to_dict(getattr(policy, name)) for name in ("observation_space", "action_space")
     }
     described = {**forms, "distributions": step.families, **spaces, "versions": dict(versions())}
-    # JSON has no infinity, but numbers that all readers take for it.
+    # JSON has no infinity, but parsers read an overflowing number as infinity.
     text = re.sub(r"([\[ ]-?)Infinity(?=[,\]}])", r"\g<1>1e999", json.dumps(described))
     content = kind.write(step, inputs, text)
     found = differences(policy, step, kind.load(content), observations)
@@ -528,7 +526,7 @@ def export_policy(
 
 
 def policy_of_agent(policy: TrainedPolicy, agent: str) -> tuple[int, TrainedPolicy]:
-    """Number of one of several agents, and its policy, on its own observations.
+    """Return the index of an agent and its policy as a single-agent policy.
 
     Raises:
         ConfigError: If there is no such agent.
@@ -543,7 +541,7 @@ def policy_of_agent(policy: TrainedPolicy, agent: str) -> tuple[int, TrainedPoli
 
 
 def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Data type and shape of tensors by name, the first dimension of which is any number n."""
+    """Return dtype and shape of tensors by name; the first dimension is shown as n."""
     return {
         name: f"{str(x.dtype).removeprefix('torch.')} [{', '.join(map(str, ['n', *x.shape[1:]]))}]"
         for name, x in tensors.items()

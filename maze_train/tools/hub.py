@@ -38,31 +38,31 @@ OWN_FILES = (*POLICY_FILES, METRICS, CURVE, FILM)
 MAX_NBYTES = 1 << 28
 
 SHOWN = ("env", "model", "policies", "algorithm")
-"""Sections of the settings that the card shows."""
+"""Sections of the settings that the model card shows."""
 
 SHARED = (*SHOWN, "policies_to_train", "seed", "total_steps")
 SHARED_OF_RUNNER = ("concurrency", "envs_per_actor", "dataset")
-"""Settings that others get: those that made the numbers. The others are of a machine and its user:
-directories, writers of metrics and callbacks with their addresses and tokens."""
+"""Settings to publish: those that affect the results. Other settings belong to the machine and the
+user, such as directories, and metric writers and callbacks with addresses and tokens."""
 
 SHARED_TEXTS = (
     *("env.id", f"*.{TARGET}", "policies.*.agents", "policies_to_train"),
     *("model.normalization.exclude", "policies.*.model.normalization.exclude"),
 )
-"""Patterns of settings whose texts others get, in addition to the words that settings offer."""
+"""Patterns of settings whose texts are published, in addition to predefined choices."""
 
 LEFT_OUT = "left_out"
-"""Takes the place of any other text: a path, a secret, or an argument of a custom environment."""
+"""Placeholder for other texts: paths, secrets, or arguments of a custom environment."""
 
 
 class Score(NamedTuple):
-    """Return of a policy over the episodes of an evaluation."""
+    """Mean return of a policy in an evaluation."""
 
     mean: float
     std: float
     episodes: int
     origin: str
-    """Evaluation that it comes from."""
+    """Description of the evaluation."""
 
     def __str__(self) -> str:
         """Format mean and standard deviation as in the hub's result lists."""
@@ -70,14 +70,14 @@ class Score(NamedTuple):
 
 
 def score_of(run_dir: Path, epoch: int | None) -> Score | None:
-    """Return the score of an epoch: from the test after training, else from its evaluation.
+    """Return the score of an epoch, from the test after training if available.
 
-    None: it was not evaluated, or the files of its run are not there.
+    None if the epoch was not evaluated, or the files of the run are missing.
 
     Raises:
         RunDirectoryError: If the metrics are damaged.
     """
-    origin, row = "the test after training, in episodes that selected nothing", None
+    origin, row = "the test after training, in episodes not used for selection", None
     with suppress(KeyError, TypeError, AttributeError):
         tests = RunDirectory(run_dir).outcome["final_test"].values()
         row = next((test for test in tests if test["epoch"] == epoch), None)
@@ -102,9 +102,9 @@ def model_card(
 
     Args:
         saved: The policy.
-        settings: Those that others get.
+        settings: The settings to publish.
         name: The argument of `load_policy`.
-        files: Names of the picture and the film, as far as they are there.
+        files: Names of the available files: learning curve and video.
     """
     task, epoch = task_name(settings), saved.score.get("epoch")
     algorithm, title = saved.config.algorithm.name, title_of(saved, settings)
@@ -123,11 +123,11 @@ def model_card(
         f"---\n{_metadata(algorithm, task, title, score)}\n---",
         f"# {title}\n",
         *([f"![Returns over environment steps]({CURVE})\n"] if CURVE in files else []),
-        *([f"[A film of an episode]({FILM})\n"] if FILM in files else []),
+        *([f"[Video of an episode]({FILM})\n"] if FILM in files else []),
         "| | |\n| --- | --- |",
         *(f"| {key} | {value} |" for key, value in facts.items() if value),
         f"\n## Use\n\n{_use(saved, name)}",
-        "## Settings\n\nThose that make the numbers; `config.yaml` has all that were pushed.\n",
+        "## Settings\n\nThese affect the results; `config.yaml` has all published settings.\n",
         f"```yaml\n{dump_yaml(shown)}```\n",
     ]
     return "\n".join(lines)
@@ -166,9 +166,11 @@ def _use(saved: SavedPolicy, name: str) -> str:
         "action = policy.act(observation)\n```\n",
     ]
     if modules:
-        lines.append(f"It needs the code of {', '.join(modules)}, which is run.\n")
+        lines.append(f"It needs the code of {', '.join(modules)}, which is executed.\n")
     if own:
-        lines.append(f"These parts were given in Python, and have to be given: {', '.join(own)}.\n")
+        lines.append(
+            f"These parts were given in Python, and must be given again: {', '.join(own)}.\n"
+        )
     return "\n".join(lines)
 
 
@@ -180,13 +182,13 @@ def write_repository(
     Args:
         folder: An empty directory.
         saved: The policy.
-        settings: Those that others get.
+        settings: The settings to publish.
         config: The other settings of the upload.
         name: The name for `load_policy`.
 
     Raises:
         ConfigError: If a file cannot be read.
-        RunDirectoryError: If the policy cannot be loaded from what was written.
+        RunDirectoryError: If the policy cannot be loaded from the written files.
     """
     for path in filter(Path.exists, (saved.directory / file for file in POLICY_FILES)):
         if not lies_in(saved.run_dir, path):
@@ -212,7 +214,7 @@ def write_repository(
 
 
 def lies_in(run: Path, path: Path) -> bool:
-    """Whether a file lies within a run after links are resolved."""
+    """Return whether a file is inside a run directory, after resolving links."""
     return path.is_file() and path.resolve().is_relative_to(run.resolve())
 
 
@@ -221,15 +223,15 @@ def shared_settings(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings to publish with a policy, as plain values.
 
-    Numbers, flags and the words that settings offer stay, and so do texts of `SHARED_TEXTS`. Any
-    other text may be a path or a secret: `LEFT_OUT` takes its place.
+    Numbers, flags, predefined choices and the texts in `SHARED_TEXTS` are kept. Any other text may
+    be a path or a secret and is replaced by `LEFT_OUT`.
 
     Args:
         config: The settings.
-        share: Further settings whose texts stay: dotted names, or patterns of them.
+        share: Additional settings whose texts are kept: dotted names or patterns.
 
     Returns:
-        The settings, and the keys of those whose texts were left out.
+        The settings, and the keys of the settings whose texts were replaced.
     """
     settings = config_to_dict(config)
     found = {key: settings[key] for key in SHARED}
@@ -279,10 +281,10 @@ class PushedPolicy:
     """Address of the commit."""
 
     files: list[str]
-    """Files that were uploaded."""
+    """Names of the uploaded files."""
 
     left_out: list[str]
-    """Keys of settings whose texts were left out, since they may be a path or a secret."""
+    """Keys of settings whose texts were omitted, since they may be a path or a secret."""
 
     def __str__(self) -> str:
         """Format the upload for a terminal."""
@@ -301,21 +303,21 @@ def push_to_hub(
         pushed = push_to_hub("outputs/a", "me/cartpole-ppo", private=True)
         policy = load_policy(pushed.name)
 
-    It uploads the policy, its metrics and learning curve, a video if there is one, and a card. The
-    uploaded configuration has the settings of the policy only, without texts that may be a path or
-    a secret.
+    Uploads the policy, its metrics and learning curve, a video if there is one, and a model card.
+    The uploaded configuration only contains settings that affect the results, without texts that
+    may be a path or a secret.
 
     Args:
-        run: Directory of a run, whose best policy is pushed, of one saved policy, or the result of
+        run: A run directory (its best policy), the directory of a saved policy, or the result of
             `train`.
         repo_id: Repository, `<owner>/<name>`.
-        token: Access token of the hub; None: that of `HF_TOKEN`, or of `hf auth login`.
-        **settings: Further settings of `PushConfig` by name.
+        token: Access token of the hub; None to use `HF_TOKEN` or the login of `hf auth login`.
+        **settings: Additional settings of `PushConfig` by name.
 
     Raises:
-        ConfigError: If a setting is wrong, or the policy names what is not trusted.
+        ConfigError: If a setting is invalid, or the policy names untrusted code.
         MissingExtraError: If the extra `hub` is not installed.
-        RunDirectoryError: If there is no policy, it cannot be loaded again, or the hub refuses it.
+        RunDirectoryError: If there is no policy, it cannot be loaded again, or the upload fails.
     """
     directory = str(getattr(run, "run_dir", run))
     given = {"run": directory, "repo_id": repo_id, **settings}
@@ -323,7 +325,7 @@ def push_to_hub(
 
 
 def push(config: PushConfig, token: str | None = None) -> PushedPolicy:
-    """Upload the policy of a configuration, see `push_to_hub`."""
+    """Upload a policy according to a configuration, see `push_to_hub`."""
     package, saved = hub_package(), read_saved_policy(str(config.run), config.trust)
     name = f"{HUB}{config.repo_id}" + (f"@{config.revision}" if config.revision else "")
     settings, left_out = shared_settings(saved.config, config.share)
@@ -341,11 +343,11 @@ def push(config: PushConfig, token: str | None = None) -> PushedPolicy:
                 folder_path=folder,
                 revision=config.revision,
                 commit_message=title_of(saved, settings),
-                # Those of an earlier push that has them.
+                # Delete files of an earlier push that this one does not replace.
                 delete_patterns=[file for file in OWN_FILES if file not in files],
             )
-        except Exception as error:  # of the hub's library, or of the HTTP library that it uses
+        except Exception as error:  # from huggingface_hub or its HTTP library
             problem = f"{config.run} was not pushed to {config.repo_id}: {first_line(error)}"
-            remedy = "a token that may write is set by `hf auth login`, or by HF_TOKEN"
+            remedy = "set a token with write access by `hf auth login` or HF_TOKEN"
             raise RunDirectoryError(f"{problem}; {remedy}") from error
     return PushedPolicy(name, str(commit.commit_url), files, left_out)

@@ -1,4 +1,4 @@
-"""Runs to compare, and statistics over them.
+"""Reading of runs for a comparison, and statistics over them.
 
 Source: Agarwal, Schwarzer, Castro, Courville, Bellemare (2021), Deep Reinforcement Learning at the
 Edge of the Statistical Precipice, arXiv:2108.13264, sections 4.1 and 4.3.
@@ -35,15 +35,15 @@ from maze_train.training.config import EvaluationConfig
 WALL_TIME = "time/total_s"
 PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "checkpoint")
-"""Settings, and sections of settings, that change no number of a run but its sample."""
+"""Settings and sections that do not distinguish configurations."""
 
 SELECTING = ("n_episodes", "opponents", "metric", "mode")
-"""Settings of evaluation that say which policy is the best one."""
+"""Evaluation settings that determine how the best policy is selected."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A skipped run and the reason."""
+    """An excluded run and the reason."""
 
     name: str
     """Directory of the run, or job of a sweep."""
@@ -60,11 +60,11 @@ class Run:
     algorithm: str
     seed: Any
     settings: dict[str, Any]
-    """Settings by dotted key, without those of `NOT_COMPARED`."""
+    """Settings by dotted key, except those in `NOT_COMPARED`."""
 
     rows: list[MetricsRow]
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """Settings that selected its best policy."""
+    """Evaluation settings by which the best policy was selected."""
 
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
         """Return steps, seconds and values where the metric is finite."""
@@ -76,24 +76,24 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """Directories of runs, and failed jobs of sweeps."""
+    """Run directories, and failed jobs of sweeps."""
 
     directories: list[Path]
     errors: dict[Path, str]
-    """Errors of jobs by the directory of their run."""
+    """Error messages of failed jobs by run directory."""
 
     without_run: list[LeftOut]
-    """Jobs that failed before there was a directory."""
+    """Jobs that failed before their run directory was created."""
 
 
 def find_runs(names: Iterable[str]) -> Found:
-    """Return the runs in some directories, each once, in the order of the names.
+    """Find the runs in the given directories, without duplicates, in the order of the names.
 
     Args:
-        names: Directories of runs, directories above some, and patterns of these.
+        names: Run directories, directories that contain runs, or glob patterns.
 
     Raises:
-        ConfigError: If a name leads to no run.
+        ConfigError: If there is no run for a name.
         RunDirectoryError: If the jobs of a sweep cannot be read.
     """
     found = Found([], {}, [])
@@ -110,13 +110,13 @@ def find_runs(names: Iterable[str]) -> Found:
                     known.add(path.resolve())
                     found.directories.append(path)
         if len(found.directories) + len(found.without_run) == before and not repeated:
-            problem = f"there is no run: expected a directory with {CONFIG}, or one above some"
+            problem = f"there is no run: expected a directory with {CONFIG}, or one with runs"
             raise ConfigError("runs", problem, name)
     return found
 
 
 def _below(root: Path, found: Found) -> Iterator[Path]:
-    """Yield the run directories below a directory; folders within a run are skipped."""
+    """Yield the run directories below a directory, without descending into runs."""
     for folder, names, files in os.walk(root):
         path = Path(folder)
         names.sort(key=lambda name: (len(name), name))  # numbers in their order
@@ -143,12 +143,12 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
     """Read a run without importing anything that its configuration names.
 
     Args:
-        directory: Its directory.
-        error: Failure of its job; a run that was continued and finished counts all the same.
-        unfinished: Whether it counts although it did not come to its end.
+        directory: The run directory.
+        error: Error message if its job failed; ignored if the run was resumed and finished.
+        unfinished: Whether to accept a run that has not finished.
 
     Raises:
-        RunDirectoryError: If it has no metrics, did not come to its end, or a file is damaged; the
+        RunDirectoryError: If the run has no metrics, has not finished, or a file is damaged; the
             message is the reason why it cannot be compared.
     """
     settings = read_settings(directory).values
@@ -174,13 +174,13 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         evaluation = _with_loss(evaluation, settings, rows)
         return Run(directory, task_name(settings), algorithm, seed, flat, rows, evaluation)
     except (KeyError, TypeError, AttributeError, ConfigError) as cause:
-        raise RunDirectoryError(f"{CONFIG} is not that of a run: {cause}") from cause
+        raise RunDirectoryError(f"{CONFIG} is not the configuration of a run: {cause}") from cause
 
 
 def _with_loss(
     evaluation: EvaluationConfig, settings: Mapping[str, Any], rows: Sequence[MetricsRow]
 ) -> EvaluationConfig:
-    """Return the evaluation settings with the metric that selected the best policy."""
+    """Return the evaluation settings, with the metric that selected the best policy filled in."""
     env, has_data = settings["env"], bool(settings["runner"].get("dataset"))
     has_env = bool(env.get("id") or env.get(TARGET))
     names = [name for name in rows[-1] if re.fullmatch(r"train/(.+/)?policy_loss", name)]
@@ -205,7 +205,7 @@ def _stopped(
     if reason in words:
         return error or words[reason]
     if rows and rows[-1].get("updates", 0) > updates:
-        return error or "was continued after its end, and has not ended since, or was killed"
+        return error or "was resumed after its end, and has not finished since, or was killed"
     return ""
 
 
@@ -235,7 +235,7 @@ def interquartile_mean(values: Any, axis: int = -1) -> Array:
     """Compute the mean of the middle half: floor(n / 4) of n values are dropped at each end.
 
     Args:
-        values: Numbers; less than 4 of them have the plain mean.
+        values: Array of values; with fewer than 4, this is the ordinary mean.
         axis: Axis over which the mean is taken.
     """
     ordered = np.sort(np.asarray(values, np.float64), axis=axis)
@@ -250,16 +250,16 @@ def bootstrap_interval(
 ) -> tuple[Array, Array]:
     """Compute the 95 % percentile bootstrap interval of the interquartile mean over all strata.
 
-    A bootstrap sample draws from each stratum as many runs as it has, with replacement, so that
-    every task keeps its weight.
+    Each stratum of n_i runs is resampled n_i times with replacement, so that every task keeps its
+    weight.
 
     Args:
-        strata: Runs of each task: `[n_i, ...]`, the same trailing axes in all of them.
-        n_resamples: Bootstrap samples, >= 1.
-        seed: Seed of the samples; equal data have equal intervals.
+        strata: Values of the runs of each task, `[n_i, ...]`, with equal trailing axes.
+        n_resamples: Number of bootstrap resamples, >= 1.
+        seed: Seed of the resampling; identical data give identical intervals.
 
     Returns:
-        Lower and upper ends, `[...]`; NaN where no stratum has two runs.
+        Lower and upper bounds, `[...]`; NaN if no stratum has at least two runs.
     """
     arrays = [np.asarray(stratum, np.float64) for stratum in strata]
     shape = arrays[0].shape[1:]

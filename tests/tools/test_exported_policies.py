@@ -237,7 +237,7 @@ CHANGES = {
     "six actions": (lambda name, x, call: x + (name == "action" and call < 6), "6 have other"),
     "numbers": (lambda name, x, call: x + 1e-3 * (name == "params"), "by up to 1.0e-03"),
     "no number": (lambda name, x, call: x * np.nan if name == "params" else x, "by up to nan"),
-    "shape": (lambda name, x, call: x[:, None], "the file gives"),
+    "shape": (lambda name, x, call: x[:, None], "the file returns"),
     "failure": (lambda name, x, call: 1 // 0, "cannot be run: ZeroDivisionError"),
 }
 """What is done to the outputs of a file, the first eight calls of which have one observation."""
@@ -283,8 +283,8 @@ class Fickle(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("onnx", "PyTorch cannot record the policy: .*networks of your own may not choose"),
-        ("torch_export", "PyTorch cannot record the policy"),
+        ("onnx", "torch.export cannot trace the policy: .*custom networks must not"),
+        ("torch_export", "torch.export cannot trace the policy"),
     ],
 )
 def test_a_network_that_can_not_be_recorded(tmp_path, kind, problem):
@@ -307,7 +307,7 @@ def test_what_can_not_be_exported(tmp_path, monkeypatch):
     with pytest.raises(MissingExtraError, match=r"format=onnx needs .*'onnx.*maze-train\[onnx\]"):
         export_policy(policy, tmp_path / "policy")
     random = TrainedPolicy(random_policy(VECTOR, FORCE), VECTOR, FORCE)
-    with pytest.raises(ConfigError, match="acts at random, or by custom code"):
+    with pytest.raises(ConfigError, match="is random or custom code"):
         export_policy(random, tmp_path / "policy")
     assert list(tmp_path.iterdir()) == []
 
