@@ -1,7 +1,7 @@
 """Config-driven reinforcement-learning training.
 
-The public names are those in `__init__.pyi` next to this file. They are imported when they are
-first used, so that `import maze_train` is quick.
+The public names are listed in `__init__.pyi` next to this file. They are imported lazily on first
+use, so that `import maze_train` is fast.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __version__ = "0.2.0"
 
 
 def _homes() -> dict[str, str]:
-    """The module of each public name: the stub has one line `from module import name as name`."""
+    """Parse the stub, which has one line `from module import name as name` per public name."""
     stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     words = [line.split() for line in stub.splitlines()]
     return {line[3]: line[1] for line in words if line[:1] == ["from"]}
 
 
 HOMES = _homes()
-"""The module of each public name, of those too that `dir` leaves out."""
+"""The module of each public name, including names that `dir` omits."""
 
 __all__ = [
     *("__version__", "train", "evaluate", "load_policy", "load_learner", "run_rollout", "make_env"),
@@ -35,7 +35,7 @@ __all__ = [
     *("MultiAgentEnv", "ValueTransform", "BaseReplayBuffer", "Trajectory", "TrajectoryWriter"),
     *("RolloutResult", "open_dataset", "MazeTrainError", "ConfigError"),
 ]
-"""The names that most programs use; all others of `__init__.pyi` can be imported as well."""
+"""The most commonly used names; the other names of `__init__.pyi` can be imported as well."""
 
 
 def __getattr__(name: str) -> Any:

@@ -34,30 +34,31 @@ def run_rollout(
     env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,
     **settings: Any,
 ) -> RolloutResult:
-    """Play episodes with a policy, and write the results: `maze-run -cn rollout`.
+    """Play episodes with a policy and write the results; the same as `maze-run -cn rollout`.
 
         result = run_rollout(run="outputs/a", n_episodes=20, runner="local")
         result.summary.return_mean
         run_rollout(policy=lambda observation: 0, env="CartPole-v1", record=True)
 
     Args:
-        run: Directory of a training run, whose best policy plays, or of a saved policy.
-        policy: Instead of `run`: `"random"`; a mapping with `_target_`; a model, or a policy that
-            was loaded; an object with a method `act(observation)` (every environment gets a copy);
-            a class of such objects; or a function of the observation.
-        env: As in `train`; None: the environment of the run. With `run`, a mapping, an id, and a
-            class or function change what they name, and the other settings stay those of the run.
+        run: A training run directory (its best policy), or the directory of a saved policy.
+        policy: Instead of `run`: `"random"`; a mapping with `_target_`; a model or a loaded policy;
+            an object with a method `act(observation)` (copied for every environment); a class of
+            such objects; or a function of the observation.
+        env: As in `train`; None for the environment of the run. With `run`, a given id, class,
+            function or mapping overrides the corresponding settings of the run.
         **settings: Settings of `RolloutConfig` by name: `n_episodes=20`, `seed=100`,
             `runner="local"`; single values by dotted names: `**{"env.kwargs.size": 5}`.
 
     Returns:
-        Directory of the results, the episodes, and numbers over them.
+        The output directory, the episodes, and summary statistics.
 
     Raises:
-        ConfigError: If a setting is wrong, or policy and environment do not fit; nothing has been
-            written then.
-        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; what was played was written.
-        MazeTrainError: If an environment, a policy or a worker failed; as before.
+        ConfigError: If a setting is invalid, or policy and environment do not match; raised before
+            anything is written.
+        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; finished episodes are written.
+        MazeTrainError: If an environment, a policy or a worker fails; finished episodes are
+            written.
     """
     refuse_import()
     if policy is not None and not isinstance(policy, str | dict):
@@ -75,21 +76,22 @@ def load_learner(
     env: Callable[..., Env[Any, Any]] | None = None,
     **changes: Any,
 ) -> Learner[Any, Any, Any]:
-    """Load the learner of a run from a checkpoint: networks, optimizers, and the ids that learn.
+    """Load the learner of a run from a checkpoint: networks, optimizers, and trained module ids.
 
-    It is built from the configuration of the run. Environments are made in this process to read
-    their spaces, and closed.
+    The learner is built from the configuration of the run. Environments are created temporarily in
+    this process to read their spaces.
 
     Args:
-        run_dir: Directory of a run, to load its newest checkpoint, or of one of its checkpoints.
-        trust: Modules that the configuration may import if another user made the run: their code
-            is run.
-        env: The environment, if it was a function or class that has no importable name.
-        **changes: Settings that do not change numbers, such as `**{"algorithm.device": "cpu"}`.
+        run_dir: Run directory (its newest checkpoint), or the directory of a checkpoint.
+        trust: Modules that the configuration may import if another user made the run. Their code
+            is executed.
+        env: The environment, if it was given as a function or class that cannot be imported.
+        **changes: Changes of settings that do not affect results, such as
+            `**{"algorithm.device": "cpu"}`.
 
     Raises:
-        ConfigError: If the configuration names a module that is not trusted, and not part of this
-            package or PyTorch.
+        ConfigError: If the configuration names an untrusted module outside of this package and
+            PyTorch.
         RunDirectoryError: If there is no checkpoint, or a file is damaged.
     """
     refuse_import()
@@ -102,18 +104,18 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
     """Load the best policy of a run.
 
     Args:
-        run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`);
-            `<run dir>@final` and `<run dir>@epoch_<n>` name those of checkpoints, and
-            `hf://<owner>/<name>[@<revision>]` one on the Hugging Face hub.
-        trust: Modules that the configuration may import for networks if another user made the
-            run: their code is run.
-        **objects: Parts of the policy that were given in Python, by their keys:
+        run_dir: Run directory, or the directory of a saved policy
+            (`<run dir>/policies/epoch_<n>`). `<run dir>@final` and `<run dir>@epoch_<n>` select the
+            policy of a checkpoint, `hf://<owner>/<name>[@<revision>]` one on the Hugging Face hub.
+        trust: Modules that the configuration may import for networks if another user made the run.
+            Their code is executed.
+        **objects: Components of the policy that were given in Python, by key:
             `**{"model.policy": MyNet}`.
 
     Raises:
-        ConfigError: If the configuration names a module that is not trusted, and not part of this
-            package or `torch.nn`.
-        RunDirectoryError: If no policy was saved there, or a file is damaged.
+        ConfigError: If the configuration names an untrusted module outside of this package and
+            `torch.nn`.
+        RunDirectoryError: If there is no saved policy, or a file is damaged.
     """
     saved = read_saved_policy(run_dir, trust, objects=objects)
     return TrainedPolicy(saved.make_model(), saved.observation_space, saved.action_space)
@@ -122,21 +124,21 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
 def make_env(
     run_dir: str | Path, trust: Sequence[str] = (), training: bool = False, **kwargs: Any
 ) -> Env[Any, Any]:
-    """Make one environment of a run, with its wrappers.
+    """Create an environment of a run, with its wrappers.
 
         env = make_env("outputs/a", render_mode="human")
 
     Args:
-        run_dir: Directory of a run, or of one saved policy.
+        run_dir: Run directory, or the directory of a saved policy.
         trust: Modules that the configuration may import for environment and wrappers if another
-            user made the run: their code is run.
-        training: Whether the wrappers for training only are applied as well.
-        **kwargs: Arguments of the environment; they replace those of the run.
+            user made the run. Their code is executed.
+        training: Whether to apply the training wrappers (`env.training_wrappers`) as well.
+        **kwargs: Arguments of the environment; override those of the run.
 
     Raises:
-        ConfigError: If the configuration names a module that is not trusted, and not part of this
-            package or gymnasium, or an object that was passed in Python.
-        EnvError: If it cannot be built.
+        ConfigError: If the configuration names an untrusted module outside of this package and
+            gymnasium, or an object that was given in Python.
+        EnvError: If the environment cannot be built.
         RunDirectoryError: If the configuration is missing or damaged.
     """
     stored = read_settings(local_directory(run_dir))
@@ -155,7 +157,7 @@ def evaluate(
     max_episode_steps: int | None = None,
     concurrency: int = 8,
 ) -> RolloutSummary:
-    """Play episodes with a policy and return a summary; no file is written.
+    """Play episodes with a policy and return summary statistics, without writing any files.
 
         evaluate(load_policy("outputs/a"), "CartPole-v1", n_episodes=100).return_mean
 
@@ -163,16 +165,16 @@ def evaluate(
         policy: A policy as in `run_rollout`: a loaded policy, an object with `act(observation)`, a
             function of the observation, or `"random"`.
         env: A registered id, an `EnvConfig`, the `env` section as a mapping, or a class or function
-            that makes an environment, such as `lambda: make_env("outputs/a")`.
-        n_episodes: Episodes, >= 1.
-        seed: Seed of the first episode; the others have the next ones.
+            that creates an environment, such as `lambda: make_env("outputs/a")`.
+        n_episodes: Number of episodes, >= 1.
+        seed: Seed of the first episode; episode j uses `seed + j`.
         deterministic: Whether a model takes the most likely action instead of a sampled one.
-        max_episode_steps: Steps after which an episode is truncated; None: the limit of the
-            environment.
-        concurrency: Number of episodes played at the same time; results do not depend on it.
+        max_episode_steps: Maximum length of an episode in steps; longer episodes are truncated.
+            None for the limit of the environment.
+        concurrency: Number of parallel episodes; does not affect the results.
 
     Raises:
-        ConfigError: If an argument is wrong, or policy and environment do not fit.
+        ConfigError: If an argument is invalid, or policy and environment do not match.
         EnvError: If an environment or the policy raises or returns something invalid.
     """
     check_at_least("n_episodes", n_episodes, 1)

@@ -203,7 +203,7 @@ def test_an_interrupted_sweep_is_continued(
     argv = [*SWEEP[:-1], "hydra.sweep.dir=a b", *launcher, *one, *more]
     assert main(argv) == 130
     text = capfd.readouterr().err
-    (line,) = (line for line in text.splitlines() if line.startswith("to continue the sweep: "))
+    (line,) = (line for line in text.splitlines() if line.startswith("to resume the sweep: "))
     summaries = [tmp_path / f"a b/{job}/summary.json" for job in range(3)]
     assert [path.exists() for path in summaries] == [True, True, False]
     first = summaries[0].read_bytes()

@@ -1,11 +1,11 @@
-"""Settings: dataclasses that are made from plain values, in Python or from a file.
+"""Settings: dataclasses that are built from plain values, in Python or from a file.
 
-The constructor converts each field to its type hint and then checks it (`Settings`). This is the
-only conversion: `build_dataclass` calls the constructor, and so do `dataclasses.replace` and users.
+The constructor of `Settings` converts each field to its type hint and then checks it. All paths go
+through this conversion: `build_dataclass`, `dataclasses.replace` and direct construction.
 
-Values come from YAML, the command line or Python, so `1e6`, `10k` and `1.5M` are integers and
-`"1e-3"` is a number. Nothing else is guessed: `yes` is not a boolean, 1.5 is not an integer, and 5
-is not a string.
+Values come from YAML, the command line or Python, so `1e6`, `10k` and `1.5M` are accepted as
+integers and `"1e-3"` as a float. There are no other implicit conversions: `yes` is not a boolean,
+1.5 is not an integer, and 5 is not a string.
 """
 
 from __future__ import annotations
@@ -22,33 +22,37 @@ from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, locate, target_name
 
 TUPLE = "_tuple_"
-"""The only key of a mapping that stands for a tuple, which YAML does not have."""
+"""Key of a mapping `{<key>: [...]}` that represents a tuple, which YAML lacks."""
 
 ENDINGS = {"k": "e3", "m": "e6"}
-"""Endings of integers such as 10k and 1.5M, in lower case."""
+"""Suffixes of integers such as 10k and 1.5M, in lower case."""
 
 SHORT_FORMS = {str: "from_text", list: "from_list", tuple: "from_list"}
-"""Class methods that build settings from a short form, by the type of that form."""
+"""Names of class methods that build settings from a short form, by the type of that form."""
 
 
 @dataclass(kw_only=True)
 class Settings:
-    """Base of all settings. Subclasses check their fields in `__post_init__`, after this one."""
+    """Base class of all settings.
+
+    Subclasses check their fields in `__post_init__`, after calling the method of this class.
+    """
 
     def __post_init__(self) -> None:
         """Convert each field to its type hint.
 
         Raises:
-            ConfigError: If a value does not have this type and does not spell one.
+            ConfigError: If a value cannot be converted to the type.
         """
         cls: type = type(self)
         for name, hint in _hints(cls).items():
             setattr(self, name, convert(getattr(self, name), hint, key_of_field(name)))
 
     def to_plain(self, hint: Any) -> Any:
-        """Return plain values for YAML, from which `convert` rebuilds the settings for `hint`.
+        """Return plain values for YAML from which `convert` rebuilds the settings.
 
-        They name the class if this is not the hint itself.
+        Args:
+            hint: Type hint of the field; the class is included as `_target_` if it is not the hint.
         """
         cls: type = type(self)
         node = {} if cls is hint else {TARGET: dotted_name(cls)}
@@ -61,14 +65,14 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 class UnknownKeyError(ConfigError):
-    """A key that names no setting.
+    """Error for a key that is not a setting.
 
     Args:
-        section: Dotted name of the section that has the key.
+        section: Dotted name of the section that contains the key.
         name: The key.
-        value: Its value.
-        allowed: The keys of this section.
-        meant: Dotted names of the settings that may have been meant; None: the closest key.
+        value: Value of the key.
+        allowed: The valid keys of this section.
+        meant: Dotted names of settings to suggest; None for the closest key.
     """
 
     def __init__(
@@ -106,12 +110,12 @@ def key_of_field(name: str) -> str:
 
 
 def join(path: str, key: str) -> str:
-    """Return a dotted key."""
+    """Join a section and a name to a dotted key."""
     return f"{path}.{key}" if path else str(key)
 
 
 def is_within(key: str, sections: Iterable[str]) -> bool:
-    """Return whether a dotted name equals one of `sections` or lies in it."""
+    """Return whether a dotted name equals or is below one of `sections`."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
@@ -120,12 +124,13 @@ def build_dataclass(cls: type[SettingsT], node: Mapping[str, Any], path: str = "
 
     Args:
         cls: The class. If `node` has the key `_target_` and `cls` has no field `target`, the class
-            named there is built instead; it must be a subclass of `cls`.
-        node: Values by key; missing ones take their defaults.
+            given by `_target_`, a subclass of `cls`, is built instead.
+        node: Values by key; missing values use the defaults.
         path: Dotted key of the node in the whole configuration, for messages.
 
     Raises:
-        ConfigError: If a key is unknown or missing, or a value has a wrong type or is out of range.
+        ConfigError: If a key is unknown or missing, or a value has the wrong type or is out of
+            range.
     """
     if not isinstance(node, Mapping):
         keys = list(field_of_key(cls))
@@ -154,15 +159,15 @@ def replaced(settings: SettingsT, node: Mapping[str, Any], path: str) -> Setting
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Return the type hints of the fields that the constructor takes, by name."""
+    """Return the type hints of the constructor's fields by name."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
 def _given(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by field; those of any type are copied, and must be plain.
+    """Return values by field. Values of fields of type Any are copied and must be plain.
 
-    The constructor takes any object for them: settings made in Python may hold what no file can.
+    The constructor itself accepts any object for such fields; a configuration file cannot.
     """
     names, hints = field_of_key(cls), _hints(cls)
     given: dict[str, Any] = {}
@@ -179,10 +184,10 @@ def _holds_any(hint: Any) -> bool:
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
-    """Return the value in the type of `hint`.
+    """Convert a value to the type of `hint`.
 
     Raises:
-        ConfigError: If it does not have this type and does not spell one.
+        ConfigError: If the value cannot be converted.
     """
     origin = get_origin(hint)
     if hint is Any:
@@ -205,13 +210,13 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _unboxed(value: Any) -> Any:
-    """Return the Python number in a scalar of NumPy, or the value itself."""
+    """Convert a NumPy scalar to a Python number; return other values unchanged."""
     is_scalar = hasattr(value, "dtype") and getattr(value, "shape", None) == ()
     return value.item() if is_scalar else value
 
 
 def subclass_named(target: Any, base: type[SettingsT], key: str) -> type[SettingsT]:
-    """Return the subclass of `base` that a dotted path names.
+    """Return the subclass of `base` at a dotted path.
 
     Raises:
         ConfigError: If there is no such class.
@@ -220,7 +225,7 @@ def subclass_named(target: Any, base: type[SettingsT], key: str) -> type[Setting
     if isinstance(found, type) and issubclass(found, base) and is_dataclass(found):
         return found
     raise ConfigError(
-        key, f"expected a dataclass that derives from {base.__module__}.{base.__name__}", target
+        key, f"expected a dataclass derived from {base.__module__}.{base.__name__}", target
     )
 
 
@@ -259,7 +264,7 @@ def _convert_union(value: Any, arms: tuple[Any, ...], path: str) -> Any:
 
 
 def _shapes(hint: Any) -> tuple[Any, ...]:
-    """The types of the values from which a hint is made."""
+    """Return the types of values that can be converted to a hint."""
     if hint is Any:
         return (object,)
     origin = get_origin(hint) or hint
@@ -349,12 +354,15 @@ def _describe(hint: Any) -> str:
 
 
 def quoted_number(path: str) -> str:
-    """Return the remedy for a text that was read as a number."""
+    """Return the hint for a text that YAML reads as a number."""
     return f"; quote what looks like a number: {path}='\"...\"'"
 
 
 def written(path: str, value: Any, keys: Iterable[str] = (), in_list: bool = False) -> str:
-    """Return how a mapping is written at `path`; a text that names a class becomes its target."""
+    """Return the spelling of a mapping at `path` in YAML, shell and Python, for messages.
+
+    A text that names a class is written as `_target_`.
+    """
     place = path.rpartition("[")[0] if path.endswith("]") else path
     name = target_name(value)
     key, content = (TARGET, name) if name else (next(iter(keys), "key"), "value")
@@ -366,10 +374,10 @@ def written(path: str, value: Any, keys: Iterable[str] = (), in_list: bool = Fal
 
 
 def _plain(value: Any, path: str) -> Any:
-    """Return a copy of plain values: settings share nothing with their source.
+    """Deep-copy plain values, so that settings share no objects with their source.
 
     Raises:
-        ConfigError: If there is an object that no file holds.
+        ConfigError: If a value cannot be stored in a file.
     """
     value = _unboxed(value)
     if isinstance(value, Mapping):
@@ -384,15 +392,15 @@ def _plain(value: Any, path: str) -> Any:
     if value is not None and not isinstance(value, (bool, int, float, str)):
         raise ConfigError(
             path,
-            "config.yaml holds numbers, texts, lists, tuples and mappings only; give other objects "
-            "to a class or function of your own, and name that",
+            "config.yaml can only store numbers, strings, lists, tuples and mappings; create other "
+            "objects in a class or function, and name it as _target_",
             value,
         )
     return value
 
 
 def _written(value: Any, hint: Any) -> Any:
-    """Return a field of type `hint` as plain data."""
+    """Convert a field of type `hint` to plain values."""
     if isinstance(value, Settings):
         return value.to_plain(hint)
     origin, item = get_origin(hint), (get_args(hint) or (Any,))[-1]
@@ -410,8 +418,8 @@ def dotted_name(cls: Any) -> str:
 
 
 def _key(key: Any, path: str) -> Any:
-    """A key of a mapping as it is: a text, or a number."""
+    """Check that a key of a mapping is a string or a number, and return it."""
     key = convert(key, Any, path)
     if isinstance(key, tuple):
-        raise ConfigError(path, "expected texts or numbers as keys", key)
+        raise ConfigError(path, "expected strings or numbers as keys", key)
     return key

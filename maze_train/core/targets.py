@@ -28,20 +28,20 @@ SCRIPT = "__main__"
 
 
 class Given(str):
-    """Name of an object that was given in Python; a text, as `config.yaml` holds it.
+    """String that names an object given in Python and keeps a reference to it.
 
-    In the place of a dotted path it leads to the object itself, also where no path does, as to a
-    lambda. What the script that runs defines has the name by which others can import it.
+    `config.yaml` stores the string. `locate` returns the object itself, even if it cannot be
+    imported, such as a lambda. Objects of the main script get the name of its importable module.
 
     Args:
         value: The object.
-        name: Its name; None: module and name of the object, or `<its class>`.
+        name: Its name; None for its module and name, or `<its class>`.
     """
 
     value: Any
 
     def __new__(cls, value: Any, name: str | None = None) -> Given:
-        """The name of an object."""
+        """Create the name of an object."""
         module = getattr(value, "__module__", type(value).__module__)
         own = getattr(value, "__qualname__", f"<{type(value).__qualname__}>")
         module = script_name() if module == SCRIPT else module
@@ -53,22 +53,22 @@ class Given(str):
         return self.value, str(self)
 
     def __deepcopy__(self, memo: object) -> Given:
-        return self  # the configuration names the object, and owns no copy of it
+        return self  # the configuration refers to the object and must not copy it
 
     def is_made(self, kind: type | None = None) -> bool:
-        """Whether the object is the part itself; otherwise it is called to make one."""
+        """Return whether the object is an instance, rather than a class or function."""
         if isinstance(self.value, type):
             return False
         return not callable(self.value) or (kind is not None and isinstance(self.value, kind))
 
 
 def has_no_name(path: str) -> bool:
-    """Whether a text stands for an object of Python that it does not lead to elsewhere."""
+    """Return whether a name refers to a Python object that other processes cannot import."""
     return "<" in path or path.startswith(f"{SCRIPT}.")
 
 
 def script_name() -> str:
-    """Name by which other processes can import the script that runs; otherwise `__main__`."""
+    """Return the importable module name of the main script, or `__main__` if it has none."""
     main = sys.modules[SCRIPT]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:  # of python -m
@@ -80,34 +80,34 @@ def script_name() -> str:
 
 
 def is_target(node: Any) -> bool:
-    """Whether a configuration node names an object to build."""
+    """Return whether a configuration node has the key `_target_`."""
     return isinstance(node, dict) and TARGET in node
 
 
 def check_targets(key: str, nodes: Sequence[Any]) -> None:
-    """Refuse an entry of a list of parts that names none."""
+    """Raise ConfigError if an entry of a list of components lacks `_target_`."""
     for i, node in enumerate(nodes):
         if not is_target(node):
             raise ConfigError(f"{key}[{i}]", f"expected the key {TARGET}", node)
 
 
 def target_name(value: Any) -> str:
-    """The dotted path in a text that may name a class or function, or an empty text.
+    """Return the dotted path in a text that may name a class or function; empty if it does not.
 
-    `my_module:MyEnv-v0`, an id that gymnasium imports a module for, is none.
+    Environment ids such as `my_module:MyEnv-v0` are not dotted paths.
     """
     is_name = isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*([.:][A-Za-z_]\w*)+", value)
     return str(value).replace(":", ".") if is_name else ""
 
 
 def locate(path: str, key: str = TARGET) -> Any:
-    """The object that a dotted path names.
+    """Return the object at a dotted path.
 
-    `package.module.Name`, `package.module:Name` and attributes of classes are understood.
+    Supports `package.module.Name`, `package.module:Name` and attributes of classes.
 
     Raises:
         ConfigError: If the module cannot be imported or has no such attribute, or the object was
-            given in Python and is not there.
+            given in Python and is not available in this process.
     """
     if isinstance(path, Given):
         return path.value
@@ -121,19 +121,19 @@ def locate(path: str, key: str = TARGET) -> Any:
 
 
 def made_in_python(keys: Sequence[str], *paths: str) -> ConfigError:
-    """The error for objects of Python that have to be given again, by the keys of their targets."""
+    """Return the error for Python objects that must be given again, by key of the target."""
     given = arguments_for(keys)
     remedy = f"pass it again, as in train({given}, resume=...)"
     if given == "env=...":
         remedy += f" or run_rollout(run=..., {given})"
     elif len(keys) == 1 and keys[0].startswith("model."):
         remedy += f" or load_policy(run_dir, {given})"
-    problem = f"made in Python, where no name leads to it: {remedy}"
+    problem = f"was given in Python and cannot be imported: {remedy}"
     return ConfigError(", ".join(keys), problem, ", ".join(paths))
 
 
 def arguments_for(keys: Iterable[str]) -> str:
-    """Arguments of `train` that give objects, by the keys of their targets."""
+    """Return the arguments of `train` that pass objects, by the keys of their targets."""
     names = dict.fromkeys(key.removesuffix(f".{TARGET}").partition("[")[0] for key in keys)
     return ", ".join(f"{n}=..." if n.isidentifier() else f"**{{{n!r}: ...}}" for n in names)
 
@@ -143,7 +143,10 @@ def _found(path: str, key: str) -> Any:
     where = getattr(found, "__name__", "")
     for name in names:
         if not hasattr(found, name):
-            known = [*dir(found), *getattr(found, "HOMES", ())]  # dir(maze_train) shows a few
+            known = [
+                *dir(found),
+                *getattr(found, "HOMES", ()),
+            ]  # dir(maze_train) lists only some names
             hint = did_you_mean(nearest(name, known, count=1))
             raise ConfigError(key, f"{where} has no {name!r}{hint}", path)
         found = getattr(found, name)
@@ -151,10 +154,10 @@ def _found(path: str, key: str) -> Any:
 
 
 def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
-    """Import the longest module that a dotted path begins with; return it and the other names.
+    """Import the longest module prefix of a dotted path; return it and the remaining names.
 
     Raises:
-        ConfigError: If there is no such module, or it cannot be imported.
+        ConfigError: If the module does not exist or cannot be imported.
     """
     parts = path.replace(":", ".").split(".")
     if not all(part.isidentifier() for part in parts) or len(parts) < 2:
@@ -176,15 +179,15 @@ def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
 
 
 NO_DISPLAY = re.compile(r"[Dd]isplay(?!_)|DISPLAY|X11|GLX|EGL|libGL|OpenGL|video device")
-"""Words of errors of packages that need a display."""
+"""Matches error messages of packages that need a display."""
 
 HEADLESS = {"pyglet": "PYGLET_HEADLESS=1", "pygame": "SDL_VIDEODRIVER=dummy"}
 HEADLESS |= dict.fromkeys(("mujoco", "dm_control", "robosuite", "OpenGL", "glfw"), "MUJOCO_GL=egl")
-"""Variables that let a package work without a display, by its module."""
+"""Environment variables that enable headless use of a package, by module."""
 
 
 def headless_hint(error: BaseException) -> str:
-    """The remedy for an error of a package that misses a display; empty for other errors."""
+    """Return the hint for an error caused by a missing display; empty for other errors."""
     if not NO_DISPLAY.search(f"{type(error).__name__}: {error}"):
         return ""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -196,7 +199,7 @@ def headless_hint(error: BaseException) -> str:
 
 
 def import_failure(module: str, error: Exception) -> str:
-    """The text about a module that cannot be imported: what was raised where, and the remedy."""
+    """Return the message for a failed import: the exception, its location, and a hint."""
     text = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
     place = traceback.extract_tb(error.__traceback__)[-1]
     if not isinstance(error, ModuleNotFoundError):
@@ -214,17 +217,17 @@ def member_of(given: Any, name: str) -> Any:
 
 
 def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Callable[..., Any]:
-    """The class or function that a dotted path names, for a part of some kind.
+    """Return the class or function at a dotted path, for a component of a given kind.
 
     Args:
         path: The dotted path.
         key: Dotted name of the setting, for error messages.
-        kind: Base that a class must have; None: anything. A function may return such an object,
-            but those of Python's standard library do not, and are refused.
-        *others: Further bases, one of which it may have instead.
+        kind: Required base class; None for any. Functions are accepted as well, except functions of
+            the standard library.
+        *others: Alternative base classes.
 
     Raises:
-        ConfigError: If it cannot be found, or makes no such part.
+        ConfigError: If the object is not found, or is not of the required kind.
     """
     found = locate(path, key)
     if isinstance(path, Given) and path.is_made(kind):
@@ -245,12 +248,12 @@ def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Ca
 
 
 def refusal(maker: Callable[..., Any], error: Exception, form: str = "{}: <value>") -> str:
-    """Return the text of an error of a call, with the arguments that are missing or allowed.
+    """Return the message for a failed call, with the missing or allowed arguments.
 
     Args:
-        maker: What was called.
+        maker: The class or function that was called.
         error: The error.
-        form: How an argument of a given name is written.
+        form: Format string for an argument name.
     """
     if "missing" in str(error) and "required" in str(error):
         missing = re.findall(r"'(\w+)'", str(error))
@@ -265,7 +268,7 @@ def refusal(maker: Callable[..., Any], error: Exception, form: str = "{}: <value
 
 
 def _public_name(cls: type) -> str:
-    """The shortest dotted path of a class."""
+    """Return the shortest dotted path of a class."""
     parts = cls.__module__.split(".")
     for length in range(1, len(parts) + 1):
         module = ".".join(parts[:length])
@@ -275,14 +278,14 @@ def _public_name(cls: type) -> str:
 
 
 def function_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
-    """Return the function that a node names, with the arguments that the node has.
+    """Return the function given by a node, with the node's arguments bound.
 
     Args:
         node: A mapping with the key `_target_`.
         key: Dotted name of the node in the configuration, for error messages.
 
     Raises:
-        ConfigError: If it cannot be found, or is not a function.
+        ConfigError: If the function is not found, or the target is not a function.
     """
     function = maker_of(node[TARGET], f"{key}.{TARGET}")
     return partial(function, **{name: value for name, value in node.items() if name != TARGET})
@@ -291,32 +294,33 @@ def function_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
 def build_target(
     node: Mapping[str, Any], *args: Any, key: str = "", kind: type | None = None, **kwargs: Any
 ) -> Any:
-    """Build the object that a node names: `locate(node[_target_])(*args, **node, **kwargs)`.
+    """Build the object given by a node: `locate(node[_target_])(*args, **node, **kwargs)`.
 
-    Nested nodes that name an object are built first, after all of them were found and checked. Keys
-    of the node win over `kwargs`.
+    Nested nodes with `_target_` are built first. All targets are located and checked before
+    anything is called. Keys of the node override `kwargs`.
 
     Args:
         node: A mapping with the key `_target_`.
-        *args: Positional arguments put before those of the node.
+        *args: Positional arguments, before those of the node.
         key: Dotted name of the node in the configuration, for error messages.
-        kind: The class of the object, see `maker_of`; None: any.
-        **kwargs: Arguments that the caller supplies.
+        kind: Required class of the object, see `maker_of`; None for any.
+        **kwargs: Additional arguments supplied by the caller.
 
     Raises:
-        ConfigError: If a target cannot be found, makes no such part, or refuses its arguments.
+        ConfigError: If a target is not found, is not of the required kind, or does not accept its
+            arguments.
     """
     _check_targets(node, key, kind)
     return _built(node, args, kwargs, key, kind)
 
 
 def build_targets(nodes: Sequence[Mapping[str, Any]], key: str, kind: type) -> list[Any]:
-    """Build the objects that a list of nodes names, see `build_target`."""
+    """Build the objects given by a list of nodes, see `build_target`."""
     return [build_target(node, key=f"{key}[{i}]", kind=kind) for i, node in enumerate(nodes)]
 
 
 def _check_targets(node: Mapping[str, Any], key: str, kind: type | None) -> None:
-    """Find all targets of a node, before anything is called."""
+    """Locate and check all targets of a node before anything is called."""
     maker_of(node[TARGET], f"{key}.{TARGET}".lstrip("."), kind)
     for name, value in node.items():
         if is_target(value):
@@ -330,11 +334,11 @@ def _built(
     key: str,
     kind: type | None,
 ) -> Any:
-    """Build the object that a node names, whose targets were checked."""
+    """Build the object given by a node whose targets have been checked."""
     given = {name: value for name, value in node.items() if name != TARGET}
     target = node[TARGET]
     if given and isinstance(target, Given) and target.is_made(kind):
-        problem = "is made already, and takes no settings: leave them out, or give its class"
+        problem = "is an instance and takes no arguments: leave them out, or pass the class instead"
         raise ConfigError(key, problem, node)
     for name, value in given.items():
         if is_target(value):
@@ -347,7 +351,7 @@ def _built(
         problem = f"calling {node[TARGET]} failed: {refusal(maker_of(target, key, kind), error)}"
         raise ConfigError(key, problem) from error
     except (AttributeError, LookupError) as error:
-        # A class of this package that got a text or a mapping in the place of an object.
+        # A class of this package received a string or a mapping instead of an object.
         if not str(getattr(locate(target), "__module__", "")).startswith("maze_train."):
             raise
         problem = f"{node[TARGET]} does not take these arguments: {type(error).__name__}: {error}"
@@ -361,10 +365,10 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
     """Import a module of an optional dependency.
 
     Args:
-        package: Name of the package, as pip knows it.
+        package: Name of the package on PyPI.
         extra: Name of the extra that installs it.
         purpose: Feature that needs it.
-        module: Name of the module; None: that of the package.
+        module: Name of the module; None if it equals the package.
 
     Raises:
         MissingExtraError: If the package is not installed, or cannot be imported.
@@ -373,7 +377,7 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
     try:
         return importlib.import_module(module)
     except Exception as error:
-        # One that is raised inside of the package does not say that the package is missing.
+        # An import error inside the package does not mean that the package is missing.
         is_missing = isinstance(error, ModuleNotFoundError) and (
             f"{module}.".startswith(f"{error.name}.")
         )

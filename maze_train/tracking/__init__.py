@@ -1,1 +1,1 @@
-"""Metrics of a run: rows of numbers, and the writers that show and keep them."""
+"""Metrics of a run, and writers that display and store them."""

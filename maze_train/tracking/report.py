@@ -1,4 +1,4 @@
-"""Reports: files with texts and pictures, learning curves, and shared parts of pictures."""
+"""Reports (text files and plots), learning curves, and shared plotting helpers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def write_report(
     key: str, directory: Path, texts: Mapping[str, str], pictures: Mapping[str, Figure]
 ) -> None:
-    """Write the texts and pictures of a report into the directory that a setting names.
+    """Write the texts and plots of a report to the directory given by a setting.
 
     Raises:
         ConfigError: If they cannot be written.
@@ -76,9 +76,9 @@ def leave_out_extremes(
 
     Args:
         axes: The axes.
-        values: What is drawn.
-        typical: The values of which nearly all are to be seen.
-        percentiles: Percentiles of these within which none is left out.
+        values: The plotted values.
+        typical: Values that should remain visible, except for rare extremes.
+        percentiles: Percentiles of `typical`; values between them are never excluded.
     """
     values, typical = values[np.isfinite(values)], typical[np.isfinite(typical)]
     if not len(typical):
@@ -104,8 +104,8 @@ WIN_RATE = re.compile(r"league/([^/]+)@(\d+)/win_rate")
 def write_leagues(rows: Sequence[Mapping[str, float]], run_dir: Path, title: str) -> None:
     """Write `plots/league_<policy>.csv` and `.png` for each policy that played snapshots.
 
-    A row of the table is an epoch, with the Elo rating of the policy, and a column a snapshot: the
-    share of points of the policy against it in this epoch, empty where they did not meet.
+    Each row of the table is an epoch with the Elo rating of the policy. Each further column is a
+    snapshot: the policy's fraction of points against it in this epoch, empty if they did not play.
 
     Args:
         rows: Rows of metrics in the order of epochs.
@@ -132,7 +132,7 @@ def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], titl
     """Draw the points against snapshots and the rating over epochs.
 
     Args:
-        table: Epoch, rating, and points by the number of the snapshot; None: no value.
+        table: Epoch, rating, and points by number of the snapshot; None for no value.
         numbers: Numbers of the snapshots.
         title: Title of the figure.
     """
@@ -155,8 +155,8 @@ def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], titl
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:
     """Draw the returns of a run without the global state of pyplot.
 
-    Without returns, losses are drawn if one of them selects the best policy; where results against
-    an opponent do, these are drawn instead.
+    If results against an opponent select the best policy, these are drawn instead. If there are no
+    returns and a loss selects the best policy, losses are drawn.
 
     Args:
         rows: Rows of metrics in the order of epochs.
@@ -189,7 +189,7 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Fi
     else:
         _say(axes, "Nothing to draw: this run recorded no episode return.")
         return figure
-    # Outside of the axes it hides no data, and needs no search for the emptiest corner.
+    # Outside of the axes, the legend hides no data and needs no search for a free corner.
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
 
@@ -200,7 +200,7 @@ def _points(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float,
 
 
 def _line(axes: Axes, points: list[tuple[float, float]], **style: Any) -> None:
-    # A line through one point, or through a handful, shows only with marks on its points.
+    # A line through one or a few points is only visible with markers.
     marker = "o" if len(points) <= 40 else ""
     xs, ys = zip(*points, strict=True)
     axes.plot(xs, ys, linewidth=1.8, marker=marker, markersize=3.5, **style)

@@ -26,13 +26,13 @@ from maze_train.core.text import flattened
 from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
 FILMS = "*.mp4"
-"""Files at any depth of the run directory that are kept with a run, besides the best policy."""
+"""Patterns of files in the run directory that are uploaded besides the best policy."""
 
 WANDB, ARTIFACTS = COPIES = ("wandb", "mlartifacts")
-"""Directories in which the packages keep copies of it."""
+"""Directories of the tracking packages, which contain copies of the run's files."""
 
 ANSWER_S = 10.0
-"""Seconds in which a server has to answer at the start of a run."""
+"""Time-out in seconds for the server to answer at the start of a run."""
 
 SQLITE = "sqlite:///"
 
@@ -41,7 +41,7 @@ _MLFLOW_PARAM_LENGTH = 500  # limit of MLflow versions before 2.8 on a database
 
 
 class ServiceWriter(MetricsWriter):
-    """Base of the writers for experiment trackers: files stored with a run."""
+    """Base class of the writers for experiment trackers; finds the files to upload."""
 
     def __init__(self) -> None:
         self._run_dir: Path | None = None
@@ -70,15 +70,15 @@ def _named_files(directory: Path, pattern: str) -> dict[str, Path]:
 
 
 class WandbWriter(ServiceWriter):
-    """Weights & Biases, with environment steps as the step.
+    """Writer for Weights & Biases, with environment steps as the step.
 
-    The best policy becomes an artifact of the type `model`, and films below the run directory are
-    logged, both at the end.
+    At the end of the run, the best policy is uploaded as an artifact of type `model`, and videos
+    below the run directory are logged.
 
     Args:
         project: Project that the run belongs to.
-        name: Name of the run; None: the title of the run.
-        **init: Further arguments of `wandb.init`, such as `entity`, `group`, `tags` or `mode`.
+        name: Name of the run; None for the title of the run.
+        **init: Additional arguments of `wandb.init`, such as `entity`, `group`, `tags` or `mode`.
 
     Raises:
         MissingExtraError: If wandb is not installed.
@@ -94,12 +94,12 @@ class WandbWriter(ServiceWriter):
         self._env_steps = 0
 
     def start(self, run: RunInfo) -> None:
-        """Open a run; the process may have others.
+        """Open a new run in this process, next to any other wandb runs.
 
-        A run that is continued is a new one there, with the rows from before.
+        A resumed run starts a new wandb run that contains the earlier rows.
 
         Raises:
-            ConfigError: If wandb refuses it, as without a login.
+            ConfigError: If `wandb.init` fails, for example without a login.
             OSError: If `wandb` in the run directory is a link.
         """
         self._run_dir = run.run_dir
@@ -158,19 +158,18 @@ class WandbWriter(ServiceWriter):
 
 
 class MLflowWriter(ServiceWriter):
-    """MLflow, with environment steps as the step.
+    """Writer for MLflow, with environment steps as the step.
 
-    The best policy and films below the run directory become artifacts at the end. In names
-    everything but letters, digits and `_-.:/` is an underscore, as MLflow wants it. A server that
-    cannot be reached while the run continues is reported in one line, and training continues
-    without.
+    At the end of the run, the best policy and videos below the run directory are stored as
+    artifacts. Characters that MLflow does not allow in names are replaced by underscores. If the
+    server becomes unreachable during training, a message is printed and training continues.
 
     Args:
-        tracking_uri: Where runs are kept, a database or a server; None:
-            `sqlite:///<run_dir>/mlflow.db` and `<run_dir>/mlartifacts`, or MLflow's own default if
-            the run has no directory.
+        tracking_uri: Database or server that stores the runs; None:
+            `sqlite:///<run_dir>/mlflow.db` and `<run_dir>/mlartifacts`, or MLflow's default if the
+            run has no directory.
         experiment: Name of the experiment that the run belongs to.
-        name: Name of the run; None: the title of the run.
+        name: Name of the run; None for the title of the run.
 
     Raises:
         MissingExtraError: If mlflow is not installed.
@@ -193,10 +192,10 @@ class MLflowWriter(ServiceWriter):
     def start(self, run: RunInfo) -> None:
         """Open a run and log the configuration as its parameters.
 
-        A run that is continued is a new one there, with the rows from before.
+        A resumed run starts a new MLflow run that contains the earlier rows.
 
         Raises:
-            ConfigError: If MLflow cannot keep runs there.
+            ConfigError: If MLflow cannot store runs at the given URI.
         """
         self._run_dir = run.run_dir
         try:
@@ -220,7 +219,7 @@ class MLflowWriter(ServiceWriter):
             uri = f"sqlite:///{database}"
             # Without one they would be below the working directory, which may belong to other code.
             artifacts = (run.run_dir.absolute() / ARTIFACTS).as_uri()
-        # A client of our own: mlflow.start_run and mlflow.set_tracking_uri set global state.
+        # A separate client, because mlflow.start_run and mlflow.set_tracking_uri set global state.
         check_answers(uri or "")
         with _database_opened(uri or ""):
             self._client = self._mlflow.MlflowClient(tracking_uri=uri)
@@ -269,9 +268,9 @@ class MLflowWriter(ServiceWriter):
         """Return the experiment; it is created unless another process was faster.
 
         Args:
-            artifacts: Where it has to keep files; None: anywhere. An experiment in the database of
-                a run that was moved, or made by a stranger, keeps them elsewhere: then a new one
-                is created, with a number in its name.
+            artifacts: Required artifact location; None for any. If an existing experiment stores
+                artifacts elsewhere (the run was moved, or made by another user), a new experiment
+                with a number in its name is created.
         """
         for name in chain([self._experiment], (f"{self._experiment}-{i}" for i in count(2))):
             known = self._client.get_experiment_by_name(name)
@@ -299,7 +298,7 @@ def check_answers(uri: str) -> None:
     """Check that an HTTP server answers; MLflow itself would retry for minutes.
 
     Raises:
-        OSError: If it cannot be reached. Any answer counts, since a server may want a login.
+        OSError: If the server cannot be reached. Any response counts, since it may need a login.
     """
     if not uri.startswith(("http://", "https://")):
         return

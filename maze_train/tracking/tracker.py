@@ -26,13 +26,13 @@ class RunInfo:
     """Description of a run for writers."""
 
     run_dir: Path | None = None
-    """Directory of the run; None: nothing is written to disk."""
+    """Directory of the run; None if nothing is written to disk."""
 
     title: str = ""
-    """Short name for people, such as `PPO on CartPole-v1`."""
+    """Display name, such as `PPO on CartPole-v1`."""
 
     name: str = ""
-    """Folder of the files of TensorBoard in the directory; empty: that itself."""
+    """Subfolder for TensorBoard files in the run directory; empty for no subfolder."""
 
     config: dict[str, Any] = field(default_factory=dict)
     """Resolved configuration as plain values."""
@@ -47,19 +47,19 @@ class RunInfo:
     """Seconds after which training ends; None: not limited."""
 
     step_label: str = "environment steps"
-    """Unit of `env_steps`, for people."""
+    """Display name of the unit of `env_steps`."""
 
     metric: str = EVAL_RETURN
     """Metric that selects the best policy."""
 
     mode: Literal["max", "min"] = "max"
-    """Whether a larger or a smaller metric is better."""
+    """Whether larger (max) or smaller (min) values of the metric are better."""
 
     past_rows: tuple[MetricsRow, ...] = ()
-    """Rows of the epochs before the checkpoint from which this run continues (see `read_rows`)."""
+    """Rows of the epochs before the checkpoint from which this run resumed (see `read_rows`)."""
 
     resumed_at_step: int | None = None
-    """Environment steps at that checkpoint; None: the run begins."""
+    """Environment steps at that checkpoint; None for a new run."""
 
     @property
     def opponent(self) -> str:
@@ -72,22 +72,22 @@ class RunInfo:
 
 
 class MetricsWriter:
-    """Base class of writers: a subclass overrides the methods it needs; the others do nothing.
+    """Base class of metric writers. Subclasses override the methods they need.
 
     The order of calls is `start`, any number of `write`, `advance` and `sync`, `finish` if training
-    finished, and `close` in any case. A writer holds all its state itself, so that several
-    runs in one process do not meet. An `OSError` makes the tracker drop the writer, unless it
-    recovers; training continues.
+    finished, and `close` in any case. Writers must not use global state, so that several runs can
+    share a process. If a method raises OSError, the tracker drops the writer (unless `recovers` is
+    set) and training continues.
     """
 
     recovers: ClassVar[bool] = False
-    """Whether the writer keeps rows that it could not write, and tries again at the next call."""
+    """Whether the writer keeps rows that it failed to write and retries at the next call."""
 
     is_kept: ClassVar[bool] = True
-    """Whether its files are results of the run, which must not be missing at the end."""
+    """Whether the files are results of the run, so that it is an error if they are missing."""
 
     filename: str = ""
-    """File below the run directory, for messages; empty: several files, or none."""
+    """Path relative to the run directory, for messages; empty for several files or none."""
 
     def start(self, run: RunInfo) -> None:
         """Prepare to write the rows of a run."""
@@ -116,15 +116,14 @@ class MetricsWriter:
 class Tracker:
     """Forwards metrics to all writers and keeps the rows in memory.
 
-    A writer that fails with an `OSError`, such as on a full disk, is reported in one line and
-    dropped, unless it tries again: a run is worth more than its plots. Any other exception
-    continues to the caller. As a context manager it starts at the beginning of the block and closes
-    at its end.
+    If a writer raises OSError, such as on a full disk, a warning is printed and the writer is
+    dropped (unless it `recovers`), so that training continues. Any other exception propagates. The
+    tracker is a context manager that calls `start` and `close`.
 
     Args:
-        writers: Where metrics go.
+        writers: The writers.
         run_info: Description of the run for the writers.
-        warn: Takes the line about a dropped writer; by default it is printed on stderr.
+        warn: Called with the warning about a dropped writer; prints it to stderr by default.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class Tracker:
         self._forward("start", self.run_info)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Keep and forward one copy of the row of a finished epoch; nobody changes it."""
+        """Store a copy of the row of a finished epoch and forward it to all writers."""
         kept = dict(row)
         self.history.append(kept)
         self._forward("write", kept)
@@ -174,8 +173,8 @@ class Tracker:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Forward the outcome of the run as plain values by name.
 
-        Of these the console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`,
-        `steps_per_second` and `final_test`; best and last returns it takes from the rows.
+        The console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`, `steps_per_second`
+        and `final_test`; it takes the best and the last return from the rows.
         """
         self._forward("finish", summary)
 
@@ -220,7 +219,7 @@ class Tracker:
 
     def _drop(self, writer: MetricsWriter, error: OSError) -> None:
         self._writers.remove(writer)
-        # It failed to write before, so it may fail to write the rest.
+        # It has failed to write before, so it may fail to close.
         with contextlib.suppress(OSError):
             writer.close()
         self._report(writer, error)
@@ -228,7 +227,7 @@ class Tracker:
     def _report(self, writer: MetricsWriter, error: OSError) -> None:
         self._dropped.append(writer)
         name = type(writer).__name__
-        self._warn(f"{name} is left out from here on; training continues: {error}")
+        self._warn(f"{name} is no longer written; training continues: {error}")
 
 
 def ordered_columns(names: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writers of metrics: CSV, TensorBoard, JSON, pictures."""
+"""Metric writers: CSV, TensorBoard, JSON, plots."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 LEAGUE = "league/"
-"""Beginning of the metrics of self-play."""
+"""Prefix of the metrics of self-play."""
 
 
 class LearningCurveWriter(MetricsWriter):
-    """`plots/learning_curve.png`: returns in training and evaluation over environment steps.
+    """Writes `plots/learning_curve.png`: training and evaluation returns over environment steps.
 
-    Drawn once, at the end of training; results of self-play (`write_leagues`) after each evaluation
-    as well.
+    The plot is drawn at the end of training. Results of self-play (`write_leagues`) are also
+    written after each evaluation.
 
     Args:
         filename: Name of the file below the run directory.
@@ -69,7 +69,7 @@ class LearningCurveWriter(MetricsWriter):
             self._write_leagues()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Draw the picture, unless the run failed before its first epoch ended."""
+        """Draw the plot, unless the run failed before the end of the first epoch."""
         if self._run.run_dir is not None and self._rows:
             figure = draw_learning_curve(self._rows, self._run)
             save_picture(figure, self._run.run_dir / self.filename)
@@ -81,16 +81,15 @@ class LearningCurveWriter(MetricsWriter):
 
 
 class CSVWriter(MetricsWriter):
-    """`metrics.csv`: one line per epoch, one column per metric.
+    """Writes `metrics.csv`: one line per epoch, one column per metric.
 
-    Numbers are written so that reading them gives the same numbers; a metric without a value has an
-    empty cell. Each line is handed to the system at once, so a killed run keeps its rows. When a
-    metric appears for the first time, the file is replaced by one with the new column; so it is
-    when the disk takes it again after it did not.
+    Floats are written with full precision; a missing value is an empty cell. Each line is flushed
+    immediately, so a killed run keeps its rows. The file is rewritten when a new metric appears,
+    and when writing succeeds again after an error.
 
     Args:
-        filename: Name of the file below the run directory.
-        columns: The first columns, which the file has from the beginning.
+        filename: Path of the file relative to the run directory.
+        columns: Initial columns, which the file always has.
     """
 
     recovers = True
@@ -118,7 +117,7 @@ class CSVWriter(MetricsWriter):
         elif self._path.exists() and run.resumed_at_step is not None:
             self._path.unlink()  # rows of epochs that will be repeated
         elif self._path.exists():
-            # Whose rows these are is not for a writer to judge: they are kept, out of the way.
+            # The file may belong to another run, so it is renamed instead of overwritten.
             os.replace(self._path, self._path.with_suffix(".previous.csv"))
 
     def write(self, row: Mapping[str, float]) -> None:
@@ -159,7 +158,7 @@ class CSVWriter(MetricsWriter):
         """Close the file."""
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # What it could not write is written again.
+            with suppress(OSError):  # Rows that it failed to write are written again later.
                 file.close()
 
     def _take(self, row: Mapping[str, float]) -> bool:
@@ -181,13 +180,13 @@ class CSVWriter(MetricsWriter):
 
 
 OF_NUMBERS = ("env", "model", "algorithm", "runner", "seed", "total_steps")
-"""Sections of settings that TensorBoard compares runs by."""
+"""Sections of settings that are logged as TensorBoard hyperparameters."""
 
 
 class TensorBoardWriter(MetricsWriter):
-    """TensorBoard event files in the run directory, with environment steps on the x axis.
+    """Writes TensorBoard event files, with environment steps on the x axis.
 
-    They have the configuration as a text, and its values as hyperparameters.
+    The configuration is logged as text, and its values as hyperparameters.
     """
 
     def __init__(self) -> None:
@@ -207,7 +206,7 @@ class TensorBoardWriter(MetricsWriter):
         self._add_hparams(run)
 
     def _add_hparams(self, run: RunInfo) -> None:
-        """Add the settings that influence results to the table of hyperparameters."""
+        """Log the settings that affect results as hyperparameters."""
         from torch.utils.tensorboard.summary import hparams
 
         assert self._writer is not None
@@ -243,10 +242,10 @@ class TensorBoardWriter(MetricsWriter):
 
 
 class JSONSummaryWriter(MetricsWriter):
-    """`summary.json`: the outcome of a run; NaN and infinities become null, as JSON has neither.
+    """Writes `summary.json`, the outcome of a run; NaN and infinity become null.
 
     Args:
-        filename: Name of the file below the run directory.
+        filename: Path of the file relative to the run directory.
     """
 
     def __init__(self, filename: str = SUMMARY) -> None:
@@ -255,7 +254,7 @@ class JSONSummaryWriter(MetricsWriter):
         self._run_dir: Path | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Remember the directory."""
+        """Store the run directory."""
         self._run_dir = run.run_dir
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -289,15 +288,15 @@ WRITERS: dict[str, type[MetricsWriter]] = {
     "summary": JSONSummaryWriter,
     "plot": LearningCurveWriter,
 }
-"""Writers by the setting that asks for them."""
+"""Writers by the setting that enables them."""
 
 
 def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
     """Build the configured writers; the console comes last, after all files are written.
 
     Raises:
-        ConfigError: If one of `writers` cannot be built or is not a `MetricsWriter`.
-        MissingExtraError: If one needs a package that is not installed.
+        ConfigError: If an entry of `writers` cannot be built or is not a `MetricsWriter`.
+        MissingExtraError: If a writer needs a package that is not installed.
     """
     writers = [writer() for setting, writer in WRITERS.items() if getattr(config, setting)]
     writers += build_targets(config.writers, "tracking.writers", MetricsWriter)

@@ -144,7 +144,11 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
             "top.kwargs.a = {'_tuple_': 1}: expected {_tuple_: [a, b]}",
         ),
         ("kwargs", {"a": {"_tuple_": [], "b": 1}}, "expected {_tuple_: [a, b]} for the tuple"),
-        ("kwargs", {"a": {(1, 2): 3}}, "top.kwargs.a = (1, 2): expected texts or numbers as keys"),
+        (
+            "kwargs",
+            {"a": {(1, 2): 3}},
+            "top.kwargs.a = (1, 2): expected strings or numbers as keys",
+        ),
         ("wrappers", ["a.B"], "top.wrappers[0] = 'a.B': expected a mapping"),
         ("part", "big", "top.part = 'big': expected a mapping with the keys size"),
         ("part", {"size": 0}, "top.part.size = 0: expected a number > 0"),
@@ -157,7 +161,7 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
         (
             "part",
             {"_target_": "maze_train.learner.config.Schedule"},
-            f"expected a dataclass that derives from {__name__}.Part",
+            f"expected a dataclass derived from {__name__}.Part",
         ),
         ("cuont", 1, "top.cuont = 1: unknown; did you mean top.count? allowed: count, rate, flag"),
         ("zzz", 1, "top.zzz = 1: unknown; allowed: count"),

@@ -243,7 +243,7 @@ def test_an_instance_takes_no_settings() -> None:
     evaluator = CountingEvaluator()
     node = {"_target_": Given(evaluator)}
     assert build_target(copy.deepcopy(node), kind=CountingEvaluator) is evaluator
-    with pytest.raises(ConfigError, match="made already, and takes no settings"):
+    with pytest.raises(ConfigError, match="is an instance and takes no arguments"):
         build_target({**node, "scale": 3}, kind=CountingEvaluator)
 
 

@@ -234,7 +234,7 @@ CHANGES = {
     "nothing": (lambda name, x, call: x, None),
     "rounding": (lambda name, x, call: x * (1 + 2e-5) if name == "params" else x, None),
     "five actions": (lambda name, x, call: x + (name == "action" and call < 5), None),
-    "six actions": (lambda name, x, call: x + (name == "action" and call < 6), "6 have other"),
+    "six actions": (lambda name, x, call: x + (name == "action" and call < 6), "for 6 of"),
     "numbers": (lambda name, x, call: x + 1e-3 * (name == "params"), "by up to 1.0e-03"),
     "no number": (lambda name, x, call: x * np.nan if name == "params" else x, "by up to nan"),
     "shape": (lambda name, x, call: x[:, None], "the file returns"),

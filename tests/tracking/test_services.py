@@ -206,7 +206,7 @@ def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
             tracker.write(ROW)
     assert tracker.missing == ["MLflowWriter"]
     assert len(warnings) == 1
-    assert warnings[0].startswith("MLflowWriter is left out from here on; training continues: ")
+    assert warnings[0].startswith("MLflowWriter is no longer written; training continues: ")
 
 
 @pytest.mark.parametrize("link", ["best", "best/policy.pt", "film/videos/a.mp4", "film/videos"])
