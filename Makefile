@@ -1,4 +1,4 @@
-# Everything that a developer runs. `make help` lists it.
+# Commands for development; `make help` lists them.
 
 PYTHON ?= python3
 ARGS ?=
@@ -18,45 +18,45 @@ help: ## List the targets.
 	@echo "Usage: make <target> [ARGS=\"more arguments\"] [PYTHON=python3.11]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-train: $(VENV)/.installed ## Train PPO on CartPole-v1; ARGS are further overrides.
+train: $(VENV)/.installed ## Train PPO on CartPole-v1; ARGS are additional overrides.
 	$(BIN)/maze-run $(RUN) $(ARGS)
 
-test: $(VENV)/.installed-test ## Run the everyday tests, on all cores; ARGS replaces the arguments of pytest.
+test: $(VENV)/.installed-test ## Run the default tests on all cores; ARGS replaces the arguments of pytest.
 	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL) -m "not exhaustive")
 
-test-all: $(VENV)/.installed-test ## Run every test, on all cores, as CI does.
+test-all: $(VENV)/.installed-test ## Run all tests on all cores, as in CI.
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-# Old packages warn of their newer dependencies. Python 3.11: the lowest versions have no wheels for later ones.
-test-lowest: $(LOWEST)/.installed ## Run the everyday tests with the lowest supported version of each direct dependency.
+# Deprecation warnings are ignored: old packages warn about newer dependencies. The lowest versions only have wheels for Python 3.11.
+test-lowest: $(LOWEST)/.installed ## Run the default tests with the lowest supported version of each direct dependency.
 	$(LOWEST)/bin/python -m pytest -W ignore::DeprecationWarning $(or $(ARGS),$(PARALLEL) -m "not exhaustive")
 
-check: $(VENV)/.installed-dev ## Lint, format and type checks, and whether generated files are current.
+check: $(VENV)/.installed-dev ## Check linting, formatting, types and generated files.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python docs/generate.py --check
 
-conf: $(VENV)/.installed ## Write conf/ and the tables of settings in docs/ from the dataclasses.
+conf: $(VENV)/.installed ## Generate conf/ and the tables of settings in docs/ from the dataclasses.
 	$(BIN)/python docs/generate.py
 
 docs: $(VENV)/.installed-test ## Check links, commands and code of the documentation.
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
 
-site: $(VENV)/.installed-docs ## Build the documentation as a site, into site/.
+site: $(VENV)/.installed-docs ## Build the documentation site in site/.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: $(VENV)/.installed-benchmark ## Measure throughput against other libraries.
 	$(BIN)/python benchmarks/throughput.py $(ARGS)
 
-scores: $(VENV)/.installed-test ## Run the presets that have no score yet, and write docs/scores.md.
+scores: $(VENV)/.installed-test ## Run the presets without a score and write docs/scores.md.
 	$(BIN)/python -m benchmarks.scores $(ARGS)
 
-clean: ## Remove the virtual environment, builds and caches; runs in outputs/ stay.
+clean: ## Remove the virtual environment, builds and caches, but not outputs/.
 	rm -rf $(VENV) $(LOWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch comes first and alone: with another package beside it pip may choose among builds of torch.
+# torch is installed separately, because together with other packages pip may select another build.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python >= 3.11")'
 	$(PYTHON) -m venv $(VENV)
