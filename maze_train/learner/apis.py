@@ -1,4 +1,4 @@
-"""What learners need of modules."""
+"""Protocols of the modules that learners train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from maze_train.core.types import Tensor
 
 @runtime_checkable
 class HasPolicy(Protocol):
-    """A module with a policy and the distribution of its actions."""
+    """Module with a policy and an action distribution."""
 
     policy: Any
     distribution: Any
@@ -22,7 +22,7 @@ class HasPolicy(Protocol):
 
 @runtime_checkable
 class HasStateValues(Protocol):
-    """A module with a critic of states."""
+    """Module with a state-value critic."""
 
     critic: Any
     value_head: Any
@@ -30,7 +30,7 @@ class HasStateValues(Protocol):
 
 @runtime_checkable
 class HasActionValues(Protocol):
-    """A module with Q-networks."""
+    """Module with Q-networks."""
 
     critics: Any
     target_critics: Any
@@ -38,7 +38,7 @@ class HasActionValues(Protocol):
 
 @runtime_checkable
 class HasTargets(Protocol):
-    """A module with target networks."""
+    """Module with target networks."""
 
     def update_targets(self, tau: float) -> None:
         """Move the targets towards the trained networks by a fraction tau."""
@@ -46,12 +46,12 @@ class HasTargets(Protocol):
 
 @runtime_checkable
 class HasOwnLoss(Protocol):
-    """A module with its own loss, which replaces that of the algorithm."""
+    """Module with a custom loss, which replaces the loss of the algorithm."""
 
     def compute_self_supervised_loss(
         self, batch: Any, statistics: Statistics
     ) -> Tensor | Mapping[str, Tensor]:
-        """Return the loss of a minibatch, 0-d, or its named terms."""
+        """Return the loss of a minibatch (0-d) or a mapping of named loss terms."""
 
 
 def check_apis(learner: str, required: Sequence[type], module_id: str, module: nn.Module) -> None:
@@ -60,7 +60,7 @@ def check_apis(learner: str, required: Sequence[type], module_id: str, module: n
     Args:
         learner: Name of the learner.
         required: Protocols above that the module must satisfy.
-        module_id: Its id.
+        module_id: ID of the module.
         module: The module.
     """
     for api in required:

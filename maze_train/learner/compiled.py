@@ -1,6 +1,6 @@
-"""Losses that PyTorch compiles.
+"""Losses compiled by `torch.compile`.
 
-PyTorch keeps compiled code in the directory of `TORCHINDUCTOR_CACHE_DIR`, for later runs.
+PyTorch caches compiled code in `TORCHINDUCTOR_CACHE_DIR` across runs.
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ Record: TypeAlias = "tuple[Event, float | Tensor, tuple[float, ...]]"
 PARTS = compiler_parts()
 BACKEND = "inductor"
 MOST_GRAPHS = 64
-"""Graphs of one function, over all learners of a process: PyTorch's own limit is 8."""
+"""Maximum number of graphs per function and process; PyTorch's default of 8 is too low for several
+learners."""
 
 
 class Compiled(Autograd[Batch]):
-    """Base of compiled losses of all modules."""
+    """Base class of compiled losses."""
 
     def __init__(self, loss_of: LossOf[Batch]) -> None:
         super().__init__(loss_of)
         self._spent_s = _spent_s()
 
     def uses_autograd(self, module_id: str) -> bool:
-        """Return False: the compiler derives the gradients."""
+        """Return False: the compiler generates the backward pass."""
         return False
 
     def report(self, statistics: Statistics) -> None:
-        """Record the time that compilation took since the last call, if any."""
+        """Record the compilation time since the last call."""
         before, self._spent_s = self._spent_s, _spent_s()
         if self._spent_s > before:
             statistics.record(LearnerEvents.compile_s, self._spent_s - before)
 
 
 class CompiledNetworks(Compiled[Batch]):
-    """Compiles each module that a loss calls, with all modules that it calls in turn.
+    """Compiles the forward pass of each module that a loss calls, including submodules.
 
-    Acting does not use the compiled modules: it has other batch sizes and no gradient.
+    Acting is not compiled, since it uses other batch sizes and no gradients.
 
     Args:
         loss_of: Computes the loss of a module.
-        modules: The modules of the learner by id.
+        modules: Modules of the learner by ID.
     """
 
     def __init__(self, loss_of: LossOf[Batch], modules: Mapping[str, nn.Module]) -> None:
@@ -76,14 +77,13 @@ class CompiledNetworks(Compiled[Batch]):
 
 
 class CompiledLosses(Compiled[Batch]):
-    """Compiles each loss as one graph, with another one for its gradient.
+    """Compiles each loss, including its backward pass, as a single graph.
 
-    There are two such pairs if the number of samples changes: one for the first number, and one
-    for all others.
+    If the number of samples changes, the loss is recompiled once with dynamic shapes.
 
     Args:
         loss_of: Computes the loss of a module.
-        name: Name of the learner, for messages.
+        name: Name of the learner, for error messages.
     """
 
     def __init__(self, loss_of: LossOf[Batch], name: str) -> None:
@@ -109,13 +109,13 @@ class CompiledLosses(Compiled[Batch]):
         return loss
 
     def _recorded(self, module_id: str, batch: Batch) -> tuple[Tensor, list[Record]]:
-        """Return the loss and the values that it records: graphs hold no statistics."""
+        """Return the loss and its recorded values: compiled graphs cannot call `Statistics`."""
         recorder = Recorder()
         return self._loss_of(module_id, batch, recorder), recorder.records
 
 
 class Recorder(Statistics):
-    """Statistics that keep what a loss records, as it is."""
+    """Statistics that collect recorded values without reducing them."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -126,7 +126,7 @@ class Recorder(Statistics):
 
 
 def _spent_s() -> float:
-    """Return the seconds of compilation in this process."""
+    """Return the total compilation time of this process in seconds."""
     return PARTS.time_spent().get("total_wall_time", 0.0)
 
 
@@ -142,7 +142,7 @@ def check_compiler(way: str, modules: Iterable[nn.Module]) -> bool:
     """
     parts = [part for module in modules for part in module.modules()]
     if any(isinstance(part, nn.RNNBase) for part in parts):
-        problem = "the compiler of PyTorch takes no recurrent layers (model.rnn); expected none"
+        problem = "torch.compile does not support recurrent layers (model.rnn); use none"
         raise ConfigError("algorithm.compile", problem, way)
     try:
         PARTS.find_compiler()

@@ -1,4 +1,4 @@
-"""Components of the state of a learner: which there are, some of them, and files of them."""
+"""Components of a learner's state: selection, merging and files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from maze_train.core.files import atomic_write
 from maze_train.data.state_files import dumps, loads
 
 FUNCTION = "<function>"
-"""Stands in a state for a function, which none holds."""
+"""Placeholder for a function, which a state cannot contain."""
 
 WITH_PARTS = ("modules", "optimizers")
-"""Components that have parts."""
+"""Components with parts."""
 
 
 def parts_of(state: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
-    """Names of the components of a state, each with its keys."""
+    """Return the components of a state by name, each with its keys."""
     parts: dict[str, tuple[str, str | None]] = {}
     for key, value in state.items():
         if key in WITH_PARTS:
@@ -33,15 +33,15 @@ def select(
     components: Collection[str] | None,
     not_components: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Some components of a state.
+    """Select components of a state.
 
     Components are the keys of a state. `modules` and `optimizers` have parts: `modules/<id>`,
     `optimizers/<id>` and `optimizers/<id>/<name>`.
 
     Args:
-        state: All of the state.
-        components: Components that are wanted, each with its parts; None: all.
-        not_components: Components that are left out, each with its parts.
+        state: Complete state.
+        components: Components to include, with all their parts; None: all.
+        not_components: Components to exclude, with all their parts.
 
     Raises:
         ConfigError: If a component does not exist.
@@ -62,7 +62,7 @@ def select(
 
 
 def merged(current: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with some of its components replaced, see `Learner.set_state`."""
+    """Return a state with some components replaced, see `Learner.set_state`."""
     known = parts_of(current)
     for name in parts_of(given):
         _check_known("component", name, known)
@@ -73,11 +73,11 @@ def merged(current: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 
 def write(state: Mapping[str, Any], path: str | Path) -> None:
-    """Write a state to one file that cannot run code, whole or not at all.
+    """Write a state to a file atomically.
 
     Args:
         state: The state.
-        path: The file; its directory exists.
+        path: The file; its directory must exist.
     """
     data = dumps(dict(state))
     with atomic_write(Path(path)) as file:
@@ -85,28 +85,28 @@ def write(state: Mapping[str, Any], path: str | Path) -> None:
 
 
 def read(path: str | Path, component: str | None = None) -> dict[str, Any]:
-    """The state of a file of `write`.
+    """Read a state written by `write`.
 
     Args:
         path: The file.
-        component: The only component that is wanted, see `select`; None: all.
+        component: Component to read, see `select`; None: all.
 
     Raises:
-        ConfigError: If it is a directory, or has no such component.
-        RunDirectoryError: If it is damaged.
+        ConfigError: If the path is a directory, or the component does not exist.
+        RunDirectoryError: If the file is damaged.
     """
     if Path(path).is_dir():
-        problem = f"expected a file of save_to_path; for a run: load_learner({str(path)!r})"
+        problem = f"expected a file written by save_to_path; for a run: load_learner({str(path)!r})"
         raise ConfigError("path", problem, str(path))
     state = loads(Path(path).read_bytes(), path)
     return select(state, None if component is None else [component])
 
 
 def check_chosen(modules: Collection[str], chosen: Any) -> None:
-    """Refuse ids of modules that are to learn, where there are no such modules.
+    """Raise ConfigError if `policies_to_train` contains unknown module IDs.
 
     Raises:
-        ConfigError: If one is unknown, or they are one text.
+        ConfigError: If an ID is unknown, or `chosen` is a str.
     """
     if chosen is None or callable(chosen):
         return

@@ -1,4 +1,4 @@
-"""Settings that change during training, and the progress that they depend on."""
+"""Settings of learners and optimizers, and schedules of settings that change during training."""
 
 from __future__ import annotations
 
@@ -29,41 +29,42 @@ PREFIX = "linear_"
 ADAPTIVE = "adaptive_kl"
 ADAPTIVE_TARGET, ADAPTIVE_START = 0.01, 1e-3
 ADAPTIVE_FACTOR = 1.5
-"""Factor of a step of an adaptive learning rate."""
+"""Factor by which an adaptive learning rate changes."""
 
 
 @dataclass(kw_only=True)
 class Schedule(Settings):
-    """A setting that changes during training: linear between two values, or piecewise linear.
+    """Schedule of a setting that changes linearly or piecewise linearly during training.
 
-    `linear_0.001` falls from 0.001 to 0 over the run; `{start: 0.001, end: 0.0001}` goes from
-    `start` to `end`; `{points: [[0, 0.001], [0.5, 0.0001]], by: progress}` interpolates between
-    points; `[[0, 0.001], [50_000, 0.0001]]` does so by environment steps. `adaptive_kl`,
-    `adaptive_kl_0.02` and `{adaptive_kl: 0.02, start: 0.001}` are learning rates of PPO that follow
-    the divergence of the policy; see `adapted`.
+    `linear_0.001` decreases from 0.001 to 0 over the run; `{start: 0.001, end: 0.0001}` changes
+    from `start` to `end`; `{points: [[0, 0.001], [0.5, 0.0001]], by: progress}` interpolates
+    between points; `[[0, 0.001], [50_000, 0.0001]]` does so by environment steps. `adaptive_kl`,
+    `adaptive_kl_0.02` and `{adaptive_kl: 0.02, start: 0.001}` adapt the learning rate of PPO to the
+    KL divergence of each update; see `adapted`.
     """
 
     start: float | None = None
-    """Value at the first update; with `adaptive_kl` null is 0.001."""
+    """Value at the first update. With `adaptive_kl`, null selects 0.001."""
 
     end: float | None = None
-    """Value that is reached at the end of the run (after its last update)."""
+    """Value at the end of the run (after the last update)."""
 
     points: list[list[float]] | None = None
-    """Pairs [x, value] with growing x, instead of `start` and `end`; constant before and after."""
+    """Pairs [x, value] with increasing x, instead of `start` and `end`. Constant before the first
+    and after the last point."""
 
     by: Literal["progress", "env_steps", "updates"] = "progress"
-    """Unit of x: the share of the run in [0, 1], environment steps, or updates."""
+    """Unit of x: fraction of the run in [0, 1], environment steps, or updates."""
 
     adaptive_kl: float | None = None
-    """Divergence > 0 at which a learning rate of PPO aims: above twice of it the rate falls, below
-    half of it the rate grows. null: the value does not depend on it."""
+    """Target KL divergence (> 0) of an adaptive learning rate of PPO. The rate decreases above
+    twice the target and increases below half of it. null: not adaptive."""
 
     min: float = 1e-5
-    """Least value with `adaptive_kl`, > 0."""
+    """Minimum learning rate with `adaptive_kl`, > 0."""
 
     max: float = 1e-2
-    """Largest value with `adaptive_kl`."""
+    """Maximum learning rate with `adaptive_kl`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +97,7 @@ class Schedule(Settings):
             )
 
     def _begin_adaptive(self, target: float) -> None:
-        """Check the settings of `adaptive_kl`; until a divergence is known the value is `start`."""
+        """Check the settings of `adaptive_kl` and set the initial value to `start`."""
         if self.end is not None or self.points is not None or self.by != "progress":
             raise ConfigError(ADAPTIVE, "cannot be combined with end, points and by", target)
         check_positive(ADAPTIVE, target)
@@ -108,10 +109,10 @@ class Schedule(Settings):
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
-        """The schedule of a short form: `linear_<start>`, `adaptive_kl` or `adaptive_kl_<target>`.
+        """Parse a short form: `linear_<start>`, `adaptive_kl` or `adaptive_kl_<target>`.
 
         Raises:
-            ConfigError: If the text is not such a form.
+            ConfigError: If the text is not a valid short form.
         """
         if text == ADAPTIVE:
             return cls(adaptive_kl=ADAPTIVE_TARGET)
@@ -124,10 +125,10 @@ class Schedule(Settings):
 
     @classmethod
     def from_list(cls, points: Sequence[Any]) -> Schedule:
-        """The schedule of points by environment steps, `[[0, v0], [t1, v1], ...]`.
+        """Create a schedule from points by environment steps, `[[0, v0], [t1, v1], ...]`.
 
         Raises:
-            ConfigError: If they are not such points.
+            ConfigError: If the points are invalid.
         """
         with suppress(TypeError, ValueError):
             pairs = [[float(x), float(value)] for x, value in points]
@@ -149,7 +150,7 @@ class Schedule(Settings):
         return repr(self)
 
     def to_plain(self, hint: Any) -> Any:
-        """Return the short form if there is one, else the fields that make the schedule."""
+        """Return the short form if there is one, otherwise the fields of the schedule."""
         short = str(self)
         if short != repr(self):
             return short
@@ -160,16 +161,17 @@ class Schedule(Settings):
         return {"points": [list(point) for point in self.points or ()], "by": self.by}
 
     def adapted(self, rate: float, divergence: float) -> float:
-        """The learning rate after a minibatch, with the target t = `adaptive_kl`.
+        """Return the learning rate after a minibatch, with the target t = `adaptive_kl`.
 
         max(min, rate / 1.5) if d > 2 t;  min(max, 1.5 rate) if 0 < d < t / 2;  else the same rate.
 
         Args:
-            rate: Rate before, in [`min`, `max`].
-            divergence: d, the estimated divergence of the policy from the one that acted.
+            rate: Current learning rate, in [`min`, `max`].
+            divergence: d, estimated KL divergence between the behaviour policy and the current
+                policy.
 
-        Source: Schulman et al. (2017), arXiv:1707.06347, section 4, whose penalty is doubled and
-        halved by d; for the learning rate with these numbers: Rudin et al. (2022),
+        Source: Schulman et al. (2017), arXiv:1707.06347, section 4, which doubles and halves a
+        penalty by d; applied to the learning rate with these constants: Rudin et al. (2022),
         arXiv:2109.11978, appendix.
         """
         assert self.adaptive_kl is not None
@@ -181,19 +183,19 @@ class Schedule(Settings):
 
     @property
     def values(self) -> list[float]:
-        """The values at the points, for range checks."""
+        """Values at the points, for range checks."""
         return [value for _, value in self.points or ()]
 
 
 def is_adaptive(setting: float | Schedule | None) -> bool:
-    """Whether a setting follows the divergence of the policy."""
+    """Return whether a setting is an adaptive learning rate."""
     return isinstance(setting, Schedule) and setting.adaptive_kl is not None
 
 
 def check_schedule(
     key: str, value: float | Schedule, check: Callable[..., None], *bounds: float
 ) -> None:
-    """Apply a range check to a number, or to each value of a schedule that needs no divergence."""
+    """Apply a range check to a constant or to each value of a (non-adaptive) schedule."""
     if is_adaptive(value):
         raise ConfigError(
             key,
@@ -208,27 +210,27 @@ def check_schedule(
 
 @dataclass(kw_only=True)
 class LearnerGroupConfig(Settings):
-    """Settings of the learners of a run."""
+    """Settings of the learner group."""
 
     n_learners: int = 1
-    """Learners that share out the samples of each minibatch; the numbers are those of one learner.
-    One is in the main process, each other one in a separate process, with the settings of
-    `runner=local`. In [1, 1024]."""
+    """Number of data-parallel learners, each of which computes a part of every minibatch; results
+    equal those of one learner up to rounding. The first learner runs in the main process, the
+    others in separate processes, with the settings of `runner=local`. In [1, 1024]."""
 
     device: str | None = None
-    """Device of the learners, with the networks that act; null: `algorithm.device`. `cuda`: each
-    learner has its own GPU, in their order."""
+    """Device of the learners and of the acting networks; null: `algorithm.device`. `cuda`: one GPU
+    per learner."""
 
     n_cpus_per_learner: int = 0
-    """Threads of PyTorch of each learner during updates; 0: `runner.torch_threads`. In [0,
-    1024]."""
+    """Number of PyTorch threads per learner during updates, in [0, 1024]; 0 selects
+    `runner.torch_threads`."""
 
     queue_size: int = 0
-    """Batches of impala that may wait for the learners, which then learn while the next one is
-    gathered; 0: each update is waited for. >= 0."""
+    """Capacity of the queue of batches (>= 0; IMPALA only). The learners update in the background
+    while the next batch is collected; 0 updates synchronously."""
 
     drop_when_full: bool = False
-    """Whether a batch is dropped and counted when the queue is full; otherwise it waits."""
+    """Whether to drop (and count) batches when the queue is full; otherwise collection waits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -236,7 +238,7 @@ class LearnerGroupConfig(Settings):
         check_fields(self, 0, "n_cpus_per_learner", maximum=MOST_THREADS)
         check_fields(self, 0, "queue_size")
         if self.drop_when_full and not self.queue_size:
-            problem = "nothing waits, so nothing is dropped; expected false, or a queue_size"
+            problem = "has no effect without a queue; use false, or set queue_size"
             raise ConfigError("drop_when_full", problem, self.drop_when_full)
 
 
@@ -244,29 +246,29 @@ class LearnerGroupConfig(Settings):
 class Progress:
     """Progress of training before an update.
 
-    The first update of a run sees zeros, so a schedule starts at its first value; the last one sees
-    a fraction below 1, so a learning rate that falls to 0 is never 0.
+    All fields are 0 in the first update, so a schedule starts with its first value. `fraction`
+    stays below 1, so a learning rate that decreases to 0 never reaches 0.
     """
 
     env_steps: int = 0
-    """Environment steps that earlier updates learned from."""
+    """Environment steps used in earlier updates."""
 
     updates: int = 0
-    """Updates made."""
+    """Number of finished updates."""
 
     epoch: int = 0
-    """Epochs finished."""
+    """Number of finished epochs."""
 
     fraction: float = 0.0
-    """Share of the run that is done, in [0, 1); 0 when no limit is known."""
+    """Fraction of the run that is done, in [0, 1); 0 if the length of the run is unknown."""
 
 
 def scheduled_value(setting: float | Schedule, progress: Progress) -> float:
-    """The value of a setting now; a number is its own schedule.
+    """Return the current value of a setting, which may be a schedule.
 
     y_i + f (y_{i+1} - y_i) with f = (x - x_i) / (x_{i+1} - x_i) for x in [x_i, x_{i+1}], constant
-    before the first point and after the last. Values at points are exact, and equal ones give a
-    constant bit for bit.
+    before the first point and after the last. Values at points are exact, and segments between
+    equal values are exactly constant.
     """
     if not isinstance(setting, Schedule):
         return setting
@@ -284,7 +286,7 @@ def scheduled_value(setting: float | Schedule, progress: Progress) -> float:
 
 
 def with_values(config: Any, names: Sequence[str], progress: Progress) -> Any:
-    """Settings with the values that schedules of these names have now; the same, without any."""
+    """Return settings in which the named schedules are replaced by their current values."""
     found = {name: getattr(config, name) for name in names}
     if not any(isinstance(value, Schedule) for value in found.values()):
         return config
@@ -295,31 +297,31 @@ def with_values(config: Any, names: Sequence[str], progress: Progress) -> Any:
 
 
 def number(setting: float | Schedule) -> float:
-    """The value of a setting that `Learner.config_of` gives, where schedules have values."""
+    """Return a setting of `Learner.config_of` as a float; schedules are already resolved there."""
     assert not isinstance(setting, Schedule)
     return setting
 
 
 @dataclass(kw_only=True)
 class Freeze(Settings):
-    """Parameters that stay as they are in some updates; `trunk` alone: the trunk, in all of them.
+    """Rule that freezes parameters in some or all updates; short form: `trunk` (in all updates).
 
-    Updates count from 0. With a `period`, `start` and `stop` hold in every one again: `{params:
-    [policy], period: 10, stop: 5}` and `{params: [critic], period: 10, start: 5}` let critic and
-    policy learn in turns, 5 updates each.
+    Updates are counted from 0. With `period`, the rule repeats: `{params: [policy], period: 10,
+    stop: 5}` and `{params: [critic], period: 10, start: 5}` train critic and policy alternately for
+    5 updates each.
     """
 
     params: list[str] = field(default_factory=list)
-    """Names of parameters or of parts that hold them, or patterns of these with `*`."""
+    """Names of parameters or submodules, or patterns with `*`."""
 
     start: int = 0
-    """First update in which they are frozen. >= 0."""
+    """First update with frozen parameters, >= 0."""
 
     stop: int | None = None
-    """First update in which they learn again; null: none."""
+    """First update in which the parameters are trained again; null: never."""
 
     period: int = 0
-    """Updates after which `start` and `stop` come again; 0: never."""
+    """Number of updates after which the rule repeats; 0: never."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -334,52 +336,53 @@ class Freeze(Settings):
 
     @classmethod
     def from_text(cls, text: str) -> Freeze:
-        """The short form: a name, frozen in all updates."""
+        """Parse the short form: a name, frozen in all updates."""
         return cls(params=[text])
 
     def holds(self, updates: int) -> bool:
-        """Whether the parameters are frozen in the update after `updates` others."""
+        """Return whether the parameters are frozen in update number `updates`."""
         number = updates % self.period if self.period else updates
         return self.start <= number and (self.stop is None or number < self.stop)
 
 
 @dataclass(kw_only=True)
 class GradientSettings(Settings):
-    """Settings that every algorithm has which follows the gradient of a loss."""
+    """Settings of all gradient-based algorithms."""
 
     module_settings: ClassVar[tuple[str, ...]] = (
         *("lr", "lr_scheduler", "optimizer", "max_grad_norm", "grad_clip_by"),
     )
-    """Settings, in addition to those of its bases, that a module may override."""
+    """Additional settings that can be overridden per module."""
 
     lr_scheduler: dict[str, Any] | None = None
-    """Scheduler of PyTorch of a learning rate that is a number, called after each update (with a
-    replay buffer: after each gradient step):
-    `{_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: 100}`; null: none."""
+    """PyTorch scheduler of a constant learning rate, stepped after each update (off-policy
+    algorithms: after each gradient step): `{_target_: torch.optim.lr_scheduler.CosineAnnealingLR,
+    T_max: 100}`; null: none."""
 
     lr_factors: dict[str, float] = field(default_factory=dict)
-    """Factors of the learning rate by name of a parameter, or of a part that holds some, such as
-    `{trunk: 0.1, critic: 2}`; the first name that fits counts. >= 0."""
+    """Factors (>= 0) of the learning rate by name of a parameter or submodule, such as `{trunk:
+    0.1, critic: 2}`. The first matching name applies."""
 
     freeze: list[Freeze] = field(default_factory=list)
-    """Parameters that do not learn, always (`[trunk]`) or in some updates (`[{params: [trunk],
-    stop: 100}]`); they and their moments do not change."""
+    """Parameters to freeze in all updates (`[trunk]`) or in some (`[{params: [trunk], stop:
+    100}]`). The optimizer state of frozen parameters does not change either."""
 
     loss_function: dict[str, Any] | None = None
-    """A loss that takes the place of the algorithm's: `{_target_: my_package.my_loss, key: value}`,
-    a function of learner, module id, minibatch and statistics, and of these keys."""
+    """Custom loss that replaces the loss of the algorithm: `{_target_: my_package.my_loss, key:
+    value}`. Called with learner, module ID, minibatch and statistics, and these keyword
+    arguments."""
 
     autocast: Literal["none", "bfloat16", "float16"] = "none"
-    """Type in which networks compute while losses are made; `float16`: losses are scaled, and steps
-    whose gradient overflows are left out. Weights and moments keep their type."""
+    """Data type of networks during loss computation (mixed precision). `float16` uses loss scaling
+    and skips steps whose gradient overflows. Weights and optimizer state keep their dtype."""
 
     compile: Literal["none", "forward", "update"] = "none"
-    """Compiled part, in place of gradients by hand: the `forward` passes of networks in losses, or
-    for an `update` each loss as a whole, with its gradient; it needs a C++ compiler."""
+    """What `torch.compile` compiles: `forward` passes of networks in losses, or with `update` each
+    whole loss including its gradient. Replaces analytic gradients and requires a C++ compiler."""
 
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Settings of single modules by id, in place of those of all, such as `{opponent: {lr: 0.001,
-    max_grad_norm: 1}}`: those of optimizers and of losses."""
+    """Optimizer and loss settings of individual modules by ID, such as `{opponent: {lr: 0.001,
+    max_grad_norm: 1}}`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -393,14 +396,14 @@ class GradientSettings(Settings):
             check_at_least(f"lr_factors.{name}", factor, 0.0)
 
     def for_module(self, module_id: str, overrides: Mapping[str, Any] | None = None) -> Self:
-        """The settings of a module.
+        """Return the settings of a module.
 
         Args:
-            module_id: Its id.
-            overrides: Its own settings; None: those of `overrides`.
+            module_id: ID of the module.
+            overrides: Settings of this module; None: those in `overrides`.
 
         Raises:
-            ConfigError: If one is unknown, is not one of a module, or has a wrong value.
+            ConfigError: If a setting is unknown, cannot be set per module, or has an invalid value.
         """
         own = self.overrides.get(module_id, {}) if overrides is None else overrides
         settings: Self = settings_for_module(self, module_id, own)
@@ -408,7 +411,7 @@ class GradientSettings(Settings):
 
 
 def gradient_settings(config: Any) -> GradientSettings:
-    """The `GradientSettings` of an algorithm; those that any other object has by these names."""
+    """Return the `GradientSettings` of an algorithm, whose settings may be of any class."""
     if isinstance(config, GradientSettings):
         return config
     names = {f.name for f in fields(GradientSettings) if hasattr(config, f.name)} - {"overrides"}
@@ -416,10 +419,10 @@ def gradient_settings(config: Any) -> GradientSettings:
 
 
 def settings_for_module(config: Any, module_id: str, own: Mapping[str, Any]) -> Any:
-    """Settings of an algorithm, of any class, with the overrides of one module.
+    """Return the settings of an algorithm with the overrides of one module applied.
 
     Raises:
-        ConfigError: If one is unknown, is not a setting of a module, or has a wrong value.
+        ConfigError: If a setting is unknown, cannot be set per module, or has an invalid value.
     """
     key = f"overrides.{module_id}"
     if isinstance(config, GradientSettings):
@@ -428,7 +431,7 @@ def settings_for_module(config: Any, module_id: str, own: Mapping[str, Any]) -> 
     known = dict.fromkeys(name for base in bases for name in vars(base).get("module_settings", ()))
     for name in own:
         if name not in known:
-            problem = f"is a setting of all modules; those of one are: {', '.join(known)}"
+            problem = f"cannot be set per module; these settings can: {', '.join(known)}"
             raise ConfigError(f"{key}.{name}", problem, own[name])
     if isinstance(config, GradientSettings):
         return config

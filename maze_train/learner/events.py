@@ -1,4 +1,4 @@
-"""Statistics that every learner emits, and statistics by module."""
+"""Metrics of every learner, and per-module statistics."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from maze_train.learner.modules import DEFAULT_MODULE
 
 
 class LearnerEvents(EventInterface, prefix="train"):
-    """Statistics that every learner emits."""
+    """Metrics of every learner."""
 
     grad_norm = Event("L2 norm of the gradient before clipping, mean over minibatches.")
-    grad_norm_clipped = Event("The same after clipping; empty without.")
+    grad_norm_clipped = Event("L2 norm of the gradient after clipping; empty without clipping.")
     gradient_steps = Event("Gradient steps taken.", reduce="sum")
-    learning_rate = Event(
-        "Learning rate of the last update, of the first optimizer of a module.", reduce="last"
-    )
-    skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
-    zeroed_gradients = Event("Entries of gradients that counted 0: not finite.", reduce="sum")
-    compile_s = Event("Seconds that `algorithm.compile` took.", reduce="sum")
-    loss = Event("Terms of a loss that has several, each as `train/loss/<term>`.")
+    learning_rate = Event("Learning rate of the first optimizer in the last update.", reduce="last")
+    skipped_steps = Event("Gradient steps skipped because of non-finite gradients.", reduce="sum")
+    zeroed_gradients = Event("Non-finite gradient entries replaced by 0.", reduce="sum")
+    compile_s = Event("Compilation time (`algorithm.compile`) in seconds.", reduce="sum")
+    loss = Event("Terms of a loss with several terms, as `train/loss/<term>`.")
 
 
 class OwnStatistics(Statistics):
-    """Records values in other statistics, under the name of one of several owners.
+    """Wrapper of statistics that adds the name of an owner to each metric.
 
     Args:
         statistics: Statistics that receive the values.
@@ -47,5 +45,5 @@ class OwnStatistics(Statistics):
 
 
 def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
-    """Return statistics that record under the id of a module, if it is one of several."""
+    """Return statistics that record under the ID of a module, unless it is the default one."""
     return statistics if module_id == DEFAULT_MODULE else OwnStatistics(statistics, module_id)

@@ -1,4 +1,4 @@
-"""Element-wise optimizers that also accept a flat gradient; RMSProp as in TensorFlow 1."""
+"""Element-wise optimizers that also accept an estimated flat gradient."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from maze_train.core.types import Tensor
 
 
 class Optimizer(torch.optim.Optimizer, ABC):
-    """Steps that lower what a gradient is of, each entry by its own gradient alone.
+    """Base class of element-wise optimizers that minimize an objective.
 
     There are two ways to use one:
 
-    - as any optimizer of PyTorch: `SGD(params, lr=0.1)`, gradients in `param.grad`, `step()`;
-    - with a gradient that someone else estimated: `SGD(lr=0.1)`, `setup(policy)` once, then
-      `update(gradient)`. To climb, pass the negative of the direction of ascent.
+    - like any PyTorch optimizer: `SGD(params, lr=0.1)`, gradients in `param.grad`, `step()`;
+    - with an estimated gradient: `SGD(lr=0.1)`, `setup(policy)` once, then `update(gradient)`. To
+      maximize, pass the negative gradient.
 
-    A subclass writes `_compute_step`. As its entries do not know of each other, a flat vector of
-    parameters gives the same steps, and `ModuleOptimizer` makes use of that.
+    Subclasses implement `_compute_step`. Since the step is element-wise, `ModuleOptimizer` can
+    apply it to a flat vector of all parameters.
 
     Args:
-        params: Parameters, or groups of them; None: those of the policy that `setup` gets.
-        defaults: Settings of groups that do not have their own, `lr` (>= 0) among them.
+        params: Parameters or parameter groups; None: set by `setup`.
+        defaults: Default settings of parameter groups, including `lr` (>= 0).
 
     Raises:
         ConfigError: If the learning rate is negative or not finite.
     """
 
     is_elementwise: ClassVar[bool] = True
-    """Whether a flat vector of parameters gives the same steps."""
+    """Whether a flat vector of parameters gives identical steps."""
 
     def __init__(
         self,
@@ -44,22 +44,22 @@ class Optimizer(torch.optim.Optimizer, ABC):
         defaults: dict[str, Any],
     ) -> None:
         check_at_least("lr", defaults["lr"], 0.0)
-        # A group without parameters holds the settings until `setup` fills it.
+        # An empty group stores the settings until `setup` is called.
         super().__init__([{"params": []}] if params is None else params, defaults)
 
     @abstractmethod
     def _compute_step(
         self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> Tensor:
-        """The step of one parameter.
+        """Compute the step of one parameter.
 
         Args:
-            gradient: Its gradient, any shape; not to be changed.
-            state: Statistics kept of it from step to step, empty at first; to be changed.
-            group: The settings: `lr` and the others of `defaults`.
+            gradient: Gradient of the parameter; must not be modified.
+            state: Optimizer state of the parameter, initially empty; updated in place.
+            group: Settings of the parameter group: `lr` and the other keys of `defaults`.
 
         Returns:
-            The value added to the parameter, in the shape of the gradient: a new tensor.
+            New tensor to add to the parameter, with the shape of the gradient.
         """
 
     @overload
@@ -70,11 +70,11 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Move all parameters that have a gradient.
+        """Take one optimization step for all parameters with a gradient.
 
         Args:
-            closure: Evaluates the loss and its gradients again before the step; None: they are
-                there.
+            closure: Recomputes the loss and its gradients before the step; None: use the current
+                gradients.
 
         Returns:
             The result of the closure.
@@ -90,16 +90,16 @@ class Optimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def setup(self, policy: nn.Module) -> None:
-        """Take over the parameters of `policy` that require a gradient; all else is forgotten.
+        """Optimize the parameters of `policy` that require a gradient; resets the state.
 
-        Settings stay. To be called before `load_state_dict`.
+        Call `setup` before `load_state_dict`.
 
         Raises:
             TrainingError: If no parameter requires a gradient.
         """
         params = [param for param in policy.parameters() if param.requires_grad]
         if not params:
-            raise TrainingError("no parameter of the policy requires a gradient: nothing to learn")
+            raise TrainingError("no parameter of the policy requires a gradient")
         group = {**self.param_groups[0], "params": params}
         self.param_groups.clear()
         self.state.clear()
@@ -107,17 +107,17 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def update(self, global_gradient: Tensor) -> float:
-        """Take one step along a gradient that is one vector.
+        """Take one step for a flat gradient vector.
 
-        Gradients that the parameters had are dropped.
+        Existing gradients of the parameters are discarded.
 
         Args:
-            global_gradient: Gradient of what shall become less with respect to all parameters that
-                require one, in the order of `policy.parameters()`, [dim]; not changed.
+            global_gradient: Gradient of the objective to minimize with respect to all parameters
+                that require a gradient, in the order of `policy.parameters()`, [dim]; not modified.
 
         Returns:
-            |θ' - θ| / |θ|, how far the parameters moved from θ to θ', >= 0. From θ = 0 it is 0 if
-            they stayed there, else infinite.
+            Relative size of the step |θ' - θ| / |θ| from θ to θ', >= 0. For θ = 0 it is 0 if the
+            parameters did not change, else infinite.
 
         Raises:
             TrainingError: If the optimizer has no parameters, because `setup` was not called.
@@ -142,7 +142,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
             self.step()
         finally:
             for param in params:
-                param.grad = None  # it may lie in memory of the caller
+                param.grad = None  # a view of the caller's memory
         moved = _length([p - b for p, b in zip(params, before, strict=True)])
         length = _length(before)
         if length == 0.0:
@@ -151,25 +151,25 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
 
 def _length(tensors: Sequence[Tensor]) -> float:
-    """Euclidean norm of all entries together."""
+    """Return the Euclidean norm of all entries."""
     norms = (float(torch.linalg.vector_norm(t, dtype=torch.float64)) for t in tensors)
     return math.hypot(*norms)
 
 
 class SGD(Optimizer):
-    """Steps along an average of the gradients.
+    """SGD with an exponential moving average of the gradients.
 
     v <- momentum * v + (1 - momentum) * g,  v = 0 at the start
     p <- p - lr * v
 
-    The weights of all gradients sum to at most 1, so the momentum does not change how far many
-    steps lead: a learning rate of 0.1 here is one of 0.01 in `torch.optim.SGD` with momentum 0.9.
-    The first steps are shorter.
+    In contrast to `torch.optim.SGD`, gradients are weighted by 1 - momentum, so the momentum does
+    not change the effective learning rate: lr = 0.1 here corresponds to lr = 0.01 in
+    `torch.optim.SGD` with momentum 0.9. The first steps are shorter.
 
     Args:
         params: Parameters, or groups of them; None: those of the policy that `setup` gets.
-        lr: Factor of a step, >= 0.
-        momentum: How much of the average is kept at each step, in [0, 1).
+        lr: Learning rate, >= 0.
+        momentum: Decay rate of the moving average, in [0, 1).
 
     Raises:
         ConfigError: If an argument is out of range.
@@ -200,7 +200,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Steps along an average of the gradients, each entry divided by its root mean square.
+    """Adam.
 
     m <- beta_1 * m + (1 - beta_1) * g,    m = 0 at the start
     v <- beta_2 * v + (1 - beta_2) * g^2,  v = 0 at the start
@@ -208,9 +208,9 @@ class Adam(Optimizer):
 
     Args:
         params: Parameters, or groups of them; None: those of the policy that `setup` gets.
-        lr: Length of a step, roughly, of every entry, >= 0.
-        betas: How much of the two averages is kept at each step, both in [0, 1).
-        eps: Added to the root mean square, in units of the gradient, > 0.
+        lr: Learning rate, roughly the step size of each entry, >= 0.
+        betas: Decay rates of the two moving averages, in [0, 1).
+        eps: Constant added to the denominator, in units of the gradient, > 0.
 
     Raises:
         ConfigError: If an argument is out of range.
@@ -248,22 +248,22 @@ class Adam(Optimizer):
 
 
 class RMSpropTF(Optimizer):
-    """Steps along the gradient, each entry divided by its root mean square.
+    """RMSprop as in TensorFlow 1.
 
     n <- alpha * n + (1 - alpha) * g^2,  n = 1 at the start
     m <- momentum * m - lr * g / sqrt(n + eps),  m = 0 at the start
     p <- p + m
 
-    `torch.optim.RMSprop` starts with n = 0, so its first step has the length lr / sqrt(1 - alpha)
-    however small the gradient is, and it adds eps after the root: where gradients are small, an eps
-    of 0.1 here shortens steps as one of 0.32 does there.
+    `torch.optim.RMSprop` instead starts with n = 0, so that its first step has size lr / sqrt(1 -
+    alpha) regardless of the gradient, and adds eps outside of the square root: for small gradients,
+    eps = 0.1 here corresponds to eps = 0.32 there.
 
     Args:
         params: Parameters, or groups of them; None: those of the policy that `setup` gets.
-        lr: Length of a step, >= 0. The momentum sums steps of the rates of their time.
-        alpha: How much of the mean square is kept at each step, in [0, 1].
-        eps: Added to the mean square, in squared units of the gradient, > 0.
-        momentum: How much of the last step is repeated, in [0, 1].
+        lr: Learning rate, >= 0. The momentum buffer contains steps scaled by the rate at the time.
+        alpha: Decay rate of the mean square, in [0, 1].
+        eps: Constant added to the mean square, in squared units of the gradient, > 0.
+        momentum: Momentum factor, in [0, 1].
 
     Raises:
         ConfigError: If an argument is out of range.
@@ -297,7 +297,7 @@ class RMSpropTF(Optimizer):
         square_avg.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1.0 - group["alpha"])
         step = gradient.div((square_avg + group["eps"]).sqrt_()).mul_(-group["lr"])
         if group["momentum"]:
-            # The buffer holds steps, with the sign that they have.
+            # The buffer accumulates signed steps.
             buffer: Tensor = state["momentum_buffer"]
             return buffer.mul_(group["momentum"]).add_(step).clone()
         return step

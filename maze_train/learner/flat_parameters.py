@@ -1,4 +1,4 @@
-"""Parameters of a module as one vector."""
+"""Flat vectors of parameters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from maze_train.core.types import Tensor
 
 
 class FlatParameters:
-    """Moves parameters, and their gradients, into two flat vectors; each parameter becomes a view.
+    """Stores parameters and gradients in two flat vectors; each parameter becomes a view.
 
-    Clipping, the optimizer step, weight broadcast and gradient exchange are then one operation each
-    instead of one per layer. The parameters stay the same objects for all other users.
+    Clipping, optimizer steps, weight broadcasts and all-reduces then need a single operation
+    instead of one per layer. The `nn.Parameter` objects stay the same.
 
     Args:
-        params: Parameters of one dtype and device, none of them twice.
+        params: Distinct parameters with the same dtype and device.
 
     Raises:
         ValueError: If dtypes or devices differ.
@@ -43,22 +43,22 @@ class FlatParameters:
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
         self.grad.zero_()
-        # Someone else may have replaced or dropped the gradients, as `module.zero_grad()` does.
+        # Restore the views: `module.zero_grad()`, for example, sets gradients to None.
         for param, view in zip(self.params, self._grad_views, strict=True):
             if param.grad is not view:
                 param.grad = view
 
 
 def get_flat_parameters(module: nn.Module) -> Tensor:
-    """All parameters of a module, in the order of `module.parameters()`, as one vector (a copy)."""
+    """Return a flat copy of all parameters of a module, in the order of `module.parameters()`."""
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 def set_flat_parameters(module: nn.Module, vector: Tensor) -> None:
-    """Write a vector, as `get_flat_parameters` gives it, into the parameters of a module, in place.
+    """Copy a flat vector, as returned by `get_flat_parameters`, to the parameters of a module.
 
     Raises:
-        ValueError: If the vector has a wrong length.
+        ValueError: If the vector has the wrong length.
     """
     params = list(module.parameters())
     total = sum(p.numel() for p in params)

@@ -1,4 +1,4 @@
-"""One interface to learners in this process and others."""
+"""Group of data-parallel learners."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from maze_train.workers.places import Place
 
 
 class LearnerGroup(Learners):
-    """The learners of a trainer: one in this process, and further ones in their own processes.
+    """Data-parallel learners: one in this process and the others in separate processes.
 
-    All get the same experience, and have the same weights and the same state to the bit. Each
-    computes a part of the values of experience and every n-th sample of a minibatch; one exchange
-    per gradient step sums the gradients (see `Shard`). The first learner runs in this process; its
-    modules act and are saved. The others are started at the first call that needs them.
+    All learners receive the same experience and have bit-for-bit identical weights and state. Each
+    computes values for a part of the experience and gradients for every n-th sample of a minibatch;
+    one all-reduce per gradient step sums the gradients (see `Shard`). The modules of the first
+    learner act and are saved. The other learners are started on first use.
 
-    If `place` allows it, a learner that dies or hangs is started again: all learners then repeat
+    If `place` allows restarts, a learner that dies or hangs is restarted, and all learners repeat
     the update.
 
     Args:
         learner: The first learner.
-        settings: Settings of the group; a number: that many learners, and defaults.
-        place: Where the workers of the run are started; None: learners are processes of this
-            machine.
+        settings: Settings of the group; an int sets only `n_learners`.
+        place: Backend of the run's workers; None: processes on this machine.
 
     Raises:
-        ConfigError: If the modules cannot be trained by several learners, or there are too few
-            GPUs.
+        ConfigError: If the modules do not support several learners, or there are too few GPUs.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class LearnerGroup(Learners):
 
     @property
     def first(self) -> Learner[Any, Any, Any]:
-        """The learner of this process, after the updates that wait or run."""
+        """Learner of this process; waits for background updates."""
         if self._queue is not None:
             self._queue.wait()
         return self._first
@@ -71,7 +69,7 @@ class LearnerGroup(Learners):
         """Learn from experience; see `Learner.update`.
 
         Raises:
-            WorkerError: If a learner died or hung, and is not to be started again.
+            WorkerError: If a learner died or hung and restarts are disabled.
         """
         return self._update_of(self.first, experience, progress)
 
@@ -90,23 +88,23 @@ class LearnerGroup(Learners):
         size: int = 1,
         after: Callable[[], object] = lambda: None,
     ) -> Statistics:
-        """Let the learners learn from a copy of experience, in a thread, and continue meanwhile.
+        """Queue an update on a copy of the experience; a background thread runs it.
 
-        The modules may change at any time then: actors need their own copy of the weights, which
-        `after` may send. All other methods wait until the updates have ended.
+        Weights may change at any time, so actors need a copy, which `after` can send. All other
+        methods wait for pending updates.
 
         Args:
             experience: The experience.
-            progress: Where training stands before the update.
-            size: Number of its samples, for the metrics of `QueueEvents`.
-            after: Called in the thread when the update has ended, before the next one.
+            progress: Progress of training before the update.
+            size: Number of samples, for the metrics of `QueueEvents`.
+            after: Called in the background thread after the update.
 
         Returns:
-            Statistics of earlier updates that have ended since the last call.
+            Statistics of updates that finished since the last call.
 
         Raises:
             ConfigError: If there is no queue (`learner_group.queue_size`).
-            MazeTrainError: What an earlier update raised.
+            MazeTrainError: The exception of an earlier update.
         """
         if self._queue is None:
             size_of_queue, drops = self.settings.queue_size, self.settings.drop_when_full
@@ -116,25 +114,27 @@ class LearnerGroup(Learners):
         return self._queue.put(experience, progress, size, after)
 
     def wait(self) -> Statistics:
-        """Wait for the updates of `async_update`; returns the statistics that are left."""
+        """Wait for pending updates of `async_update`, and return their statistics."""
         if self._queue is None:
             return Statistics()
         self._queue.wait()
         return self._queue.take()
 
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
-        """The results of a function of each learner, which changes all of them alike.
+        """Call a function with each learner and return the results.
+
+        The function must change all learners alike.
 
         Raises:
-            WorkerError: If a learner died or hung, and is not to be started again.
+            WorkerError: If a learner died or hung and restarts are disabled.
         """
         first = self.first
         return [function(first)] if self._others is None else self._others.apply(function)
 
     def shutdown(self) -> None:
-        """End the other learners and drop waiting experience; they start again when needed.
+        """Stop the other learners and drop pending updates; a second call does nothing.
 
-        Calling it again does nothing.
+        The next call that needs the other learners restarts them.
         """
         if self._queue is not None:
             self._queue.close()
@@ -154,7 +154,8 @@ class LearnerGroup(Learners):
         """Add a module to every learner; see `Learner.add_module`.
 
         Raises:
-            ConfigError: As there, or if several learners cannot train it.
+            ConfigError: See `Learner.add_module`; also if the module does not support several
+                learners.
         """
         how: dict[str, Any] = {"frozen": frozen, "like": like, "overrides": overrides}
         added = super().add_module(module_id, module, **how)
@@ -167,6 +168,6 @@ class LearnerGroup(Learners):
         return added
 
     def _change(self) -> None:
-        """Make the other learners equal to the first one, which was changed, before they run."""
+        """Synchronise the other learners with the first one before their next call."""
         if self._others is not None:
             self._others.are_equal = False

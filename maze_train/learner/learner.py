@@ -1,4 +1,4 @@
-"""The contract of all learners: modules, their optimizers, one update, and state."""
+"""Base class of learners: modules, optimizers, updates and state."""
 
 from __future__ import annotations
 
@@ -50,40 +50,41 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     `postprocess_gradients` -> `apply_gradients` -> then `weights_seq_no += 1` ->
     `after_gradient_based_update`.
 
-    A subclass defines how experience is prepared (`preprocess`), how it is cut (`minibatches`) and
+    Subclasses define how to prepare experience (`preprocess`), how to split it (`minibatches`), and
     the loss of a module (`compute_loss_for_module`).
 
     Args:
-        modules: The independently trained modules by id; one module alone gets the id `default`.
-        config: Settings of the algorithm. Every learner reads `optimizer`, `lr`, `max_grad_norm`
-            and `on_non_finite`; and, where they exist, `grad_clip_by`, `gradient_accumulation`,
-            `matmul_precision`, and those of `GradientSettings`.
-        device: Where the modules and their updates live.
-        seed: Seed of the learner's own random numbers (order of minibatches).
+        modules: Independently trained modules by ID; a single module gets the ID `default`.
+        config: Settings of the algorithm. Required: `optimizer`, `lr`, `max_grad_norm` and
+            `on_non_finite`. Optional: `grad_clip_by`, `gradient_accumulation`, `matmul_precision`,
+            and those of `GradientSettings`.
+        device: Device of the modules.
+        seed: Seed of the learner's random numbers (order of minibatches).
     """
 
     required_apis: ClassVar[tuple[type, ...]] = ()
-    """Protocols of `learner.apis` that each module that learns here must satisfy."""
+    """Protocols of `learner.apis` that trained modules must satisfy."""
     scheduled_settings: ClassVar[Mapping[str, Event]] = {}
-    """Settings of losses that may follow a schedule, and the events that report their values."""
+    """Loss settings that can be schedules, and the events that record their values."""
     most_empty_updates: ClassVar[int] = 1
-    """Updates in a row without any finite gradient after which training ends."""
+    """Maximum number of consecutive updates without a finite gradient."""
     gradients_by_hand: ClassVar[Mapping[str, object]] = {}
     """Settings for which `analytic_loss` computes the losses that this class defines. Autograd
     computes the gradients of a subclass that defines losses without this attribute."""
 
     config: Any
     policies_to_train: Chosen = None
-    """Ids of modules that learn, or a function of id and experience; None: all but frozen ones."""
+    """IDs of modules to train, or a function of ID and experience; None: all modules that are not
+    frozen."""
     watch: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
-    """Passes on the minibatches of an update; called with them and their largest number."""
+    """Wraps the iterator over minibatches, given their maximum number (for progress bars)."""
     parallel: SingleLearner = SingleLearner()
-    """How this learner takes part in gradient steps: alone, or as one of several."""
+    """How this learner takes part in gradient steps: alone or data-parallel."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
-    """Arguments of the constructor; other processes make a learner like this one with them."""
+    """Constructor arguments, with which other processes create an equal learner."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Note the arguments."""
+        """Store the constructor arguments in `made_from`."""
         learner = super().__new__(cls)
         learner.made_from = (args, kwargs)
         return learner
@@ -123,9 +124,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.loss_strategy = self._loss_strategy(self.settings.compile)
 
     def _loss_strategy(self, compiled: str) -> Autograd[Batch]:
-        """Return the way to compute losses and gradients; `compiled`: `algorithm.compile`."""
+        """Return the strategy for losses and gradients; `compiled` is `algorithm.compile`."""
         if compiled != "none":
-            # Loading the compiler takes a second.
+            # Import lazily: loading the compiler takes a second.
             from maze_train.learner.compiled import CompiledLosses, CompiledNetworks, check_compiler
 
             if check_compiler(compiled, self.modules.values()):
@@ -136,7 +137,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     @property
     def module(self) -> nn.Module:
-        """The only module, in training with one policy."""
+        """The module of a learner with a single module."""
         return self.modules[DEFAULT_MODULE]
 
     # -- one update ------------------------------------------------------------------------------
@@ -148,14 +149,14 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Learn from experience.
 
         Args:
-            experience: Experience of the only module, or of modules by id.
-            progress: Where training stands before this update.
+            experience: Experience of the single module, or of modules by ID.
+            progress: Progress of training before this update.
 
         Returns:
             Statistics of the update.
 
         Raises:
-            ConfigError: If experience comes for a module that does not exist.
+            ConfigError: If the experience is for an unknown module.
             TrainingError: If a gradient was not finite.
         """
         statistics = Statistics()
@@ -174,19 +175,19 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def update_from_batch(
         self, batch: Batch | Mapping[str, Batch], progress: Progress
     ) -> Statistics:
-        """Learn from one minibatch as the loss takes it, see `update_from_iterator`."""
+        """Learn from one prepared minibatch, see `update_from_iterator`."""
         return self.update_from_iterator([batch], progress)
 
     @torch.enable_grad()
     def update_from_iterator(
         self, minibatches: Iterable[Batch | Mapping[str, Batch]], progress: Progress
     ) -> Statistics:
-        """Learn from minibatches that were cut already: an update without `preprocess`.
+        """Learn from prepared minibatches; `preprocess` and `minibatches` are not called.
 
         Args:
-            minibatches: Minibatches of the only module, or of modules by id; each is asked for when
-                the step before is taken, until there are no more.
-            progress: See `update`, also for results and exceptions.
+            minibatches: Minibatches of the single module, or of modules by ID. Each one is
+                requested after the previous gradient step.
+            progress: See `update`, also for return value and exceptions.
         """
         statistics = Statistics()
         self.before_gradient_based_update(progress, statistics)
@@ -207,7 +208,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         statistics: Statistics,
         progress: Progress,
     ) -> Statistics:
-        """Take the steps of an update, if there are modules that learn, and end it."""
+        """Run the gradient steps of an update and finish it."""
         if module_ids:
             precision = getattr(self.config, "matmul_precision", None)
             with matmul_precision(precision), self.modules.in_training(module_ids):
@@ -225,7 +226,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def _take_steps(
         self, minibatches: Iterable[Mapping[str, Batch]], statistics: Statistics
     ) -> None:
-        """Take a gradient step on each minibatch, or with accumulation, on several."""
+        """Take a gradient step per minibatch or, with accumulation, per group of minibatches."""
         self.steps.begin()
         precision = autocast(self.device, self.settings.autocast)
         for number, whole in enumerate(minibatches):
@@ -256,10 +257,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.after_gradient_step()
 
     def check_weights(self) -> None:
-        """Refuse weights that are not finite.
+        """Check that all weights are finite.
 
         Raises:
-            TrainingError: If there is one, with its module and name.
+            TrainingError: If a weight is not finite; the message names module and parameter.
         """
         self.modules.check_finite(f"update {self.weights_seq_no}")
 
@@ -267,7 +268,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Reset statistics of running episodes in environments `[B]` whose episode was lost."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Once per update, before everything: learning rates, frozen parameters, schedules."""
+        """Called first in each update: sets learning rates, frozen parameters and schedules."""
         self.modules.set_schedules(progress)
         frozen = self.modules.frozen_parameters(self.freeze_rules(), progress.updates)
         rates: dict[str, float] = {}
@@ -286,20 +287,20 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def preprocess(
         self, module_id: str, experience: Experience, statistics: Statistics
     ) -> Prepared:
-        """Turn experience into the input of minibatches: device, values, advantages, targets."""
+        """Prepare experience for minibatches: move it to the device, compute values and targets."""
 
     @abstractmethod
     def minibatches(
         self, prepared: Mapping[str, Prepared], statistics: Statistics
     ) -> Iterable[Mapping[str, Batch]]:
-        """The minibatches of one update, by module."""
+        """Return the minibatches of one update, by module ID."""
 
     def num_minibatches(self, prepared: Mapping[str, Prepared]) -> int:
-        """The largest number of minibatches of an update."""
+        """Return the maximum number of minibatches of an update."""
         return 1
 
     def complete_batch(self, module_id: str, batch: Batch) -> Batch:
-        """Add what the loss needs of the whole minibatch: random numbers, normalised values.
+        """Add columns computed over the whole minibatch, such as noise or normalised advantages.
 
         Called once per minibatch, before it is sharded over several learners.
         """
@@ -309,15 +310,15 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Return the samples of a minibatch that the learner `rank` of `count` uses.
 
         Returns:
-            Samples `rank`, `rank + count`, ..., or any others in place of an empty set; their
-            number (0 in that case); the number of all samples.
+            Samples `rank`, `rank + count`, ... (if there are none, arbitrary ones); their number (0
+            in that case); the total number of samples.
         """
         return shard_rows(batch, rank, count)
 
     def compute_losses(
         self, minibatch: Mapping[str, Batch], statistics: Statistics
     ) -> dict[str, Tensor]:
-        """Return the loss of each module; override it for losses that join modules."""
+        """Return the loss of each module; override for losses that depend on several modules."""
         losses = {}
         for module_id, batch in minibatch.items():
             self.parallel.turn_to(module_id)
@@ -326,7 +327,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return losses
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
-        """The loss of a module: the first of its own, of the settings, and of the algorithm."""
+        """Return the loss: the module's own, `loss_function`, or the algorithm's, in this order."""
         if module_id in self.modules.with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)
@@ -335,7 +336,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         else:
             loss = self.compute_loss_for_module(module_id, batch, statistics)
         if not isinstance(loss, Mapping):
-            return loss  # type: ignore[no-any-return]  # of a module or function of a user
+            return loss  # type: ignore[no-any-return]  # custom loss
         for name, term in loss.items():
             statistics.record(LearnerEvents.loss.of_part(name), term)
         return torch.stack(list(loss.values())).sum()
@@ -344,14 +345,14 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def compute_loss_for_module(
         self, module_id: str, batch: Batch, statistics: Statistics
     ) -> Tensor | Mapping[str, Tensor]:
-        """Forward pass and loss of one module on one minibatch, 0-d.
+        """Compute the loss of one module on one minibatch, 0-d.
 
-        It may return terms by name instead, 0-d each: the loss is their sum, and each is reported
-        under its name. `config_of(module_id)` has the settings of the module.
+        May instead return a mapping of named terms, 0-d each: the loss is their sum, and each term
+        is recorded. `config_of(module_id)` returns the settings of the module.
         """
 
     def has_analytic_loss(self, module_id: str) -> bool:
-        """Whether `analytic_loss` computes the loss of a module as it is now."""
+        """Return whether `analytic_loss` currently supports a module."""
         return False
 
     def analytic_loss(
@@ -372,18 +373,18 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return {module_id for module_id in learning if self.has_analytic_loss(module_id)}
 
     def should_stop(self, statistics: Statistics) -> bool:
-        """Whether the update ends before the gradient of the current minibatch is applied."""
+        """Return whether to stop the update before applying the current gradient."""
         return False
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """The optimizers that take part in a gradient step: those of modules that have a loss.
+        """Return the optimizers that take part in a gradient step: modules with a loss.
 
-        The others must not step: their momentum would move parameters without a gradient.
+        Other optimizers must not step: momentum would change their parameters.
         """
         return [o for (module_id, _), o in self.optimizers.items() if module_id in losses]
 
     def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
-        """Replace the gradients of the modules by those of the sum of their losses."""
+        """Compute the gradients of the sum of the losses."""
         for optimizer in self.active:
             optimizer.zero_grad()
         terms = [loss for loss in losses.values() if loss.requires_grad]
@@ -393,48 +394,49 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.loss_strategy.add_gradients()
 
     def postprocess_gradients(self) -> Tensor:
-        """Clip the gradients of each optimizer; return their joint norm before clipping, 0-d."""
+        """Clip the gradients of each optimizer; return the total norm before clipping, 0-d."""
         return self.steps.clip(self.active)
 
     def apply_gradients(self) -> None:
-        """Take one step of each optimizer of the modules that are updated."""
+        """Take one step with each active optimizer."""
         self.steps.apply(self.active)
 
     def after_gradient_step(self) -> None:
-        """After each gradient step that was applied: target networks."""
+        """Called after each applied gradient step: updates target networks."""
 
     def after_minibatch(self, number: int) -> None:
-        """After each minibatch, counted from 0, with or without its own step."""
+        """Called after each minibatch (counted from 0), with or without a gradient step."""
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Once per update, after everything: adaptive coefficients, running statistics."""
+        """Called last in each update: updates adaptive coefficients and running statistics."""
 
     # -- modules ---------------------------------------------------------------------------------
 
     def config_of(self, module_id: str) -> Any:
-        """The settings of a module: `config` with its `algorithm.overrides`.
+        """Return the settings of a module: `config` with its `algorithm.overrides`.
 
-        Those of `scheduled_settings` are numbers: their values in this update.
+        Schedules in `scheduled_settings` are replaced by their current values.
         """
         return self.modules.config_of(module_id)
 
     def add_module(
         self, module_id: str, module: ModuleSource, **how: Unpack[HowAdded]
     ) -> nn.Module:
-        """Add a module, between two updates at any time.
+        """Add a module; allowed at any time between updates.
 
         Args:
-            module_id: Its id, without `/`.
-            module: The module; or a function without arguments that makes it; or weights by name,
-                such as those of `get_weights` and saved policies, for a copy of another module.
-            **how: Whether it is frozen, the module it resembles, and its settings; see `HowAdded`.
+            module_id: ID of the new module, without `/`.
+            module: The module; a function without
+                arguments that creates it; or weights (of `get_weights` or a saved policy) for a
+                copy of the module `like`.
+            **how: `frozen`, `like` and `overrides`, see `HowAdded`.
 
         Returns:
-            The module, on the device of the learner.
+            The new module, on the device of the learner.
 
         Raises:
-            ConfigError: If the id is taken or not valid, the weights do not fit, the module lacks
-                what this learner needs, or a setting is not one of a module.
+            ConfigError: If the ID is invalid or in use, the weights do not match, the module lacks
+                required attributes, or a setting is invalid.
         """
         module = self.modules.made(module, how.get("like", DEFAULT_MODULE))
         self.modules.check_new(module_id)
@@ -453,10 +455,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return module
 
     def remove_module(self, module_id: str) -> nn.Module:
-        """Remove a module and its optimizers, and return it.
+        """Remove and return a module; its optimizers are removed too.
 
         Raises:
-            ConfigError: If there is no such module.
+            ConfigError: If the module does not exist.
         """
         module = self.modules.known(module_id)
         self._forget(module_id)
@@ -467,10 +469,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.modules.forget(module_id)
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
-        """Check that a module has the attributes that this learner needs.
+        """Check that a module has the attributes that this learner requires.
 
         Raises:
-            ConfigError: If some are missing, with their names.
+            ConfigError: If attributes are missing; the message names them.
         """
         check_apis(type(self).__name__, self.required_apis, module_id, module)
 
@@ -478,7 +480,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Freeze or unfreeze a module; the state of its optimizers is kept.
 
         Raises:
-            ConfigError: If there is no such module, or it lacks what this learner needs.
+            ConfigError: If the module does not exist, or lacks required attributes.
         """
         module = self.modules.known(module_id)
         if frozen:
@@ -491,25 +493,25 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.modules.frozen.remove(module_id)
 
     def may_learn(self, module_id: str) -> bool:
-        """Whether a module is updated, from some experience at least."""
+        """Return whether a module can be trained at all."""
         chosen = self.policies_to_train
         is_chosen = chosen is None or callable(chosen) or module_id in chosen
         return is_chosen and module_id not in self.modules.frozen
 
     def should_module_be_updated(self, module_id: str, experience: Any) -> bool:
-        """Whether a module learns from its experience, which is dropped otherwise."""
+        """Return whether to train a module on its experience (otherwise it is dropped)."""
         how = self.policies_to_train
         return self.may_learn(module_id) and (not callable(how) or how(module_id, experience))
 
     # -- optimizers ------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> None:
-        """Register the optimizers of all modules, once; override it or the one for a module."""
+        """Register the optimizers of all modules."""
         for module_id in self.modules:
             self.configure_optimizers_for_module(module_id)
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
-        """Register the optimizers of a module; by default one over all its parameters."""
+        """Register the optimizers of a module; the default is one optimizer for all parameters."""
         config = self.config_of(module_id)
         self.register_optimizer(
             module_id,
@@ -527,16 +529,16 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         params: Sequence[nn.Parameter],
         lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]] | None = None,
     ) -> None:
-        """Register an optimizer of parameters of a module, without those that need no gradient.
+        """Register an optimizer for parameters of a module that require a gradient.
 
         Args:
             module_id: The module.
-            name: The name of the optimizer, one of several of the module.
-            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`; or an
-                optimizer of PyTorch, which keeps its groups.
+            name: Name of the optimizer, unique within the module.
+            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`; or a PyTorch
+                optimizer, whose parameter groups are kept.
             params: The parameters; `algorithm.lr_factors` and `algorithm.freeze` apply to them.
-            lr_or_lr_schedule: Learning rate, its schedule, or points of one by environment steps,
-                `[[0, v0], [t1, v1], ...]`; None: an optimizer of PyTorch keeps its own.
+            lr_or_lr_schedule: Learning rate, schedule, or points by environment steps, `[[0, v0],
+                [t1, v1], ...]`; None: keep the rate of the PyTorch optimizer.
 
         Raises:
             ConfigError: If the name is taken, another optimizer owns one of the parameters, or the
@@ -557,10 +559,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def get_optimizer(
         self, module_id: str = DEFAULT_MODULE, name: str = DEFAULT_OPTIMIZER
     ) -> ModuleOptimizer:
-        """The optimizer of a module with this name.
+        """Return an optimizer of a module by name.
 
         Raises:
-            ConfigError: If there is no such optimizer.
+            ConfigError: If the optimizer does not exist.
         """
         if (module_id, name) not in self.optimizers:
             problem = f"no such optimizer; there are: {', '.join(map('/'.join, self.optimizers))}"
@@ -570,21 +572,21 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def get_optimizers_for_module(
         self, module_id: str = DEFAULT_MODULE
     ) -> list[tuple[str, ModuleOptimizer]]:
-        """All optimizers of a module with their names, in the order of registration."""
+        """Return names and optimizers of a module, in the order of registration."""
         return [(name, o) for (owner, name), o in self.optimizers.items() if owner == module_id]
 
     def freeze_rules(self) -> Sequence[Freeze]:
-        """The parameters that do not learn, and when: those of `algorithm.freeze`."""
+        """Return the rules that freeze parameters, by default `algorithm.freeze`."""
         return self.settings.freeze
 
     # -- state -----------------------------------------------------------------------------------
 
     def get_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of the weights by module."""
+        """Return copies of the weights by module ID."""
         return self.modules.weights()
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write weights, as `get_weights` gives them, into the modules, in place.
+        """Copy weights, as returned by `get_weights`, into the modules.
 
         Raises:
             ConfigError: If there is no such module.
@@ -593,7 +595,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.modules.known(module_id).load_state_dict(dict(state))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizers, ids that learn, random generator and counters."""
+        """Return the state: weights, optimizers, trained modules, random generator and counters."""
         chosen = self.policies_to_train
         if callable(chosen):
             chosen = FUNCTION
@@ -614,19 +616,20 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Restore `state`.
 
         Raises:
-            ConfigError: If `state` has other modules, or a function chose who learned.
+            ConfigError: If `state` has other modules, or its `policies_to_train` was a function and
+                this learner has none.
         """
         if state["modules"].keys() != self.modules.keys():
             problem = (
-                f"the state is one of other modules than {', '.join(self.modules)}: add_module "
-                "and remove_module before it is loaded"
+                f"the state has other modules than {', '.join(self.modules)}: call add_module "
+                "and remove_module before loading it"
             )
             raise ConfigError("module_id", problem, ", ".join(state["modules"]))
         self._restore_who_learns(state)
         self.set_weights(state["modules"])
         for (module_id, name), optimizer in self.optimizers.items():
             key = f"{module_id}/{name}"
-            # A module that was always frozen had none.
+            # A module that was always frozen has no saved optimizer.
             if module_id not in self.modules.frozen or key in state["optimizers"]:
                 optimizer.load_state_dict(state["optimizers"][key])
         self.generator.set_state(state["generator"])
@@ -636,10 +639,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.steps.scaler.load_state_dict(state["loss_scaler"])
 
     def _restore_who_learns(self, state: Mapping[str, Any]) -> None:
-        """Restore the ids of modules that learn, and create their optimizers.
+        """Restore `policies_to_train`, and create the optimizers of these modules.
 
         Raises:
-            ConfigError: If a function chose them, and this learner has none.
+            ConfigError: If it was a function and this learner has none.
         """
         for module_id in self.modules:
             had = any(name.startswith(f"{module_id}/") for name in state["optimizers"])
@@ -650,42 +653,42 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         if chosen != FUNCTION:
             self.policies_to_train = chosen
         elif not callable(self.policies_to_train):
-            problem = "the state is that of a function, which it does not hold; set it before"
+            problem = "was a function, which a state cannot contain; set it before loading"
             raise ConfigError("policies_to_train", problem, self.policies_to_train)
 
     def get_state(
         self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return the state of some components, see `components.select`, as `state_dict` does."""
+        """Return selected components of `state_dict`, see `components.select`."""
         return select(self.state_dict(), components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore components from all or some of `get_state`; the others do not change.
+        """Restore the components in `state`, a result of `get_state`; others do not change.
 
         Raises:
-            ConfigError: If the learner has no such component.
+            ConfigError: If the learner does not have a component.
         """
         self.load_state_dict(merged(self.state_dict(), state))
 
     def save_to_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Write the result of `get_state` for the arguments to a file, whole or not at all."""
+        """Write the result of `get_state(*args, **kwargs)` to a file atomically."""
         write(self.get_state(*args, **kwargs), path)
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Restore the state, or one component of it, from a file of `save_to_path`.
+        """Restore the state, or one component of it, from a file written by `save_to_path`.
 
         Raises:
-            ConfigError: If the file has no such component, or the learner has none.
+            ConfigError: If the file or the learner does not have the component.
             RunDirectoryError: If the file is damaged.
         """
         self.set_state(read(path, component))
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """Make a learner from the arguments, with the state of a file of `save_to_path`.
+        """Create a learner from the arguments, and load a file written by `save_to_path`.
 
         Raises:
-            ConfigError: If the path is the directory of a run, whose learner `load_learner` reads.
+            ConfigError: If the path is a run directory; use `load_learner` instead.
             RunDirectoryError: If the file is damaged.
         """
         state = read(path)

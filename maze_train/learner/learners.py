@@ -1,4 +1,4 @@
-"""The learner of a run, as trainers see it: here one, in this process."""
+"""Interface between trainers and learners, with a single learner in this process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Result = TypeVar("Result")
 
 
 class Learners:
-    """The learners of a trainer. Those of this class are one learner in this process.
+    """Interface between a trainer and its learners; this class runs one learner in this process.
 
-    `LearnerGroup` adds learners in other processes, and updates in the background.
+    `LearnerGroup` adds learners in other processes and background updates.
 
     Args:
         learner: The learner.
-        settings: Settings of the learners.
+        settings: Settings of the learner group.
     """
 
     def __init__(self, learner: Learner[Any, Any, Any], settings: LearnerGroupConfig) -> None:
@@ -33,7 +33,7 @@ class Learners:
 
     @property
     def weights_seq_no(self) -> int:
-        """Updates that the weights have seen."""
+        """Number of updates of the weights."""
         return self._first.weights_seq_no
 
     @property
@@ -47,15 +47,15 @@ class Learners:
             return self._first.update(experience, progress)
 
     def wait(self) -> Statistics:
-        """Wait for updates in the background; returns the statistics that are left."""
+        """Wait for background updates, and return their statistics."""
         return Statistics()
 
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
-        """The results of a function of each learner, which changes all of them alike."""
+        """Call a function with each learner, and return the results."""
         return [function(self.first)]
 
     def shutdown(self) -> None:
-        """Release what the learners hold; calling it again does nothing."""
+        """Release resources; a second call does nothing."""
 
     # -- modules, state --------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class Learners:
         """Add a module to every learner; see `Learner.add_module`.
 
         Raises:
-            ConfigError: As there.
+            ConfigError: See `Learner.add_module`.
         """
         how: dict[str, Any] = {"frozen": frozen, "like": like, "overrides": overrides}
         added = self.first.add_module(module_id, module, **how)
@@ -79,16 +79,16 @@ class Learners:
         return added
 
     def remove_module(self, module_id: str) -> nn.Module:
-        """Remove a module from every learner, and return that of the first one."""
+        """Remove a module from every learner, and return the one of the first learner."""
         removed = self.first.remove_module(module_id)
         self._change()
         return removed
 
     @property
     def policies_to_train(self) -> Chosen:
-        """The modules that learn: ids, or a function of id and experience; None: all.
+        """IDs of modules to train, or a function of ID and experience; None: all.
 
-        Setting an unknown id raises a ConfigError.
+        Setting an unknown ID raises a ConfigError.
         """
         return self.first.policies_to_train
 
@@ -99,22 +99,22 @@ class Learners:
         self._change()
 
     def get_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of the weights by module."""
+        """Return copies of the weights by module ID."""
         return self.first.get_weights()
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write weights into the modules of every learner."""
+        """Copy weights into the modules of every learner."""
         self.first.set_weights(weights)
         self._change()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the learners, which is the same for all of them."""
+        """Return the state, which is identical for all learners."""
         return {"learner": self.first.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`, of any number of learners."""
+        """Restore `state`, which may come from a different number of learners."""
         self.first.load_state_dict(state["learner"])
         self._change()
 
     def _change(self) -> None:
-        """Called when the first learner was changed otherwise than by an update."""
+        """Called after the first learner was changed by other means than an update."""

@@ -1,6 +1,6 @@
-"""Ways to compute the losses of modules and their gradients: autograd, or analytically.
+"""Strategies to compute losses and gradients: autograd and analytic gradients.
 
-`maze_train.learner.compiled` has compiled losses. Results differ by rounding only.
+`maze_train.learner.compiled` has compiled losses. The results differ by rounding only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from maze_train.core.types import Tensor
 Batch = TypeVar("Batch")
 
 LossOf: TypeAlias = Callable[[str, Batch, Statistics], Tensor]
-"""Compute the loss of a module, 0-d, of its id, a minibatch and statistics."""
+"""Computes the loss of a module (0-d) from module ID, minibatch and statistics."""
 
 AnalyticLossOf: TypeAlias = Callable[[str, Batch, Statistics], tuple[Tensor, Callable[[], object]]]
-"""The same without a graph, and a function that adds the gradients to `.grad`."""
+"""Returns the loss without a graph, and a function that adds its gradients to `.grad`."""
 
 
 class Autograd(Generic[Batch]):
-    """Losses with a graph, which autograd differentiates. This defines the results.
+    """Losses and gradients by autograd; the reference for the other strategies.
 
     Args:
         loss_of: Computes the loss of a module.
@@ -34,27 +34,27 @@ class Autograd(Generic[Batch]):
         """Begin an update."""
 
     def uses_autograd(self, module_id: str) -> bool:
-        """Whether autograd alone computes the gradients of a module in this update."""
+        """Return whether autograd computes the gradients of a module in this update."""
         return True
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
-        """Return the loss of a module, 0-d; without a graph if `add_gradients` has its gradient."""
+        """Return the loss of a module, 0-d, with a graph if autograd computes its gradients."""
         return self._loss_of(module_id, batch, statistics)
 
     def add_gradients(self) -> None:
         """Add the gradients of losses without a graph to `.grad`."""
 
     def report(self, statistics: Statistics) -> None:
-        """Record the time spent, at the end of an update."""
+        """Record the compilation time at the end of an update."""
 
 
 class Analytic(Autograd[Batch]):
-    """Losses without a graph and their analytic gradients, where a learner has them.
+    """Losses with analytic gradients, for the modules that support them.
 
     Args:
-        loss_of: Computes the loss of any other module.
-        analytic_loss_of: Computes loss and gradients of the modules that `modules` names.
-        modules: Returns the ids of these modules; called once per update.
+        loss_of: Computes the loss of the other modules.
+        analytic_loss_of: Computes loss and gradients of the modules returned by `modules`.
+        modules: Returns the IDs of modules with analytic gradients; called once per update.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Analytic(Autograd[Batch]):
         self._modules = self._find_modules()
 
     def uses_autograd(self, module_id: str) -> bool:
-        """Whether the gradients of a module are not analytic."""
+        """Return False for modules with analytic gradients."""
         return module_id not in self._modules
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
@@ -98,10 +98,10 @@ def declares_gradients(
     methods: Sequence[str],
     pair: tuple[str, str] | tuple[()] = (),
 ) -> bool:
-    """Whether each class that defines one of `methods` declares its analytic gradients.
+    """Return whether each class that defines one of `methods` declares analytic gradients.
 
-    A class does so by `gradients_by_hand`: settings for which the gradients are right. A class that
-    defines nothing but both methods of `pair`, a loss and its gradient, needs no such attribute.
+    A class declares them with `gradients_by_hand`, the settings for which they are correct. A class
+    that defines only both methods of `pair`, a loss and its gradient, does not need this attribute.
 
     Args:
         learner: The learner.
@@ -121,7 +121,7 @@ def declares_gradients(
             return False
         if any(getattr(config, key) != value for key, value in declared.items()):
             return False
-        # Another function may have been assigned to a method of the class.
+        # A method may have been replaced by assigning another function.
         names = (getattr(defined[method], "__qualname__", "") for method in own)
         if any(name.rpartition(".")[0] != base.__qualname__ for name in names):
             return False

@@ -1,4 +1,4 @@
-"""Modules of a learner by id, with their settings; modes of PyTorch in an update."""
+"""Modules of a learner with their settings, and context managers for PyTorch modes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from maze_train.nets.policy_model import Policy
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a parameter is meant by its own name, by that of a part, or by a pattern of it."""
+    """Return whether a pattern (parameter name, submodule name or glob) matches a parameter."""
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
 
@@ -40,7 +40,7 @@ def _patterns(settings: GradientSettings) -> Iterator[tuple[str, str]]:
 
 
 CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""Variable that lets products of matrices on a GPU be deterministic, and its value."""
+"""Environment variable for deterministic matrix products on GPUs, and its value."""
 
 Mode = TypeVar("Mode", int, str)
 
@@ -71,10 +71,10 @@ INDIFFERENT = (
 
 
 def has_modes(module: nn.Module) -> bool:
-    """Whether a module, or one within it, may do different things in training and evaluation.
+    """Return whether a module may behave differently in training and evaluation mode.
 
-    Switching takes longer than a small network, so it is left out where it does nothing. Models and
-    networks of the package make no difference, nor do some layers of PyTorch; others may.
+    Switching modes takes longer than the forward pass of a small network, so it is skipped for
+    modules known not to depend on the mode: those of this package and some PyTorch layers.
     """
     return not all(
         type(part) in INDIFFERENT or type(part).__module__.startswith(OWN)
@@ -83,7 +83,7 @@ def has_modes(module: nn.Module) -> bool:
 
 
 def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
-    """Compute layers in a type of `algorithm.autocast` in the block; `none`: in that of weights."""
+    """Context manager for `algorithm.autocast`; `none` does nothing."""
     if name == "none":
         return nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, name))
@@ -93,7 +93,7 @@ def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
 def _with_mode(
     value: Mode | None, read: Callable[[], Mode], write: Callable[[Mode], None]
 ) -> Iterator[None]:
-    """Set a mode of PyTorch in the block; a value that is None or 0 leaves it."""
+    """Temporarily set a PyTorch mode; None and 0 keep the current one."""
     before = read()
     if not value or value == before:
         yield
@@ -106,15 +106,15 @@ def _with_mode(
 
 
 def matmul_precision(name: str | None) -> AbstractContextManager[None]:
-    """Compute products of float32 matrices with this precision in the block.
+    """Context manager for the precision of float32 matrix products.
 
     Args:
-        name: `highest`: float32; `high`: factors rounded to TensorFloat-32 or to two bfloat16
-            numbers each, if the device can; `medium`: factors rounded to bfloat16. Sums are
-            float32. None: the precision that is set in PyTorch.
+        name: `highest`: float32; `high`: TensorFloat-32 or two bfloat16 values per factor, if the
+            device supports it; `medium`: bfloat16 factors. Sums are float32. None: the current
+            precision of PyTorch.
 
     Raises:
-        ConfigError: If there is no such precision; PyTorch would only warn.
+        ConfigError: If `name` is unknown; PyTorch would only warn.
     """
     if name is not None:
         check_one_of("precision", name, ("highest", "high", "medium"))
@@ -123,7 +123,7 @@ def matmul_precision(name: str | None) -> AbstractContextManager[None]:
 
 
 def torch_threads(count: int) -> AbstractContextManager[None]:
-    """Set the number of threads of PyTorch in the block; 0 leaves it."""
+    """Context manager for the number of PyTorch threads; 0 keeps the current number."""
     return _with_mode(count, torch.get_num_threads, torch.set_num_threads)
 
 
@@ -135,36 +135,36 @@ Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
 
 
 class HowAdded(TypedDict, total=False):
-    """How a module is added to a learner."""
+    """Options of `Learner.add_module`."""
 
     frozen: bool
-    """Whether it never learns, such as an opponent that stays as it is: it gets no optimizer, and
-    its experience is dropped."""
+    """Whether the module is frozen, such as a fixed opponent: it has no optimizer, and its
+    experience is dropped."""
 
     like: str
-    """Id of the module that is copied, if weights are given; without it `default`."""
+    """ID of the module to copy if only weights are given; default: `default`."""
 
     overrides: Mapping[str, Any] | None
     """Settings of this module, as in `algorithm.overrides`."""
 
 
 class LearnerModules(dict[str, nn.Module]):
-    """The modules of a learner by id, and the settings of each.
+    """Modules of a learner by ID, with their settings.
 
     Args:
-        config: Settings of the algorithm, `overrides` of modules among them, if there are any.
-        scheduled: Settings that may follow a schedule, see `Learner.scheduled_settings`.
-        module_ids: Ids of the first modules.
+        config: Settings of the algorithm, including `overrides` of modules.
+        scheduled: Names of settings that can be schedules, see `Learner.scheduled_settings`.
+        module_ids: IDs of the initial modules.
 
     Attributes:
-        frozen: Ids of modules that do not learn.
-        with_modes: Ids of those that differ in training and evaluation, see `has_modes`.
-        with_loss: Ids of those that have their own loss.
-        policies: Policies of the modules, which may have parameters with limits.
-        own_settings: Settings of modules that have their own, by id.
+        frozen: IDs of frozen modules.
+        with_modes: IDs of modules that depend on the training mode, see `has_modes`.
+        with_loss: IDs of modules with a custom loss.
+        policies: Policies of the modules, whose parameters may have limits.
+        own_settings: Overridden settings by module ID.
 
     Raises:
-        ConfigError: If there are settings of a module that does not exist, or a wrong one.
+        ConfigError: If settings are for an unknown module, or invalid.
     """
 
     def __init__(self, config: Any, scheduled: Sequence[str], module_ids: Collection[str]) -> None:
@@ -189,11 +189,11 @@ class LearnerModules(dict[str, nn.Module]):
     # -- settings --------------------------------------------------------------------------------
 
     def config_of(self, module_id: str) -> Any:
-        """The settings of a module in this update, see `Learner.config_of`."""
+        """Return the current settings of a module, see `Learner.config_of`."""
         return self._configs.get(module_id, self._shared_config)
 
     def set_schedules(self, progress: Progress) -> None:
-        """Give settings the values that their schedules have in an update."""
+        """Update the values of scheduled settings."""
         self._progress = progress
         self._shared_config = with_values(self._config, self._scheduled, progress)
         self._configs = {
@@ -202,10 +202,10 @@ class LearnerModules(dict[str, nn.Module]):
         }
 
     def set_overrides(self, module_id: str, overrides: Mapping[str, Any] | None) -> None:
-        """Give a module its own settings, if there are any.
+        """Set the overridden settings of a module.
 
         Raises:
-            ConfigError: If one is unknown, is not a setting of a module, or has a wrong value.
+            ConfigError: If a setting is unknown, cannot be set per module, or is invalid.
         """
         if overrides:
             self.own_settings[module_id] = settings_for_module(self._config, module_id, overrides)
@@ -214,10 +214,10 @@ class LearnerModules(dict[str, nn.Module]):
     # -- modules come and go ---------------------------------------------------------------------
 
     def known(self, module_id: str) -> nn.Module:
-        """The module with this id.
+        """Return a module by ID.
 
         Raises:
-            ConfigError: If there is no such module.
+            ConfigError: If the module does not exist.
         """
         if module_id not in self:
             problem = f"no such module; there are: {', '.join(self)}"
@@ -225,10 +225,10 @@ class LearnerModules(dict[str, nn.Module]):
         return self[module_id]
 
     def by_id(self, given: Data | Mapping[str, Data]) -> dict[str, Data]:
-        """Values by module id, from such a mapping or from the value of the only module.
+        """Return values by module ID, given a mapping or the value of the single module.
 
         Raises:
-            ConfigError: If there is no such module.
+            ConfigError: If a module does not exist.
         """
         if not isinstance(given, Mapping):
             given = {DEFAULT_MODULE: given}
@@ -237,10 +237,10 @@ class LearnerModules(dict[str, nn.Module]):
         return dict(given)
 
     def made(self, source: ModuleSource, like: str) -> nn.Module:
-        """A module that is given, or made from a function, or a copy of another with weights.
+        """Return a given module, create it by a function, or copy `like` with given weights.
 
         Raises:
-            ConfigError: If weights do not fit the module `like`, or there is no such module.
+            ConfigError: If the weights do not match the module `like`, or it does not exist.
         """
         if isinstance(source, nn.Module):
             return source
@@ -257,10 +257,10 @@ class LearnerModules(dict[str, nn.Module]):
         return module
 
     def check_new(self, module_id: str) -> None:
-        """Refuse the id of a module that is not valid or taken.
+        """Check the ID of a new module.
 
         Raises:
-            ConfigError: If it is.
+            ConfigError: If the ID is invalid or in use.
         """
         if not module_id or "/" in module_id:
             raise ConfigError("module_id", "expected a name without /", module_id)
@@ -268,7 +268,7 @@ class LearnerModules(dict[str, nn.Module]):
             raise ConfigError("module_id", "there is such a module already", module_id)
 
     def place(self, module_id: str, module: nn.Module, device: torch.device) -> None:
-        """Add a module, on a device."""
+        """Add a module and move it to a device."""
         self[module_id] = module.to(device)
         if has_modes(module):
             self.with_modes.add(module_id)
@@ -279,13 +279,13 @@ class LearnerModules(dict[str, nn.Module]):
             self.policies[module_id] = policy
 
     def limit_free_params(self) -> None:
-        """Clamp parameters of policies to the limits of their families, after a step."""
+        """Clamp parameters of policies to the limits of their distribution after a step."""
         for policy in self.policies.values():
             if policy.has_free_params:
                 policy.limit_free_params()
 
     def forget(self, module_id: str) -> None:
-        """Remove a module, if it is there, with its settings."""
+        """Remove a module, if it exists, with its settings."""
         self.pop(module_id, None)
         self.own_settings.pop(module_id, None)
         self.policies.pop(module_id, None)
@@ -293,14 +293,14 @@ class LearnerModules(dict[str, nn.Module]):
             ids.discard(module_id)
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of the weights by module."""
+        """Return copies of the weights by module ID."""
         return {
             module_id: {key: value.detach().clone() for key, value in module.state_dict().items()}
             for module_id, module in self.items()
         }
 
     def check_finite(self, where: str) -> None:
-        """Refuse weights that are not finite; see `Learner.check_weights`."""
+        """Raise TrainingError if a weight is not finite; see `Learner.check_weights`."""
         for module_id, module in self.items():
             for name, value in module.named_parameters():
                 if not bool(torch.isfinite(value).all()):
@@ -311,7 +311,7 @@ class LearnerModules(dict[str, nn.Module]):
 
     @contextmanager
     def in_training(self, module_ids: Iterable[str]) -> Iterator[None]:
-        """Have modules in training mode in the block, where that differs from evaluation."""
+        """Put modules that depend on the mode (dropout, batch norm) into training mode."""
         modules = [self[module_id] for module_id in module_ids if module_id in self.with_modes]
         for module in modules:
             module.train()
@@ -324,15 +324,15 @@ class LearnerModules(dict[str, nn.Module]):
     # -- names of parameters ---------------------------------------------------------------------
 
     def check_names(self, settings: GradientSettings) -> None:
-        """Refuse names in settings that mean no parameter of any module.
+        """Check that each name in `lr_factors` and `freeze` matches a parameter.
 
         Raises:
-            ConfigError: If there is one, with close names.
+            ConfigError: If a name matches no parameter; the message suggests similar names.
         """
         known = [name for module in self.values() for name, _ in module.named_parameters()]
         for key, pattern in _patterns(settings):
             if not any(matches(pattern, name) for name in known):
-                # Of `a.b.weight` also `a` and `a.b`.
+                # For `a.b.weight`, also suggest `a` and `a.b`.
                 owners = (accumulate(name.split("."), "{}.{}".format) for name in known)
                 parts = dict.fromkeys(chain.from_iterable(owners))
                 close = nearest(pattern, list(parts), count=3) or list(parts)[:5]
@@ -340,7 +340,7 @@ class LearnerModules(dict[str, nn.Module]):
                 raise ConfigError(key, problem, pattern)
 
     def frozen_parameters(self, rules: Sequence[Freeze], updates: int) -> list[nn.Parameter]:
-        """The parameters that some rule freezes in the update after `updates` others."""
+        """Return the parameters that a rule freezes in update number `updates`."""
         patterns = [pattern for rule in rules if rule.holds(updates) for pattern in rule.params]
         if not patterns:
             return []
@@ -358,9 +358,9 @@ class LearnerModules(dict[str, nn.Module]):
         lr_factors: Mapping[str, float],
         rules: Sequence[Freeze],
     ) -> list[tuple[float, list[nn.Parameter]]]:
-        """Parameters of a module in groups, each with its factor of the learning rate.
+        """Group the parameters of a module by their learning rate factor.
 
-        Parameters share a group if they have the same factor and the same rules freeze them.
+        Parameters in a group have the same factor and are frozen by the same rules.
         """
         names = {id(param): name for name, param in self[module_id].named_parameters()}
         groups: dict[tuple[float, tuple[int, ...]], list[nn.Parameter]] = {}

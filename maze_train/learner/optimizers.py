@@ -1,4 +1,4 @@
-"""Optimizers with their parameters: learning rates, gradients, clipping."""
+"""Optimizers of modules: learning rates, gradients and clipping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled
 from maze_train.learner.flat_parameters import FlatParameters
 from maze_train.learner.quick_steps import can_be_short, fused_adam_step, without_compiler
 
-# Keeps the quotient finite for a zero gradient; the size that the field uses.
+# Avoids division by zero; the usual value (as in `torch.nn.utils.clip_grad_norm_`).
 NORM_EPSILON = 1e-6
 
 
@@ -28,13 +28,12 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
 
     Args:
         gradients: The gradients of one optimizer.
-        bound: Largest allowed size, > 0; 0: nothing is clipped.
-        by: `global_norm`: all gradients are scaled by min(1, bound / norm), with the L2 norm of all
-            of them together; `norm`: each tensor alone, by its own norm; `value`: each entry is
-            clamped to [-bound, bound].
+        bound: Maximum norm or value, > 0; 0 disables clipping.
+        by: `global_norm` scales all gradients by min(1, bound / norm) with their total L2 norm;
+            `norm` scales each tensor by its own norm; `value` clamps each entry to [-bound, bound].
 
     Returns:
-        The L2 norm of all gradients before clipping, 0-d.
+        Total L2 norm before clipping, 0-d.
     """
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     norm = joint_norm(norms)
@@ -47,7 +46,7 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
         for gradient, own_norm in zip(gradients, norms, strict=True):
             gradient.mul_(_coefficient(own_norm, bound))
     elif norm.device.type != "cpu" or not norm.item() + NORM_EPSILON <= bound:
-        # Elsewhere a look at the norm would take longer than a product with 1.
+        # On a GPU, reading the norm would take longer than multiplying by 1.
         coefficient = _coefficient(norm, bound)
         for gradient in gradients:
             gradient.mul_(coefficient)
@@ -55,12 +54,12 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
 
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients together, 0-d; 0 without gradients."""
+    """Return the total L2 norm of all gradients, 0-d; 0 without gradients."""
     return joint_norm([torch.linalg.vector_norm(gradient) for gradient in gradients])
 
 
 def joint_norm(norms: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all tensors that have these norms, 0-d; 0 without any."""
+    """Return the total norm, given the norms of the tensors, 0-d; 0 for an empty sequence."""
     if not norms:
         return torch.zeros(())
     norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([*norms]))
@@ -68,15 +67,15 @@ def joint_norm(norms: Sequence[Tensor]) -> Tensor:
 
 
 def compute_gradient_norm(params: Iterable[Tensor]) -> float:
-    """The L2 norm sqrt(Σ g²) over the gradients of all parameters together.
+    """Return the total L2 norm sqrt(Σ g²) of the gradients of all parameters.
 
-    The host waits for the device once.
+    Synchronises the device once.
 
     Args:
-        params: Parameters on one device. One without a gradient counts 0.
+        params: Parameters on one device; parameters without a gradient count as 0.
 
     Returns:
-        The norm, >= 0; 0.0 if there is no gradient at all.
+        The norm, >= 0; 0.0 without gradients.
     """
     return float(norm_of([param.grad for param in params if param.grad is not None]))
 
@@ -90,25 +89,25 @@ DEFAULT_OPTIMIZER = "default"
 EPSILON = 1e-5
 
 ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax")
-"""Element-wise optimizers of `torch.optim`: a flat vector gives the same steps."""
+"""Element-wise optimizers of `torch.optim`, which give identical steps on a flat vector."""
 
 
 class ModuleOptimizer:
-    """One optimizer over some parameters of one module.
+    """Optimizer of parameters of one module.
 
     Args:
         params: Parameters of one dtype, on their final device.
-        node: `{_target_: torch.optim.Adam, eps: 1e-5, ...}`, or an optimizer of PyTorch of these
-            parameters, which keeps its groups.
-        lr: Learning rate or its schedule; None: an optimizer of PyTorch keeps its own.
+        node: `{_target_: torch.optim.Adam, eps: 1e-5, ...}`, or a PyTorch optimizer of these
+            parameters, whose groups are kept.
+        lr: Learning rate or schedule; None: keep the rate of the PyTorch optimizer.
         key: Name of the setting for error messages.
-        groups: The parameters in groups, each after its factor of the learning rate; None: one.
-        lr_scheduler: Class and arguments of a scheduler of PyTorch; None: none.
-        clipping: Bound of the gradient, and the quantity that is bounded, see `clip_gradients`.
+        groups: Learning rate factor and parameters of each group; None: one group.
+        lr_scheduler: Class and arguments of a PyTorch scheduler; None: none.
+        clipping: `bound` and `by` of `clip_gradients`.
 
     Raises:
-        ConfigError: If the optimizer cannot be found or refuses its arguments, does not have these
-            parameters, or has two schedules.
+        ConfigError: If the optimizer cannot be found, does not accept its arguments or has other
+            parameters, or if there are two schedules.
     """
 
     def __init__(
@@ -145,10 +144,10 @@ class ModuleOptimizer:
     def _taken(
         self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]
     ) -> torch.optim.Optimizer:
-        """An optimizer of PyTorch, as it is."""
+        """Check a given PyTorch optimizer and use it unchanged."""
         own = {id(param) for group in optimizer.param_groups for param in group["params"]}
         if own != set(map(id, params)):
-            problem = "expected one of the parameters that are given with it, and of no others"
+            problem = "expected an optimizer of exactly the given params"
             raise ConfigError("optimizer", problem, type(optimizer).__name__)
         if any(factor != 1.0 for factor in self._lr_factors):
             problem = "expected none: set rates in the parameter groups of the PyTorch optimizer"
@@ -159,7 +158,7 @@ class ModuleOptimizer:
     def _built(
         self, node: Mapping[str, Any], key: str, groups: Sequence[list[nn.Parameter]]
     ) -> torch.optim.Optimizer | None:
-        """The optimizer that a node names, on flat vectors where that is the same; None: idle."""
+        """Build the optimizer, on flat vectors if it is element-wise; None without parameters."""
         optimizer_class = locate(node[TARGET], f"{key}.{TARGET}")
         if not (
             inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)
@@ -168,7 +167,7 @@ class ModuleOptimizer:
         if _needs(optimizer_class.step, "closure"):
             raise ConfigError(
                 f"{key}.{TARGET}",
-                "this optimizer evaluates the loss several times per step, which no learner offers",
+                "this optimizer evaluates the loss several times per step, which is not supported",
                 node[TARGET],
             )
         elementwise = getattr(optimizer_class, "is_elementwise", False) or (
@@ -199,30 +198,31 @@ class ModuleOptimizer:
     def _build_scheduler(
         self, node: Mapping[str, Any], key: str = "algorithm.lr_scheduler"
     ) -> LRScheduler:
-        """Build the scheduler that a node names; the rates of the groups are those it begins with.
+        """Build the scheduler; it starts from the current learning rates of the groups.
 
         Raises:
-            ConfigError: If the rate has a schedule already, or the scheduler asks for a metric.
+            ConfigError: If the learning rate already has a schedule, or the scheduler requires a
+                metric.
         """
         if isinstance(self.lr, Schedule):
             problem = "the learning rate has a schedule already: expected a number, such as lr=1e-3"
             raise ConfigError(key, problem, node[TARGET])
         scheduler: LRScheduler = build_target(node, self.optimizer, key=key, kind=LRScheduler)
         if _needs(scheduler.step, "metrics"):
-            problem = "follows a metric, which no learner has; expected one that counts its calls"
+            problem = "requires a metric, which is not supported; use a scheduler that counts steps"
             raise ConfigError(f"{key}.{TARGET}", problem, node[TARGET])
         return scheduler
 
     def owned(self) -> list[nn.Parameter]:
-        """Return the parameters of PyTorch's optimizer: flat vectors, or those of the module."""
+        """Return the parameters of the PyTorch optimizer: flat vectors or module parameters."""
         return [flat.vector for flat in self._flat] or self.params
 
     def _defaults(self, optimizer_class: type, node: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that are not given: the field's epsilon, and the fused kernel.
+        """Return default arguments: the usual epsilon and the fused kernel.
 
-        An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably matters for actor-critics; a class
-        whose own is larger keeps it, as does an `Optimizer` of this package. The fused kernel was
-        the fastest on every size tried.
+        An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably improves actor-critic training.
+        Classes with a larger default, and the optimizers of this package, keep theirs. The fused
+        kernel was the fastest for all tested sizes.
         """
         accepted = inspect.signature(optimizer_class).parameters
         defaults: dict[str, Any] = {}
@@ -237,7 +237,7 @@ class ModuleOptimizer:
         return defaults
 
     def set_lr(self, progress: Progress) -> float:
-        """Set the learning rate that the schedule gives, and return it, without factors."""
+        """Set the scheduled learning rate and return it, without factors."""
         if self.optimizer is None:
             return 0.0 if self.lr is None else scheduled_value(self.lr, progress)
         groups = self.optimizer.param_groups
@@ -249,16 +249,16 @@ class ModuleOptimizer:
         return lr
 
     def adapt_lr(self, divergence: float) -> None:
-        """Have a rate of `adaptive_kl` follow a divergence, from the next step on."""
+        """Update an `adaptive_kl` learning rate, given the current divergence."""
         if isinstance(self.lr, Schedule) and is_adaptive(self.lr):
             self._adapted_lr = self.lr.adapted(self.set_lr(Progress()), divergence)
             self.set_lr(Progress())
 
     def end_update(self) -> None:
-        """Call the scheduler, with or without a step in this update."""
+        """Step the scheduler, even if no gradient step was taken."""
         if self.scheduler is not None:
             with warnings.catch_warnings():
-                # An update without a step, as one whose gradient was not finite, counts as well.
+                # Updates without a gradient step (non-finite gradient) count as well.
                 warnings.filterwarnings(
                     "ignore", "Detected call of `lr_scheduler.step", UserWarning
                 )
@@ -273,7 +273,7 @@ class ModuleOptimizer:
             self.optimizer.zero_grad()
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients: a flat vector per group, or a tensor per parameter that has one.
+        """Return the gradients: one flat vector per group, or one tensor per parameter.
 
         Excludes fully frozen parameter groups.
         """
@@ -291,7 +291,7 @@ class ModuleOptimizer:
         ]
 
     def zero_non_finite(self) -> Tensor:
-        """Set entries of gradients that are not finite to 0; returns how many there were, 0-d."""
+        """Replace non-finite gradient entries by 0; return their number, 0-d."""
         count = torch.zeros((), device=self.params[0].device)
         for gradient in self.gradients():
             count += torch.isfinite(gradient).logical_not().sum()
@@ -299,7 +299,7 @@ class ModuleOptimizer:
         return count
 
     def clip(self) -> Tensor:
-        """Clip the gradients in place and return their norm before that."""
+        """Clip the gradients in place and return their norm before clipping."""
         bound, by = self.clipping
         gradients = self._gradients_apart() if by == "norm" else self.gradients()
         norm = clip_gradients(gradients, bound, by)
@@ -313,8 +313,8 @@ class ModuleOptimizer:
     def freeze(self, params: Iterable[nn.Parameter]) -> None:
         """Freeze exactly those of `params` that this optimizer owns, until the next call.
 
-        Frozen parameters, their moments and their step counts do not change. A group that is one
-        flat vector is frozen only as a whole: no rule freezes a part of a group.
+        Frozen parameters and their optimizer state do not change. A flat group is always frozen as
+        a whole, since parameters in a group have the same rules.
         """
         frozen = {id(param) for param in params}
         self._frozen_units = {
@@ -338,7 +338,7 @@ class ModuleOptimizer:
             param.grad = gradient
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the moments and settings of the optimizer, and the state of its scheduler."""
+        """Return copies of the optimizer state and settings, and the state of the scheduler."""
         if self.optimizer is None:
             return {}
         state = self.optimizer.state_dict()
@@ -359,7 +359,7 @@ class ModuleOptimizer:
 
 
 def _needs(step: Any, argument: str) -> bool:
-    """Whether a method cannot be called without an argument."""
+    """Return whether an argument of a method is required."""
     parameter = inspect.signature(step).parameters.get(argument)
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
@@ -373,7 +373,7 @@ def check_free(
     """Raise ConfigError if the optimizer name or any parameter is already registered.
 
     Raises:
-        ConfigError: If one is.
+        ConfigError: If one is registered.
     """
     owned = {id(param) for other in optimizers.values() for param in other.params}
     if (module_id, name) in optimizers:

@@ -1,4 +1,4 @@
-"""The further learners of a group: started, called, synchronised, restarted."""
+"""Processes of the additional learners of a group."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from maze_train.workers.pool import (
 from maze_train.workers.process_pool import LocalProcesses
 
 GLOO_NETWORK = "GLOO_SOCKET_IFNAME"
-"""Variable that names the interface on which gloo listens."""
+"""Environment variable for the network interface of gloo."""
 
 
 @dataclass(frozen=True)
 class ProcessModes:
-    """Modes of a process, which other processes can take on."""
+    """PyTorch modes of a process, to reproduce in other processes."""
 
     threads: int
     deterministic: bool
     warn_only: bool
-    """Whether an operation that is not deterministic makes a warning, instead of an error."""
+    """Whether nondeterministic operations warn instead of raising an error."""
 
     detect_anomaly: bool
     matmul_precision: str
 
     @classmethod
     def here(cls, threads: int = 0) -> ProcessModes:
-        """The modes of this process, with another number of threads if that is not 0."""
+        """Read the modes of this process; a nonzero `threads` replaces the number of threads."""
         return cls(
             threads or torch.get_num_threads(),
             torch.are_deterministic_algorithms_enabled(),
@@ -68,7 +68,7 @@ class ProcessModes:
         )
 
     def take_on(self) -> None:
-        """Give this process these modes."""
+        """Apply the modes to this process."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         if self.deterministic:
@@ -79,13 +79,13 @@ class ProcessModes:
 
 
 class LearnerWorker(Worker):
-    """A learner that does what the first one of its group does, with other samples.
+    """Worker with an additional learner, which mirrors the first learner on other samples.
 
     Args:
-        make_learner: Makes the learner.
+        make_learner: Creates the learner.
         count: Number of learners of the group.
-        timeout_s: Seconds that an exchange may take.
-        context: Where it lives; the worker 0 has the learner 1.
+        timeout_s: Timeout of a collective operation in seconds.
+        context: Context of the worker; worker 0 runs learner 1.
     """
 
     def __init__(
@@ -102,17 +102,17 @@ class LearnerWorker(Worker):
         self._memory: Any = None
 
     def _unpack(self, memory: SharedMemory | None, content: bytes, sizes: Sequence[int]) -> Any:
-        """Return the value of a parcel; later parcels may arrive in the same memory."""
+        """Return the value of a parcel. Later parcels may reuse its memory."""
         self._memory = memory or self._memory
         return unpack(self._memory, content, sizes)
 
     def begin(self, *parcel: Any) -> str | None:
-        """Become equal to the first learner: its modules, its state, modes of its process.
+        """Copy modules, state and process modes of the first learner.
 
         Returns:
-            The GPU of this learner, see `gpu_of`.
+            GPU of this learner, see `gpu_of`.
         """
-        # Copied, since they are kept and the memory is written again.
+        # Copy, since the memory is reused.
         state, modes, modules, chosen = deepcopy(self._unpack(*parcel))
         learner = self._learner
         if modules is not None:
@@ -128,22 +128,22 @@ class LearnerWorker(Worker):
         return gpu_of(learner.device)
 
     def connect(self, address: Address, have_own_gpus: bool) -> bool:
-        """Join the learners that meet at an address; whether they came."""
+        """Join the process group at an address; return whether all learners joined."""
         leave()
         gpu = self._learner.device if have_own_gpus else None
         return join(address, self._rank, self._count, self._timeout_s, gpu)
 
     def update(self, *parcel: Any) -> Statistics | None:
-        """Update; returns the statistics of its samples, None if other learners were lost."""
+        """Update and return the statistics of this shard; None if another learner was lost."""
         try:
             self._learner.update(*self._unpack(*parcel))
         except PeersLostError:
-            leave()  # Learners that wait for this one notice it.
+            leave()  # wakes up learners that wait for this one
             return None
         return self._shard.statistics
 
     def apply(self, *parcel: Any) -> Any:
-        """The result of a function of the learner."""
+        """Return the result of a function called with the learner."""
         return self._unpack(*parcel)(self._learner)
 
     def close(self) -> None:
@@ -153,40 +153,39 @@ class LearnerWorker(Worker):
 
 @dataclass(frozen=True)
 class Address:
-    """Where learners find each other.
+    """Rendezvous address of the learners.
 
-    Where all of them live on one machine, that is a file; otherwise a port of the machine of the
-    first one.
+    A file if all learners run on one machine, otherwise a TCP port of the first learner's machine.
     """
 
     name: str
-    """Path of the file, or what keys begin with at the port."""
+    """Path of the file, or prefix of the keys in the TCP store."""
 
     host: str = ""
-    """Address of the machine, as the others reach it; empty: there is a file."""
+    """Address of the first learner's machine; empty: a file is used."""
 
     port: int = 0
 
 
 class MeetingPlace:
-    """An address at which learners find each other once.
+    """Single-use rendezvous of learners.
 
-    On one machine no one but this user can read or write there. On a cluster it is open to those
-    who reach the address of the machine, which is the only one that is listened on.
+    On one machine, only the current user can access the file. On a cluster, the port is open to
+    every process that can reach the address; only this address is bound.
 
     Args:
-        host: Address of this machine, as the other learners reach it.
+        host: Address of this machine for the other learners; empty: use a file.
 
     Attributes:
-        address: What is given to the learners.
-        listener: Descriptor of the socket on which the first one listens; None: there is a file.
+        address: Address to pass to the learners.
+        listener: File descriptor of the listening socket; None: a file is used.
     """
 
     def __init__(self, host: str) -> None:
         self._folder: TemporaryDirectory[str] | None = None
         self.listener: int | None = None
         if host == LOOPBACK:
-            # Of this user alone. If this process is killed, the next run removes it.
+            # Private to the user. If this process is killed, the next run removes the folder.
             claim_temporary()
             self._folder = TemporaryDirectory(prefix="maze_train_", dir=get_temp_dir())
             self.address = Address(os.path.join(self._folder.name, "store"))
@@ -197,19 +196,20 @@ class MeetingPlace:
         self.listener = server.detach()  # the store closes it
 
     def close(self) -> None:
-        """Remove the file; again does nothing."""
+        """Remove the file; a second call does nothing."""
         if self._folder is not None:
             self._folder.cleanup()
 
 
 def open_store(address: Address, count: int, timeout_s: float, listener: int | None) -> Any:
-    """The store at an address.
+    """Open the store at an address.
 
     Args:
-        address: Where learners meet.
+        address: Rendezvous address.
         count: Number of learners.
-        timeout_s: Seconds that they may take.
-        listener: Descriptor of the socket of the store, in the process that has it, or None.
+        timeout_s: Timeout in seconds.
+        listener: File descriptor of the listening socket in the process that owns it, otherwise
+            None.
     """
     timeout = timedelta(seconds=timeout_s)
     if not address.host:
@@ -230,12 +230,12 @@ def open_store(address: Address, count: int, timeout_s: float, listener: int | N
 
 @contextmanager
 def network_of(address: Address) -> Iterator[None]:
-    """Let learners that are about to connect listen on the loopback interface, on one machine."""
+    """Use the loopback interface for connections if all learners run on one machine."""
     if address.host:
-        yield  # that of the host name, or of the variables
+        yield  # default interface, or the environment variables
         return
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # read at the first exchange, once
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # read at the first operation
     before = os.environ.get(GLOO_NETWORK)
     os.environ[GLOO_NETWORK] = loopback
     try:
@@ -248,7 +248,7 @@ def network_of(address: Address) -> Iterator[None]:
 
 
 def gpu_of(device: torch.device) -> str | None:
-    """Return the id of the GPU of a learner, unique over all machines; None without a GPU."""
+    """Return the globally unique ID of a learner's GPU; None without a GPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
@@ -260,19 +260,19 @@ def join(
     gpu: torch.device | None,
     listener: int | None = None,
 ) -> bool:
-    """Connect with the other learners; whether they came.
+    """Create the process group; return whether all learners joined.
 
     Args:
-        address: Where they meet.
-        rank: Number of this learner.
+        address: Rendezvous address.
+        rank: Rank of this learner.
         count: Number of learners.
-        timeout_s: Seconds that an exchange may take.
-        gpu: Where this learner lives, if each has its own GPU, as NCCL needs it; else None.
-        listener: That of the `MeetingPlace`, for the first learner.
+        timeout_s: Timeout of a collective operation in seconds.
+        gpu: GPU of this learner if every learner has its own (selects NCCL), otherwise None.
+        listener: `MeetingPlace.listener`, for the first learner.
     """
     if gpu is not None:
         torch.cuda.set_device(gpu)
-        # An exchange that fails raises an error here, too, instead of ending the process.
+        # Makes failed operations raise an error instead of terminating the process.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     hook = sys.excepthook
     try:
@@ -287,12 +287,12 @@ def join(
     except RuntimeError:
         return False
     finally:
-        sys.excepthook = hook  # PyTorch puts one around it that adds the rank, each time
+        sys.excepthook = hook  # PyTorch wraps the hook at each call
     return True
 
 
 def leave() -> None:
-    """End the connection with other learners, which notice it; again does nothing."""
+    """Leave the process group, which the other learners notice; a second call does nothing."""
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()
@@ -301,11 +301,11 @@ def leave() -> None:
 def copy_maker(
     learner: Learner[Any, Any, Any], rank: int
 ) -> Portable[Callable[[], Learner[Any, Any, Any]]]:
-    """A function that makes a learner like this one in another process, but for its state.
+    """Return a function that creates a learner like this one, except for its state.
 
     Args:
         learner: The first learner.
-        rank: Number of the other one, on which its GPU depends.
+        rank: Rank of the new learner, which selects its GPU.
     """
     args, kwargs = deepcopy(learner.made_from)
     make = partial(type(learner), *args, **kwargs)
@@ -315,10 +315,10 @@ def copy_maker(
 
 
 def _on_gpu(make: Callable[..., Any], number: int) -> Any:
-    """A learner on one of the GPUs that this process sees, which lives on whatever machine.
+    """Create a learner on one of the GPUs visible to this process.
 
     Raises:
-        ConfigError: If it sees none.
+        ConfigError: If no GPU is visible.
     """
     count = torch.cuda.device_count()
     if not count:
@@ -338,27 +338,26 @@ CALLS = {
     "connect": "meeting the others",
     "update": "an update",
 }
-"""Names of calls in messages."""
+"""Descriptions of calls in error messages."""
 
 NOT_SHARED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU)
-"""Layers that do with samples what depends on others, or on chance."""
+"""Layers that mix samples (batch norm) or are stochastic (dropout)."""
 
 
 class OtherLearners:
-    """Learners in processes that do what the first one does, with other samples.
+    """Additional learners in other processes, which mirror the first learner on other samples.
 
     Args:
         learner: The first learner.
-        settings: Settings of the group, of several learners.
-        place: Where the workers of the run live; None: in this process.
+        settings: Settings of the group, with more than one learner.
+        place: Backend of the run's workers; None: this process.
 
     Attributes:
-        are_equal: Whether they have the state of the first learner; where not, they get it before
+        are_equal: Whether all learners have the state of the first one; otherwise it is sent before
             the next call.
 
     Raises:
-        ConfigError: If the modules cannot be trained by several learners, or there are too few
-            GPUs.
+        ConfigError: If the modules do not support several learners, or there are too few GPUs.
     """
 
     def __init__(
@@ -376,17 +375,17 @@ class OtherLearners:
         self._meeting: MeetingPlace | None = None
         args, kwargs = learner.made_from
         built = args[0] if args else kwargs.get("modules", {})
-        # The modules that a process makes by itself.
+        # Modules that each process creates from the constructor arguments.
         self._built = dict(built) if isinstance(built, Mapping) else {DEFAULT_MODULE: built}
         self.check_modules()
         if not self._place.has_own_gpus:
             check_gpus(settings, learner.device)
 
     def check_modules(self) -> None:
-        """Refuse what several learners could not compute as one does.
+        """Check that several learners compute the same results as one.
 
         Raises:
-            ConfigError: If there is such a layer.
+            ConfigError: If a layer mixes samples or is stochastic.
         """
         for module in self._learner.modules.values():
             for name, layer in module.named_modules():
@@ -401,14 +400,14 @@ class OtherLearners:
 
     @property
     def pool(self) -> WorkerPool | None:
-        """The workers; None: they are not started."""
+        """The workers; None if they have not been started."""
         return None if self._parcels is None else self._parcels.pool
 
     def update(self, experience: Any, progress: Progress) -> Statistics:
-        """Let all learners, the first one included, learn from experience.
+        """Update all learners, including the first one.
 
         Raises:
-            WorkerError: If a learner died or hung, and is not to be started again.
+            WorkerError: If a learner died or hung and restarts are disabled.
         """
         try:
             while (statistics := self._try_update(experience, progress)) is None:
@@ -419,7 +418,7 @@ class OtherLearners:
         return statistics
 
     def _try_update(self, experience: Any, progress: Progress) -> Statistics | None:
-        """Update; None if a learner was lost, all are then as they were before."""
+        """Update all learners; None if a learner was lost, which leaves all learners unchanged."""
         others = self._start()
         pool = others.pool
         before = deepcopy(self._learner.state_dict()) if pool.may_restart else {}
@@ -428,7 +427,7 @@ class OtherLearners:
         try:
             statistics = self._learner.update(experience, progress)
         except PeersLostError:
-            leave()  # The others notice it.
+            leave()  # the other learners notice this
         parts, failures = self._receive(pool)
         if statistics is None or failures or None in parts:
             self._restart(others, failures)
@@ -439,10 +438,10 @@ class OtherLearners:
         return statistics
 
     def apply(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
-        """The results of a function of each learner, the first one included.
+        """Call a function with each learner, including the first one, and return the results.
 
         Raises:
-            WorkerError: If a learner died or hung, and is not to be started again.
+            WorkerError: If a learner died or hung and restarts are disabled.
         """
         try:
             others = self._start()
@@ -454,11 +453,11 @@ class OtherLearners:
         except BaseException:
             self.shutdown()
             raise
-        # One that is started again becomes a copy of the first.
+        # A restarted learner becomes a copy of the first one.
         return [own, *results, *[own] * len(failures)]
 
     def _start(self) -> Parcels:
-        """Start learners, and make them equal to the first one, where they are not."""
+        """Start the learners and synchronise them with the first one, if necessary."""
         others = self._parcels
         if others is None:
             self._check_threads()
@@ -477,7 +476,7 @@ class OtherLearners:
         return others
 
     def _beginning(self) -> tuple[Any, ...]:
-        """Return the arguments of `LearnerWorker.begin`, from the first learner as it is."""
+        """Return the arguments of `LearnerWorker.begin` from the first learner."""
         learner, modules = self._learner, None
         if list(learner.modules.items()) != list(self._built.items()):
             frozen, own = learner.modules.frozen, learner.modules.own_settings
@@ -488,7 +487,7 @@ class OtherLearners:
         return learner.state_dict(), modes, modules, learner.policies_to_train
 
     def _check_threads(self) -> None:
-        """Refuse a fork with several threads: it would wait for them forever."""
+        """Raise ConfigError for a fork of a multi-threaded process, which would deadlock."""
         threads = max(self._threads, torch.get_num_threads())
         if getattr(self._place, "start_method", "") == "fork" and threads > 1:
             raise ConfigError(
@@ -502,12 +501,12 @@ class OtherLearners:
     def _connect(
         self, pool: WorkerPool, gpus: Sequence[str | None], failures: list[WorkerFailedError]
     ) -> bool:
-        """Let all learners meet; returns whether they did, and adds to `failures` who failed.
+        """Connect all learners; return whether it succeeded, and append to `failures`.
 
         Args:
-            pool: The other learners.
+            pool: Workers of the other learners.
             gpus: Their GPUs, see `gpu_of`.
-            failures: An empty list; failures are added to it.
+            failures: Empty list that receives the failures.
         """
         device = self._learner.device
         have_own_gpus = are_apart([gpu_of(device), *gpus])
@@ -523,7 +522,7 @@ class OtherLearners:
         return has_met and all(others_met) and not failed
 
     def _receive(self, pool: WorkerPool) -> tuple[list[Any], list[WorkerFailedError]]:
-        """The results of a call of each learner, and the failures of the others."""
+        """Receive the results of a call from each worker, and the failures."""
         results: list[Any] = []
         failures: list[WorkerFailedError] = []
         for index in range(len(pool)):
@@ -534,13 +533,13 @@ class OtherLearners:
         return results, failures
 
     def _restart(self, others: Parcels, failures: list[WorkerFailedError]) -> None:
-        """Start learners that failed again.
+        """Restart failed learners.
 
         Raises:
-            WorkerError: If they are not to be started again.
+            WorkerError: If restarts are disabled.
         """
         unknown = WorkerFailedError(0, "learner 1 answered too late or lost its connection")
-        self._end_meeting()  # A process that is forked would take the connection with it.
+        self._end_meeting()  # a forked process would inherit it
         for failure in failures or [unknown]:
             others.pool.restart(
                 failure, failure.text, "all learners continue from before the update"
@@ -549,14 +548,14 @@ class OtherLearners:
         self.are_equal = False
 
     def _end_meeting(self) -> None:
-        """End the connection with the others."""
+        """Leave the process group and close the rendezvous."""
         leave()
         if self._meeting is not None:
             self._meeting.close()
         self._meeting = None
 
     def shutdown(self) -> None:
-        """End the other learners; calling it again does nothing. They start again when needed."""
+        """Stop the other learners; the next call that needs them restarts them."""
         if self._parcels is not None:
             self._end_meeting()
             self._parcels.pool.close()
@@ -566,15 +565,15 @@ class OtherLearners:
 
 
 def are_apart(gpus: Sequence[str | None]) -> bool:
-    """Whether all learners have GPUs, and no two of them the same one; see `gpu_of`."""
+    """Return whether all learners have distinct GPUs; see `gpu_of`."""
     return None not in gpus and len(set(gpus)) == len(gpus)
 
 
 def check_gpus(settings: LearnerGroupConfig, device: torch.device) -> None:
-    """Refuse fewer GPUs than learners, where each is to have one.
+    """Check that there are enough GPUs if every learner needs its own.
 
     Raises:
-        ConfigError: If there are too few.
+        ConfigError: If there are too few GPUs.
     """
     if settings.device is None or device.type != "cuda":
         return
@@ -590,7 +589,7 @@ def check_gpus(settings: LearnerGroupConfig, device: torch.device) -> None:
 
 
 def depends_on_others(layer: nn.Module) -> bool:
-    """Whether a layer does with samples what depends on others, or on chance."""
+    """Return whether a layer mixes samples (batch norm) or is stochastic (dropout)."""
     if isinstance(layer, nn.RNNBase):
         return bool(layer.dropout) and layer.num_layers > 1
     if isinstance(layer, nn.MultiheadAttention):

@@ -1,4 +1,4 @@
-"""How a learner takes part in a gradient step: here alone, with the whole minibatch."""
+"""Interface for data-parallel gradient steps, and the implementation for a single learner."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Optimizers: TypeAlias = Mapping[tuple[str, str], ModuleOptimizer]
 
 
 class SingleLearner:
-    """The whole minibatch; used with a single learner. `Shard` is one of several learners."""
+    """A single learner with the whole minibatch; see `Shard` for several learners."""
 
     is_shared = False
-    """Whether there are other learners."""
+    """Whether the learner is one of several."""
 
     def begin(self, statistics: Statistics) -> Statistics:
-        """Begin an update; return the statistics that its losses record in."""
+        """Begin an update; return the statistics for its losses."""
         return statistics
 
     def take(
@@ -28,34 +28,34 @@ class SingleLearner:
         shard: Callable[[Batch, int, int], tuple[Batch, int, int]],
         minibatch: Mapping[str, Batch],
     ) -> Mapping[str, Batch]:
-        """Return the samples that this learner uses; `shard` is `Learner.shard`."""
+        """Return the samples of this learner; `shard` is `Learner.shard`."""
         return minibatch
 
     def turn_to(self, module_id: str) -> None:
-        """Select the module that the next calls are about."""
+        """Select the module of the next calls."""
 
     def rows(self, size: int) -> slice:
-        """Return the rows that this learner evaluates, of `size` rows outside of minibatches."""
+        """Return which of `size` rows this learner evaluates outside of minibatches."""
         return slice(0, size)
 
     def join_rows(self, values: Tensor, size: int) -> Tensor:
-        """Return the values of all rows, `[size, ...]`, given those of `rows`."""
+        """Return the values of all rows `[size, ...]`, given the values of this learner's rows."""
         return values
 
     def whole_size(self, size: int) -> int:
-        """Return the size of the whole minibatch; this learner has `size` of its samples."""
+        """Return the size of the whole minibatch, given the number of this learner's samples."""
         return size
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over the whole minibatch, given that over the learner's samples, 0-d."""
+        """Return the mean over the whole minibatch, given the mean over this learner's samples."""
         return value
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return the values of all samples, given those of the learner's samples, `[n]`."""
+        """Return the values of all samples, given the values of this learner's samples, `[n]`."""
         return values
 
     def join_gradients(self, active: Sequence[ModuleOptimizer], optimizers: Optimizers) -> None:
-        """Replace gradients of means over the learner's samples by those over all samples.
+        """Average gradients over the samples of all learners, in place.
 
         Args:
             active: Optimizers that take part in the gradient step.
@@ -63,4 +63,4 @@ class SingleLearner:
         """
 
     def end(self, statistics: Statistics) -> None:
-        """End the minibatches of an update with these statistics."""
+        """End an update; `statistics` receives the recorded values."""

@@ -1,4 +1,4 @@
-"""Steps of optimizers without what PyTorch adds around them. A reader can skip this file."""
+"""Optimizer steps without the Python overhead of `torch.optim`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from maze_train.core.torch_private import FUSED_ADAM, FUSED_ADAMW, STEP_HOOKS
 from maze_train.core.types import Tensor
 
 LEAST = 5e-324
-"""The smallest number above 0; a product with it is 0 where subnormal numbers are flushed."""
+"""Smallest positive float; products with it are 0 if subnormal numbers are flushed to zero."""
 
 
 WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step")
-"""Methods that PyTorch wraps for those who compile a whole step."""
+"""Methods that PyTorch wraps to support compiled steps."""
 
 
 def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """A class whose optimizers do not load PyTorch's compiler, which takes a second.
+    """Return a subclass that does not import PyTorch's compiler, which takes a second.
 
-    The first call of a method that PyTorch wraps loads it. Methods of others stay as they are. A
-    copy, or one that was pickled, is of the class itself.
+    Wrapped methods import the compiler at their first call. Methods of third-party classes are
+    unchanged. Copies and unpickled optimizers are instances of the original class.
     """
 
     def reduced(self: torch.optim.Optimizer) -> tuple[Any, ...]:
@@ -39,7 +39,7 @@ def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch
 
 
 def can_be_short(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of fused Adam is only its kernel: it has moments, and no one listens."""
+    """Return whether `fused_adam_step` can be used: there is optimizer state, and no hooks."""
     if FUSED_ADAM is None or FUSED_ADAMW is None:
         return False
     hooks = [vars(optimizer).get(name, True) for name in STEP_HOOKS]
@@ -47,19 +47,19 @@ def can_be_short(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
-    """Do what `step` of a fused `torch.optim.Adam` of one parameter does, to the bit.
+    """Take a step of a fused `torch.optim.Adam` with one parameter.
 
-    Only moments that are subnormal become 0.
+    Results are bit-for-bit identical to `step`, except that subnormal moments become 0.
 
-    For small networks what surrounds the kernel there takes several times longer than it.
+    For small networks, the overhead of `step` is several times the duration of the kernel.
     """
     group = optimizer.param_groups[0]
     param: Tensor = group["params"][0]
     gradient = param.grad
-    assert gradient is not None  # that of `FlatParameters`
+    assert gradient is not None  # set by `FlatParameters`
     state, betas = optimizer.state[param], group["betas"]
     state["step"] += 1
-    # Averages of gradients that became 0 shrink to subnormal numbers, which take 20 times longer.
+    # Moments of vanished gradients become subnormal, which is 20 times slower.
     is_decoupled = group.get("decoupled_weight_decay", False)  # older PyTorch has no such argument
     kernel = FUSED_ADAMW if is_decoupled else FUSED_ADAM
     assert kernel is not None  # see `can_be_short`

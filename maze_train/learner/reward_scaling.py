@@ -1,4 +1,4 @@
-"""Rewards divided by the deviation of their discounted sums."""
+"""Scaling of rewards by the standard deviation of discounted returns."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ EPSILON = 1e-8
 """Added to the variance."""
 
 RESOLUTION = 1e-6
-"""A deviation below this share of the mean is rounding error."""
+"""A standard deviation below this fraction of the mean is treated as rounding error."""
 
 
 class RewardScaler:
-    """Scales rewards so that their discounted sums have a deviation near 1.
+    """Scales rewards so that discounted returns have a standard deviation near 1.
 
-    Of each environment, episode by episode,
+    For each environment and episode,
 
     G_t = r_t + gamma * G_{t-1} * (1 - ended_{t-1}),  scaled r_t = r_t / sqrt(var(G) + 1e-8)
 
-    then clipped. The variance is that of all G so far, the current rollout included.
-    Nothing is subtracted, so the sign of a reward remains.
+    then clipped. The variance is over all G so far, including the current rollout. The mean is not
+    subtracted, so rewards keep their sign.
 
-    While all G are equal there is no deviation to divide by, and rewards are only clipped. That is
-    so until the first reward other than 0, and after a single step. In the first rollouts G has
-    only begun to add up and the deviation is too small; later statistics outweigh them.
+    While all G are equal (before the first nonzero reward, or after a single step), rewards are
+    only clipped. The variance is underestimated in the first rollouts, in which G still
+    accumulates.
 
     Args:
         gamma: Discount of the agent, in [0, 1].
-        clip: Bound of the scaled rewards, > 0; 0: none.
-        only_large: Whether a standard deviation below 1 counts as 1, so that no reward grows.
+        clip: Bound of the scaled rewards, > 0; 0 disables clipping.
+        only_large: Whether to treat a standard deviation below 1 as 1, so that rewards are never
+            scaled up.
 
-    Source: Engstrom et al. (2020), arXiv:2005.12729, algorithm 1, with the sum starting again in
-    each episode.
+    Source: Engstrom et al. (2020), arXiv:2005.12729, algorithm 1, with the sum reset in each
+    episode.
     """
 
     def __init__(self, gamma: float, clip: float, only_large: bool = False) -> None:
@@ -51,22 +52,22 @@ class RewardScaler:
         self._carry = torch.zeros(0, dtype=torch.float64)
 
     def scale(self, rewards: Tensor, end: Tensor) -> Tensor:
-        """Record a rollout, then scale its rewards.
+        """Update the statistics with a rollout, then scale its rewards.
 
-        Episodes continue from the previous rollout of the same number of environments; another
-        number begins new ones.
+        Episodes continue from the previous rollout unless the number of environments changes.
 
         Args:
             rewards: Raw rewards, `[T, B]`.
-            end: How the steps ended, codes of `maze_train.core.step_end.StepEnd`, `[T, B]`. Rows
-                that are not transitions do not count, and their rewards are scaled like the others.
+            end: End codes of the steps (`maze_train.core.step_end.StepEnd`), `[T, B]`. Rows that
+                are not transitions are excluded from the statistics; their rewards are scaled as
+                well.
 
         Returns:
-            Scaled rewards, `[T, B]`, a new tensor in the dtype of the rewards.
+            New tensor of scaled rewards, `[T, B]`, with the dtype of the rewards.
 
         Raises:
             ShapeError: If the tensors differ in shape or are not `[T, B]`.
-            TrainingError: If a reward is not finite; nothing was recorded then.
+            TrainingError: If a reward is not finite; the statistics are then unchanged.
         """
         if rewards.dim() != 2:
             raise ShapeError(f"rewards has shape {list(rewards.shape)}, expected [T, B]")
@@ -83,18 +84,18 @@ class RewardScaler:
     def _discounted_sums(
         self, rewards: Tensor, end: Tensor, valid: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """G `[T, B]`, and what the next rollout starts from `[B]`."""
+        """Return G `[T, B]` and the initial value for the next rollout `[B]`."""
         steps, n = rewards.shape
         carry = self._carry if self._carry.shape == (n,) else rewards.new_zeros(n)
         if steps == 0:
             return rewards, carry
         goes_on = ~is_followed_by_new(end)
-        # Nothing is discounted in rows that are not transitions.
+        # Rows that are not transitions are not discounted.
         discounts = torch.full_like(rewards, self.gamma).masked_fill_(~valid, 1.0)
         inputs, decays = rewards.where(valid, 0.0), discounts.clone()
         inputs[0] += discounts[0] * carry
         decays[1:] *= goes_on[:-1]
-        # The recurrence of returns, with time turned round.
+        # The recurrence of returns, applied forward in time.
         sums = backward_recurrence(inputs.flip(0), decays.flip(0)).flip(0)
         return sums, sums[-1] * goes_on[-1]
 
@@ -106,16 +107,16 @@ class RewardScaler:
         return max(1.0, deviation) if self.only_large else deviation
 
     def forget(self, envs: Tensor) -> None:
-        """Begin the sums of some environments again: their episodes were lost.
+        """Reset the sums of environments whose episodes were lost.
 
         Args:
-            envs: Which, `[B]` bool; of several agents, each has B sums, agent by agent.
+            envs: Environments to reset, `[B]` bool; applied to each agent in multi-agent training.
         """
         if len(self._carry) % len(envs) == 0:
             self._carry = self._carry.masked_fill(envs.repeat(len(self._carry) // len(envs)), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Statistics and running sums, as tensors."""
+        """Return statistics and running sums as tensors."""
         return {
             "count": self.moments.count.clone(),
             "mean": self.moments.mean.clone(),
@@ -124,7 +125,7 @@ class RewardScaler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore a result of `state_dict`."""
         self.moments = Moments(
             count=state["count"].clone(), mean=state["mean"].clone(), var=state["var"].clone()
         )

@@ -1,4 +1,4 @@
-"""The rows of a minibatch that one of several learners gets."""
+"""Shards of minibatches for data-parallel learners."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ Batch = TypeVar("Batch")
 
 
 def own_rows(rows: Tensor, rank: int, count: int) -> Tensor:
-    """Every `count`-th row from `rank` on; the first one, if there are too few."""
+    """Return every `count`-th row from `rank` on; the first row if there are too few."""
     return rows[rank::count] if len(rows) > rank else rows[:1]
 
 
 def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
-    """Rows of all tensors of a dataclass, `[n, ...]` each, alone or in mappings.
+    """Return a shard of a dataclass of tensors `[n, ...]` or mappings of tensors.
 
     Args:
-        batch: The dataclass.
-        rank: Number of the part.
-        count: Number of parts.
+        batch: The minibatch.
+        rank: Index of the shard.
+        count: Number of shards.
 
     Returns:
-        The part, with the first row if it has none; its number of rows; that of all.
+        The shard (the first row if it is empty), its number of rows, and the total number.
 
     Raises:
-        TrainingError: If the batch is not a dataclass of tensors, or its tensors differ in their
-            number of rows.
+        TrainingError: If the batch is not a dataclass of tensors, or the numbers of rows differ.
     """
     trees: dict[str, Any] = {}
     if is_dataclass(batch) and not isinstance(batch, type):
@@ -44,8 +43,8 @@ def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
     sizes = {len(leaf) for tree in trees.values() for leaf in tree_leaves(tree)}
     if len(sizes) != 1:
         raise TrainingError(
-            f"a minibatch of the type {type(batch).__name__} cannot be shared out: expected a "
-            "dataclass of tensors with one row per sample, a method Learner.shard of your own, or "
+            f"a minibatch of the type {type(batch).__name__} cannot be sharded: expected a "
+            "dataclass of tensors with one row per sample, a custom Learner.shard method, or "
             "learner_group.n_learners=1"
         )
     own = {name: tree_map(lambda x: own_rows(x, rank, count), t) for name, t in trees.items()}

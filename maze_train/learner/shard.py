@@ -1,4 +1,4 @@
-"""The samples of one of several learners, and tensors in memory that workers share."""
+"""Data-parallel gradient steps, and transfer of values through shared memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from maze_train.workers.pool import SharedMemory, WorkerPool
 
 
 class PeersLostError(Exception):
-    """An exchange failed, as another learner ended or hangs."""
+    """Raised if a collective operation fails because another learner died or hung."""
 
 
 class Shard(SingleLearner):
@@ -34,7 +34,7 @@ class Shard(SingleLearner):
     Args:
         rank: Number of the learner.
         count: Number of learners.
-        beat: Called once per minibatch, as a sign of life.
+        beat: Heartbeat, called once per minibatch.
     """
 
     is_shared = True
@@ -43,7 +43,7 @@ class Shard(SingleLearner):
         self.rank, self.count, self._beat = rank, count, beat
         self.statistics = ShareStatistics()
         self._size, self._share = 0, 1.0
-        # For each module: samples of all learners, and the share of this one.
+        # Total number of samples and fraction of this learner, by module.
         self._sizes: dict[str, tuple[int, float]] = {}
 
     def begin(self, statistics: Statistics) -> Statistics:
@@ -71,7 +71,7 @@ class Shard(SingleLearner):
         self.statistics.share = self._share
 
     def rows(self, size: int) -> slice:
-        """Return consecutive rows, at most one more than others have; one, if there are too few."""
+        """Return consecutive rows, balanced over the learners; at least one."""
         start, stop = self._own_rows(size)
         return slice(start, max(stop, start + 1))
 
@@ -118,7 +118,7 @@ class Shard(SingleLearner):
             gradient.copy_(piece.view_as(gradient))
 
     def end(self, statistics: Statistics) -> None:
-        """Add the statistics of this shard; the others come with the results of their learners."""
+        """Merge the statistics of this shard; the group merges those of the other learners."""
         statistics.merge(self.statistics)
 
     def _sum(self, values: Tensor) -> Tensor:
@@ -151,10 +151,10 @@ class ShareStatistics(Statistics):
 
 
 class Parcels:
-    """Calls methods of all workers with one value, whose tensors and arrays they share.
+    """Sends a value to all workers, with tensors and arrays in shared memory.
 
-    A method gets the memory, or None if it is that of the parcel before, and two arguments of which
-    `unpack` makes the value. Its tensors are views of the memory: they change with the next parcel.
+    The called method receives the memory (None if it is unchanged) and two arguments for `unpack`.
+    Tensors of the value are views of the memory, which the next parcel overwrites.
 
     Args:
         pool: The workers.
@@ -166,11 +166,11 @@ class Parcels:
         self._have_memory: set[int] = set()
 
     def send(self, method: str, value: Any) -> None:
-        """Call a method of all workers, which have no other calls; does not wait for results.
+        """Call a method of all idle workers, without waiting for results.
 
         Args:
             method: Name of the method.
-            value: What it gets; functions that were defined anywhere are fine.
+            value: Argument of the method; may contain arbitrary functions (pickled by cloudpickle).
         """
         content, buffers = _packed(value)
         sizes = [buffer.nbytes for buffer in buffers]
@@ -185,7 +185,7 @@ class Parcels:
             self._have_memory.add(index)
 
     def _with_room_for(self, nbytes: int) -> Any:
-        """The memory; a larger one if it is too small."""
+        """Return the memory, enlarged if it is too small."""
         if self._memory is None or self._memory.nbytes < nbytes:
             self.close()
             self._memory = self.pool.allocate(max(nbytes, 1))  # type: ignore[assignment]  # the workers live in processes
@@ -193,22 +193,22 @@ class Parcels:
         return self._memory
 
     def forget(self, index: int) -> None:
-        """Note that a worker was started again, and has no memory."""
+        """Mark a worker as restarted: it has no memory yet."""
         self._have_memory.discard(index)
 
     def close(self) -> None:
-        """Close the descriptor of the memory; calling it again does nothing."""
+        """Close the file descriptor of the memory; a second call does nothing."""
         if self._memory is not None:
             self._memory.close()
 
 
 def unpack(memory: SharedMemory, content: bytes, sizes: Sequence[int]) -> Any:
-    """The value of a parcel.
+    """Return the value of a parcel.
 
     Args:
-        memory: The last item that the worker took.
-        content: The value without its arrays.
-        sizes: Bytes of these.
+        memory: Shared memory of the parcel.
+        content: Pickled value without its arrays.
+        sizes: Sizes of the arrays in bytes.
     """
     view = memoryview(memory.buffer)
     places = zip(_starts(sizes), sizes, strict=True)
@@ -216,18 +216,18 @@ def unpack(memory: SharedMemory, content: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where arrays of these sizes begin."""
+    """Return the offsets of arrays with these sizes."""
     return [0, *accumulate(map(padded, sizes))][: len(sizes)]
 
 
 def _packed(value: Any) -> tuple[bytes, list[memoryview]]:
-    """A value as bytes, without its tensors and arrays, and these."""
+    """Pickle a value; return the bytes without tensors and arrays, and their buffers."""
     import cloudpickle  # Imported here, since only learners in processes need it.
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
         def reducer_override(self, obj: Any) -> Any:
             is_plain = type(obj) is torch.Tensor and not obj.requires_grad
-            if is_plain and obj.dtype is not torch.bfloat16:  # NumPy has no such numbers
+            if is_plain and obj.dtype is not torch.bfloat16:  # not supported by NumPy
                 return _tensor, (obj.detach().cpu().contiguous().numpy(),)
             return super().reducer_override(obj)
 

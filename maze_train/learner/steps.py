@@ -1,4 +1,4 @@
-"""Gradient steps: accumulation, loss scaling, clipping, and gradients that are not finite."""
+"""Gradient steps: accumulation, loss scaling, clipping and non-finite gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GradientSteps:
     """Applies the gradients of a learner and records the steps of an update.
 
     For each minibatch the learner calls `add`; if a step is due, `prepare`, `clip` and `accepts`,
-    and, if the gradient is finite, `apply`. Frozen parameters are left out by the optimizers.
+    and, if the gradient is finite, `apply`. Optimizers skip frozen parameters.
 
     Args:
         device: Device of the parameters.
@@ -125,7 +125,7 @@ class GradientSteps:
             optimizer.step()
 
     def _may_have_overflowed(self, active: Sequence[ModuleOptimizer]) -> bool:
-        """Whether a gradient is not finite that a smaller scale of the loss might avoid."""
+        """Return whether a non-finite gradient may be due to the loss scale."""
         if self.scaler is None or self.scaler.scale <= 1.0:
             return False
         return not math.isfinite(norm_of([g for own in active for g in own.gradients()]))
@@ -135,7 +135,7 @@ class GradientSteps:
 
         Args:
             statistics: Statistics of the update.
-            epoch: Number of the epoch, from 0.
+            epoch: Index of the epoch, from 0.
             update: Number of updates before this one.
             most_empty: Consecutive updates without a finite gradient that `skip` allows, >= 1.
 
@@ -191,7 +191,7 @@ def _non_finite_error(
     named = "".join(f", {tag} = {value}" for tag, value in numbers.items())
     return TrainingError(
         f"{where}: the gradient of minibatch {minibatch} is not finite{named}. {hint} "
-        "observations, rewards or outputs of a network of your own that are not finite, such as "
+        "observations, rewards or outputs of a custom network that are not finite, such as "
         "logits that are all -inf, and for returns whose squares float32 cannot hold (beyond "
         f"1e19): scale the rewards, with a2c and ppo by algorithm.reward_scaling=true{advice}"
     )
@@ -216,7 +216,7 @@ class Accumulation:
 
     @property
     def is_pending(self) -> bool:
-        """Whether there are gradients that were not taken."""
+        """Whether there are accumulated gradients."""
         return self._minibatches > 0
 
     def add(self, optimizers: Sequence[ModuleOptimizer]) -> bool:
@@ -233,7 +233,7 @@ class Accumulation:
         return self._minibatches == self._count
 
     def take(self) -> list[ModuleOptimizer]:
-        """Give each optimizer the mean over the minibatches that used it, and start over."""
+        """Set the gradients of each optimizer to the mean over its minibatches, and reset."""
         for optimizer, count in self._uses.items():
             for param in optimizer.owned():
                 if param in self._sums:

@@ -1,4 +1,4 @@
-"""The queue of updates that a thread makes while the rest of a run continues."""
+"""Queue of updates that run in a background thread."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from maze_train.learner.config import Progress
 
 
 class QueueEvents(EventInterface, prefix="learners"):
-    """Samples of updates that a queue holds; given = trained + queued + dropped."""
+    """Metrics of the update queue; submitted = trained + queued + dropped samples."""
 
-    samples_trained = Event("Samples of updates that ended.", reduce="sum")
-    samples_dropped = Event("Samples that found the queue full, or were given up.", reduce="sum")
-    samples_queued = Event("Samples that wait or are learned from now.", reduce="last")
+    samples_trained = Event("Samples of finished updates.", reduce="sum")
+    samples_dropped = Event("Samples dropped: queue full or failed update.", reduce="sum")
+    samples_queued = Event("Samples of pending and running updates.", reduce="last")
 
 
 class Job(NamedTuple):
-    """Experience that waits for its update."""
+    """Pending update."""
 
     experience: Any
     progress: Progress
@@ -31,15 +31,15 @@ class Job(NamedTuple):
 
 
 class UpdateQueue:
-    """Makes updates one after the other in a thread of this process, while others continue.
+    """Runs updates one by one in a background thread.
 
     Args:
-        update: Makes an update, in the thread.
-        size: Experience that may wait, that of the running update not included, >= 1.
-        drops: Whether experience is dropped when the queue is full; otherwise the caller waits.
+        update: Runs an update; called in the thread.
+        size: Maximum number of pending updates, excluding the running one, >= 1.
+        drops: Whether to drop experience if the queue is full; otherwise the caller waits.
 
     Attributes:
-        queued: Samples of batches that wait or are learned from now.
+        queued: Samples of pending and running updates.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class UpdateQueue:
     def put(
         self, experience: Any, progress: Progress, size: int, after: Callable[[], object]
     ) -> Statistics:
-        """Let an update be made of a copy of experience.
+        """Queue an update on a copy of the experience.
 
         Args:
             experience: The experience.
-            progress: Where training stands before the update.
-            size: Number of its samples, for the counts.
-            after: Called in the thread when the update has ended.
+            progress: Progress of training before the update.
+            size: Number of samples, for the metrics.
+            after: Called in the thread after the update.
 
         Returns:
-            Statistics of the updates that ended since they were taken last.
+            Statistics of updates that finished since the last call.
 
         Raises:
-            BaseException: The exception of an earlier update; what waited is dropped then.
+            BaseException: The exception of an earlier update; pending updates are then dropped.
         """
         with self._changed:
             if not self._drops:
@@ -79,7 +79,7 @@ class UpdateQueue:
             if len(self._jobs) >= self._size:
                 self._drop(size)
                 return self._taken()
-        job = Job(deepcopy(experience), progress, size, after)  # the thread continues meanwhile
+        job = Job(deepcopy(experience), progress, size, after)  # without holding the lock
         with self._changed:
             self._check()
             self._jobs.append(job)
@@ -88,31 +88,32 @@ class UpdateQueue:
             return self._taken()
 
     def wait(self) -> None:
-        """Wait until all updates have ended.
+        """Wait until all updates have finished.
 
         Raises:
-            BaseException: The exception of one of them.
+            BaseException: The exception of an update.
         """
         if threading.current_thread() is self._thread:
-            raise TrainingError("an update cannot wait for its own end: call this after it")
+            raise TrainingError("an update cannot wait for itself: call wait() outside of updates")
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs and not self._is_running)
             self._check()
 
     def take(self) -> Statistics:
-        """The statistics of updates that ended since they were taken last."""
+        """Return the statistics of updates that finished since the last call."""
         with self._changed:
             return self._taken()
 
     def close(self) -> None:
-        """Drop what waits, and end after the running update."""
+        """Drop pending updates, and stop after the running one."""
         with self._changed:
             self._is_closed = True
             self._give_up()
             self._changed.notify_all()
         self._thread.join()
 
-    # -- within the lock -------------------------------------------------------------------------
+    # -- with the lock held
+    # -------------------------------------------------------------------------
 
     def _check(self) -> None:
         error, self._error = self._error, None
@@ -128,7 +129,7 @@ class UpdateQueue:
         self._results.record(QueueEvents.samples_dropped, float(size))
 
     def _give_up(self) -> None:
-        """Drop all that waits."""
+        """Drop all pending updates."""
         for job in self._jobs:
             self.queued -= job.size
             self._drop(job.size)
@@ -158,7 +159,7 @@ class UpdateQueue:
                 self._changed.notify_all()
 
     def _next(self) -> Job | None:
-        """The oldest job, waited for; None at the end."""
+        """Wait for and return the oldest job; None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._is_closed)
             if not self._jobs:

@@ -189,7 +189,7 @@ def test_every_setting_of_modules_is_tried():
         ({"gama": 0.5}, r"overrides.x.gama = 0.5: unknown; did you mean overrides.x.gamma\? allow"),
         ({"gamma": 2.0}, r"overrides.x.gamma = 2.0: expected a number in \[0, 1\]"),
         ({"gamma": "a"}, r"overrides.x.gamma = 'a': expected a number"),
-        ({"batch_size": 8}, r"overrides.x.batch_size = 8: is a setting of all modules; those of"),
+        ({"batch_size": 8}, r"overrides.x.batch_size = 8: cannot be set per module; these"),
     ],
 )
 def test_settings_that_are_none_of_a_module(own, message):

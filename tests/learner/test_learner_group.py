@@ -752,6 +752,6 @@ def test_a_learner_of_tensors_has_to_say_how_they_are_shared_out():
     """Its error is that of the first learner."""
     with (
         group_of(lambda: (LineLearner(make_module()), lambda step: make_data()), 2) as (_, update),
-        pytest.raises(TrainingError, match="of the type Tensor cannot be shared out"),
+        pytest.raises(TrainingError, match="of the type Tensor cannot be sharded"),
     ):
         update(1)

@@ -103,7 +103,7 @@ def test_a_scheduler_counts_updates_without_a_step():
         ({"lr_scheduler": {"T_max": 3}}, r"lr_scheduler = .*: expected the key _target_"),
         (
             {"lr_scheduler": {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau"}},
-            r"algorithm.lr_scheduler._target_ = .*Plateau': follows a metric",
+            r"algorithm.lr_scheduler._target_ = .*Plateau': requires a metric",
         ),
         (
             {"lr_scheduler": {"_target_": "torch.optim.Adam"}},
