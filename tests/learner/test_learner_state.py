@@ -164,7 +164,7 @@ def test_a_function_that_says_who_learns_is_no_part_of_the_state():
     """It is to be there again before the state is loaded."""
     source, target = line(0), line(1)
     source.policies_to_train = lambda module_id, experience: True
-    with pytest.raises(ConfigError, match=r"policies_to_train = None: the state is that of a func"):
+    with pytest.raises(ConfigError, match=r"policies_to_train = None: was a func"):
         target.load_state_dict(source.state_dict())
     target.policies_to_train = source.policies_to_train
     target.load_state_dict(source.state_dict())
