@@ -151,7 +151,7 @@ def test_the_state_of_other_modules_is_refused():
     """The message says what to do before."""
     learner = LineLearner({"a": make_module(0)})
     learner.add_module("b", make_module(1))
-    with pytest.raises(ConfigError, match=r"module_id = 'a, b': .* other modules than a: call add_mod"):
+    with pytest.raises(ConfigError, match=r"module_id = 'a, b': .* other modules than a: call"):
         LineLearner({"a": make_module(2)}).load_state_dict(learner.state_dict())
 
 

@@ -138,7 +138,7 @@ def test_an_optimizer_of_torch_takes_a_rate(rate):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"own_params": [torch.nn.Parameter(torch.ones(1))]}, r"optimizer = 'Adam': expected an optimizer of"),
+        ({"own_params": [torch.nn.Parameter(torch.ones(1))]}, r"optimizer = 'Adam': expected an"),
         ({"lr_factors": {"bias": 2.0}}, r"algorithm.lr_factors: expected none: set rates in the "),
     ],
 )
