@@ -53,7 +53,7 @@ SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
 
 CALLS = {
     "collect": "a step of a rollout",
-    "set_policy": "building its policy or putting its environments back",
+    "set_policy": "building its policy or restoring its environments",
     "state_dict": "reporting its state",
 }
 """Description of each method, for messages."""
@@ -452,7 +452,7 @@ class DistributedActors:
             over: Sequence[int] = () if self._policy.returns_states else part
             if self._failures[worker] > 1 and calls and not over:
                 over = (calls[0][1],)
-            outlook = "are put back where they were after the last rollout"
+            outlook = "are restored to their state after the last rollout"
             if over:
                 first, stop = over[0] * self.num_envs, (over[-1] + 1) * self.num_envs
                 outlook = f"{first} to {stop - 1} begin new episodes"

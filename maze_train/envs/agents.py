@@ -1,9 +1,9 @@
-"""Environments with several agents: their interface, and how they are run as one environment.
+"""Multi-agent environments: their interface, and the adapter to a single Gymnasium environment.
 
-An episode is a sequence of turns. A turn says who acts next; the following one comes from the
-actions of exactly these agents. So it makes no difference whether agents act one at a time, several
-at once or all of them, whether some end early or are born late, or whether an "agent" is one of the
-decisions that a step consists of, such as `choose_item` and then `choose_place`.
+An episode is a sequence of turns. Each turn names the agents that act next, and the following turn
+results from the actions of exactly these agents. This covers agents that act one at a time or
+simultaneously, end early or appear late, and "agents" that are the decisions of one step, such as
+`choose_item` followed by `choose_place`.
 """
 
 from __future__ import annotations
@@ -35,36 +35,37 @@ from maze_train.spaces.masks import mask_layout
 class Turn:
     """Result of a reset or a step of a `MultiAgentEnv`.
 
-    An agent that is in `obs` and has not ended acts next. The episode is over when no one does.
+    Agents that are in `obs` and have not ended act next. If there are none, the episode is over.
     """
 
     obs: Mapping[str, Any]
-    """Observations of the agents that act next, and the last ones of those that have just ended,
-    which a truncated agent must have: its value is estimated from it."""
+    """Observations of the agents that act next, and final observations of agents that have just
+    ended. Truncated agents require a final observation, because their value is bootstrapped from
+    it."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Rewards since the turn before, of any agents that have not ended, also of those that did not
-    act; none after a reset. A reward belongs to the last action of its agent, or to the first one
-    if the agent has not acted yet. A step that consists of decisions gives its reward to each."""
+    """Rewards since the previous turn for any agents that have not ended, even if they did not act;
+    none after a reset. A reward belongs to the last action of its agent, or to the first one if the
+    agent has not acted yet. If a step consists of several decisions, each of them gets the
+    reward."""
     terminated: Collection[str] | Mapping[str, bool] = ()
-    """Agents whose episode has ended since the turn before."""
+    """Agents whose episode has terminated since the previous turn."""
     truncated: Collection[str] | Mapping[str, bool] = ()
-    """Agents whose episode was cut off since the turn before, such as by a time limit."""
+    """Agents whose episode was truncated since the previous turn, such as by a time limit."""
     infos: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """Diagnostics by agent."""
+    """Infos by agent."""
 
 
 class MultiAgentEnv(ConvertibleEnv):
-    """Base of environments with several agents.
+    """Base class of multi-agent environments.
 
-    An environment whose episodes do not follow from seed and actions alone should also define
-    `state_dict()`, which returns plain values and arrays, and `load_state_dict(state)`.
+    If episodes are not determined by seed and actions alone, define `state_dict()`, which returns
+    plain values and arrays, and `load_state_dict(state)`.
 
     Attributes:
-        possible_agents: Names of all agents that may ever act, in a fixed order; any text without
-            `/`.
-        metadata: As gymnasium has it: `render_modes`, `render_fps`.
-        render_mode: Kind of result of `render`, as in gymnasium.
-        teams: Agents of each team, by any name, as in `env.teams`.
+        possible_agents: Names of all agents that may ever act, in a fixed order, without `/`.
+        metadata: As in Gymnasium: `render_modes`, `render_fps`.
+        render_mode: Type of the result of `render`, as in Gymnasium.
+        teams: Agents by team, as in `env.teams`.
     """
 
     possible_agents: Sequence[str]
@@ -74,68 +75,67 @@ class MultiAgentEnv(ConvertibleEnv):
 
     @abstractmethod
     def observation_space(self, agent: str) -> Space:
-        """Return the observation space of an agent; it never changes."""
+        """Return the observation space of an agent, which must not change."""
 
     @abstractmethod
     def action_space(self, agent: str) -> Space:
-        """Return the action space of an agent; it never changes."""
+        """Return the action space of an agent, which must not change."""
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
-        """Begin an episode, which follows from the seed and the actions."""
+        """Begin an episode, which must be determined by the seed and the actions."""
 
     @abstractmethod
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Continue to the next turn.
+        """Advance to the next turn.
 
         Args:
-            actions: One action of each agent that acts, and of no other.
+            actions: One action for each agent that acts, and for no other.
         """
 
     def render(self) -> Any:
-        """Return a picture of the present state, by `render_mode`."""
+        """Render the current state according to `render_mode`."""
         return None
 
     def converted(self) -> JointEnv:
-        """Return this environment as one of gymnasium."""
+        """Return this environment as a Gymnasium environment."""
         return JointEnv(self)
 
 
 class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
-    """An environment of A agents as one gymnasium environment; a turn of it is a step.
+    """Adapter from a multi-agent environment to one Gymnasium environment with a step per turn.
 
-    It works with workers, exact resume, time limits, evaluation and recording, as any environment
-    does. `maze_train.spaces.agents` says what its observations and actions are, with agents in the
-    order of `possible_agents`, which `metadata["agents"]` holds as well; `metadata["teams"]` has
-    the agents of each team, one that is in no team as a team by itself. Before its first
-    observation an agent is shown something of its space (as near to 0 as it may be, all actions
-    legal). The reward is the mean of the rewards over all possible agents, so one that is given to
-    all of them counts once. When no one acts, the episode is truncated if the episode of an agent
-    was, otherwise it is terminated. Infos are under the names of their agents, and `agent_returns`
-    has the sum of rewards of each agent since the reset. After the end of an agent,
-    infos keep the numbers of its last info.
+    It supports workers, exact resume, time limits, evaluation and recording like any environment.
+    `maze_train.spaces.agents` defines its observations and actions. Agents are in the order of
+    `possible_agents`, which is also `metadata["agents"]`; `metadata["teams"]` has the agents of
+    each team, where an agent without a team is a team by itself. Until an agent is first observed,
+    its observation is a neutral element of its space, with all actions legal. The reward is the
+    mean over all possible agents. When no agent acts, the episode is truncated if any agent was,
+    otherwise terminated. Infos are keyed by agent, and `agent_returns` has the sum of rewards of
+    each agent since the reset. The scalars of an agent's final info are kept until the end of the
+    episode.
 
-    Legal actions of an agent are the key `action_mask` of its observation
-    (`maze_train.spaces.masks`). Where the environment has `state_dict()` and
-    `load_state_dict(state)`, this one has them too.
+    The key `action_mask` in the observation of an agent marks its legal actions
+    (`maze_train.spaces.masks`). If `env` has `state_dict()` and `load_state_dict(state)`, so has
+    the adapter.
 
-    A last observation that is not finite is not shown. No one needs that of a terminated agent.
-    That of a truncated one is an error unless `skips_non_finite`; then the agent is flagged as
-    terminated as well, and its turn is not learned from.
+    A non-finite final observation is not passed on. A terminated agent does not need it. For a
+    truncated agent it is an error unless `skips_non_finite`; then the agent is also flagged as
+    terminated, and its turn is not used for learning.
 
     Args:
         env: The environment.
 
     Attributes:
-        skips_non_finite: Whether the last turn of a truncated agent is given up if its last
-            observation is not finite, as `algorithm.on_non_finite=skip` says.
+        skips_non_finite: Whether to discard the last turn of a truncated agent if its final
+            observation is not finite (`algorithm.on_non_finite=skip`).
 
     Raises:
-        EnvError: If names of agents cannot be used; in reset and step also if a turn names an
-            unknown agent or one that has ended before, gives a reward to one, an observation is not
-            of its space or an agent that acts has no legal action, the last observation of a
-            truncated agent is missing, or if after a reset no one acts or an agent has a reward.
-        SpaceError: If a space cannot be flattened, or a mask does not fit the actions.
+        EnvError: If names of agents are invalid. In `reset` and `step`, also if a turn names an
+            agent that is unknown or has ended, or rewards one; if an observation is not in its
+            space, or an acting agent has no legal action; if the final observation of a truncated
+            agent is missing; or if after a reset no agent acts or an agent has a reward.
+        SpaceError: If a space cannot be flattened, or a mask does not fit the action space.
     """
 
     def __init__(self, env: MultiAgentEnv) -> None:
@@ -175,22 +175,22 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         obs, _ = self._read(turn)
         if not self._acting:
             raise EnvError(
-                f"reset() gave observations of {sorted(turn.obs)}, and no one acts: expected those "
-                "of the agents that act first"
+                f"reset() returned observations of {sorted(turn.obs)}, but no agent acts: return "
+                "the observations of the agents that act first"
             )
         if obs[REWARDS].any():
             raise EnvError(
-                f"reset() gave rewards {dict(turn.rewards)}, and no one has acted yet: give them "
-                "in the turn after the first action"
+                f"reset() returned rewards {dict(turn.rewards)}, but no agent has acted yet: "
+                "return them in the turn after the first action"
             )
         return obs, self._infos(turn)
 
     def step(
         self, action: dict[str, Any]
     ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Let those act whose turn it is."""
+        """Step the environment with the actions of the agents that act."""
         if not self._acting:
-            raise EnvError("step() was called while no one acts: call reset() first")
+            raise EnvError("step() was called while no agent acts: call reset() first")
         turn = self.env.step({agent: action[agent] for agent in self._acting})
         obs, total = self._read(turn)
         is_over = not self._acting
@@ -198,15 +198,15 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         return obs, total / len(self.agents), *ends, self._infos(turn)
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Whether this environment, or the one with several agents, has an attribute."""
+        """Whether this or the multi-agent environment has an attribute."""
         return super().has_wrapper_attr(name) or hasattr(self.env, name)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Return an attribute of this environment, or of the one with several agents."""
+        """Return an attribute of this or the multi-agent environment."""
         return getattr(self if super().has_wrapper_attr(name) else self.env, name)
 
     def render(self) -> Any:
-        """Return what the environment renders."""
+        """Render the environment."""
         return self.env.render()
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._last_numbers = state.get("_last_numbers", {})
 
     def _read(self, turn: Turn) -> tuple[dict[str, Any], float]:
-        """Note who acts and who has ended; returns the observation, and the sum of rewards."""
+        """Record which agents act and have ended; return the observation and the sum of rewards."""
         check_form(turn)
         terminated, truncated = ended(turn.terminated), ended(turn.truncated)
         self._check(turn, terminated, truncated)
@@ -266,10 +266,10 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         }, total
 
     def _show_last(self, agent: str, obs: Any, is_cut: bool) -> bool:
-        """Show the last observation of an agent if it is finite; returns whether it is.
+        """Set the final observation of an agent if it is finite; return whether it is.
 
         Raises:
-            NonFiniteError: If it is not, and the value after it is needed.
+            NonFiniteError: If it is not finite and is needed for bootstrapping.
         """
         seat = self._seats[agent]
         shown = seat.show(obs, acts=False)
@@ -295,7 +295,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         return np.array([agent in chosen for agent in self.agents], np.int8)
 
     def _check(self, turn: Turn, terminated: set[str], truncated: set[str]) -> None:
-        """Refuse a turn with agents that cannot be meant."""
+        """Raise EnvError if a turn names agents that are unknown or have ended."""
         named = {
             "obs": turn.obs.keys(),
             "rewards": turn.rewards.keys(),
@@ -312,26 +312,26 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         for key in ("obs", "terminated", "truncated") if self._gone else ():
             if not self._gone.isdisjoint(named[key]):
                 raise EnvError(
-                    f"{key} names the agents {sorted(self._gone & named[key])}, which have ended "
-                    "before in this episode: leave them out until the next reset"
+                    f"{key} names the agents {sorted(self._gone & named[key])}, which have already "
+                    "ended in this episode: leave them out until the next reset"
                 )
         late = [agent for agent in sorted(self._gone & turn.rewards.keys()) if turn.rewards[agent]]
         if late:
             raise EnvError(
-                f"rewards names the agents {late}, which have ended before in this episode: a "
-                "reward belongs to the last action of its agent, which was learned from when the "
-                "agent ended. End these agents later: until then leave them out of obs, so that "
-                "they wait without acting, and rewards count"
+                f"rewards names the agents {late}, which have already ended in this episode: a "
+                "reward belongs to the last action of its agent, which was used for learning when "
+                "the agent ended. End these agents later: until then leave them out of obs, so "
+                "that they wait without acting, and rewards count"
             )
         if not truncated <= turn.obs.keys():
             raise EnvError(
-                f"the agents {sorted(truncated - turn.obs.keys())} are truncated without a last "
-                "observation: put it into obs, because their values are estimated from it"
+                f"the agents {sorted(truncated - turn.obs.keys())} are truncated without a final "
+                "observation: add it to obs, because their values are bootstrapped from it"
             )
 
 
 class _Seat:
-    """The place of one agent in joint observations."""
+    """Observations of one agent within the joint observation."""
 
     def __init__(self, agent: str, observation_space: Space, action_space: Space) -> None:
         self._agent = agent
@@ -344,7 +344,7 @@ class _Seat:
             self._write_acting = masked_writer(self._write, masks, self._columns)
 
     def show(self, obs: Any, *, acts: bool) -> Any:
-        """A copy of an observation of the agent, in the types of its space."""
+        """Return a copy of an observation of the agent, in the dtypes of its space."""
         try:
             (self._write_acting if acts else self._write)(0, obs)
         except SpaceError as error:
@@ -354,10 +354,10 @@ class _Seat:
         )
 
     def check_finite(self) -> None:
-        """Refuse the observation that was shown last, of an agent that has ended.
+        """Check the last observation that was shown, of an agent that has ended.
 
         Raises:
-            NonFiniteError: If it is not finite; names the agent.
+            NonFiniteError: If it is not finite. The error names the agent.
         """
         check_finite(
             {key: column[0, ...] for key, column in self._columns.items()},
@@ -365,7 +365,7 @@ class _Seat:
         )
 
     def neutral(self) -> Any:
-        """Return a neutral element of the space; all actions are legal in it."""
+        """Return a neutral element of the space, in which all actions are legal."""
         return self._view.build(
             {
                 key: np.ones_like(self._columns[key][0, ...])
@@ -377,19 +377,19 @@ class _Seat:
 
 
 def nearest_to_zero(leaf: Any) -> Any:
-    """The value of a leaf of a space that is 0, or as near to it as it may be."""
+    """Return the element of a leaf space that is closest to 0."""
     if isinstance(leaf, spaces.Box):
         return np.asarray(np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high))
     is_choice = isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete))
-    start = leaf.start if is_choice else 0  # categories are counted from there
+    start = leaf.start if is_choice else 0
     return np.full(leaf.shape or (), start, leaf.dtype)
 
 
 def check_form(turn: Any) -> None:
-    """Refuse a result that is not a turn.
+    """Check that the result of a reset or step is a `Turn`.
 
     Raises:
-        EnvError: Naming what it is, and what was expected.
+        EnvError: If it is not, or a field has the wrong type.
     """
     if not isinstance(turn, Turn):
         raise EnvError(
@@ -405,43 +405,43 @@ def check_form(turn: Any) -> None:
 
 
 def check_mapping(what: str, value: Any) -> None:
-    """Refuse a result that is not a mapping by agent.
+    """Check that a value is a mapping by agent.
 
     Raises:
-        EnvError: Naming what it is.
+        EnvError: If it is not.
     """
     if not isinstance(value, Mapping):
         raise EnvError(f"{what} is {shortened(value)}: expected a dict by agent")
 
 
 def shortened(value: Any) -> str:
-    """A value as text of limited length."""
+    """Return a value as text of limited length."""
     return textwrap.shorten(f"{type(value).__name__} {value!r}", 80)
 
 
 def ended(flags: Collection[str] | Mapping[str, bool]) -> set[str]:
-    """The agents that are named, or flagged in a mapping."""
+    """Return the agents that are listed, or flagged in a mapping."""
     if isinstance(flags, Mapping):
         return {agent for agent, flag in flags.items() if flag}
     return set(flags)
 
 
 def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of agents.
+    """Check and return the names of agents.
 
     Raises:
-        EnvError: If there are no agents, one cannot be a part of a key, or two are the same.
+        EnvError: If there are no agents, or a name is invalid or duplicate.
     """
     agents = tuple(possible_agents)
     wrong = [name for name in agents if not is_name(name)]
     if wrong or not agents or len(set(agents)) < len(agents):
         raise EnvError(
-            f"possible_agents = {list(agents)!r}: expected at least one name, each of them another "
-            f"text that is not empty, is not {AGENT_RETURNS!r} and holds no '/'; rename them"
+            f"possible_agents = {list(agents)!r}: expected at least one name; names must be "
+            f"unique, non-empty strings without '/', and not {AGENT_RETURNS!r}"
         )
     return agents
 
 
 def is_name(name: Any) -> bool:
-    """Whether a value can be the name of an agent, which is a part of keys."""
+    """Whether a value is a valid name of an agent; names become parts of keys."""
     return isinstance(name, str) and name not in ("", AGENT_RETURNS) and "/" not in name

@@ -1,9 +1,9 @@
-"""Atari games: their ids, their preprocessing, and additions to it for training.
+"""Atari games: preprocessing, and wrappers for training.
 
 Sources: Mnih et al., "Human-level control through deep reinforcement learning", Nature 518, 2015
-(Methods: skip 4, maximum of two frames, 84x84 luminance, stack 4, no-ops, life loss, signs of
+(Methods: frame skip 4, maximum of two frames, 84x84 luminance, stack 4, no-ops, life loss, sign
 rewards); Machado et al., "Revisiting the Arcade Learning Environment", JAIR 61, 2018 (sticky
-actions, limit of 108 000 frames, whole games as episodes of an evaluation).
+actions, limit of 108 000 frames, evaluation on whole games).
 """
 
 from __future__ import annotations
@@ -35,32 +35,34 @@ PURPOSE = "the preprocessing of Atari games"
 
 
 class AtariPreprocessing(Wrapper):
-    """Turns an Atari game into one that is played at 15 steps per second on small grey screens.
+    """Standard preprocessing of an Atari game: frame skip, grey images, no-ops.
 
-    - Every action is held for `frame_skip` frames, whose rewards are summed. The observation is the
-      maximum of the last two frames, also where the frame limit cuts a step short; the last frame
-      alone where a game ends before its step does. It is grey, scaled by areas, uint8.
-    - A game begins with 1 to `noop_max` frames without action. Where the game has a fire button, it
-      is then pressed for one step: some games wait for it. For the same reason the step after the
-      loss of a life presses it, whatever the action.
-    - A game is truncated at the frame limit with which the environment was made (108 000).
+    - Every action is repeated for `frame_skip` frames and their rewards are summed. The observation
+    is
+      the maximum of the last two frames, even if the frame limit shortens a step; if the game ends
+      within a step, it is the last frame only. It is grey, area-resized, uint8.
+    - A game begins with 1 to `noop_max` no-op frames. If the game has a fire button, it is then
+    pressed
+      for one step, because some games wait for it. For the same reason, the step after the loss of
+      a life executes FIRE instead of the given action.
+    - A game is truncated at the frame limit of the environment (108 000).
 
-    The same seed gives the same game: the emulator starts each one from the same state, and
-    stickiness, which it applies with the registered or given `repeat_action_probability` frame by
-    frame, is drawn here. Neither needs the game to be loaded again, which takes 60 ms.
+    The same seed gives the same game: the emulator starts from a saved state, and sticky actions
+    with the environment's `repeat_action_probability` per frame are drawn here. This avoids
+    reloading the game, which takes 60 ms.
 
     Args:
-        env: A game made with `frameskip=1`, whatever its `obs_type`, without its own wrappers:
-            the emulator is asked directly, which would pass them over.
-        noop_max: Most frames without action at the beginning, >= 0; 0: none.
+        env: A game made with `frameskip=1` and any `obs_type`, without wrappers, because the
+            emulator is called directly.
+        noop_max: Maximum number of no-op frames at the beginning, >= 0.
         frame_skip: Frames per step, >= 1.
         screen_size: Height and width of observations, >= 1.
 
     Attributes:
-        executed: Action that the last step executed: the given one, or FIRE after a lost life.
+        executed: Action executed in the last step: the given action, or FIRE after a lost life.
 
     Raises:
-        ConfigError: If `env` is no such game, or an argument is out of its range.
+        ConfigError: If `env` is not such a game, or an argument is out of range.
         MissingExtraError: If ale-py or OpenCV is not installed.
     """
 
@@ -82,7 +84,7 @@ class AtariPreprocessing(Wrapper):
         self._cv2 = import_extra("opencv-python-headless", "atari", PURPOSE, "cv2")
         self._pick_actions(env.unwrapped)
         self._repeat_probability = self._ale.getFloat("repeat_action_probability")
-        self._ale.setFloat("repeat_action_probability", 0.0)  # Takes effect when a game is loaded.
+        self._ale.setFloat("repeat_action_probability", 0.0)  # takes effect when the game is loaded
         self._frame_limit = self._ale.getInt("max_num_frames_per_episode") or 2**31
         height, width = self._ale.getScreenDims()
         self._previous = np.zeros((height, width), np.uint8)
@@ -107,7 +109,7 @@ class AtariPreprocessing(Wrapper):
     ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
         """Begin a game."""
         if self._start is None:
-            self.env.reset(seed=0, options=options)  # The seed lets it load the game.
+            self.env.reset(seed=0, options=options)  # a seeded reset loads the game
             self.np_random = self._random
             self._ale.getScreenGrayscale(self._first)
             self._start = self._ale.cloneState()
@@ -126,7 +128,7 @@ class AtariPreprocessing(Wrapper):
         return self._observation(), self._info()
 
     def step(self, action: Any) -> tuple[npt.NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        """Hold the action for `frame_skip` frames, or fewer where the game ends."""
+        """Repeat the action for `frame_skip` frames, or until the game ends."""
         if self._start is None:
             raise ResetNeeded("step() was called before the first reset(): call reset() first")
         self.executed = self._actions.index(self._fire) if self._must_fire else int(action)
@@ -139,15 +141,15 @@ class AtariPreprocessing(Wrapper):
         return self._observation(), reward, terminated, ale.game_truncated(), self._info()
 
     def _begin_game(self) -> None:
-        # Neither is enough alone: in ale-py 0.12, a reset leaves traces of the game before in 23
-        # games of 104, a restored state in 5.
+        # Both calls are needed: in ale-py 0.12, a reset leaves state of the previous game in 23 of
+        # 104 games, restoring a state does in 5.
         self._ale.reset_game()
         self._ale.restoreState(self._start)
         self._held = self._noop
         self._last[:] = self._previous[:] = self._first  # A restored state has no screen.
 
     def _wait(self) -> None:
-        """Play 1 to `noop_max` frames without action."""
+        """Play 1 to `noop_max` no-op frames."""
         for _ in range(self._random.integers(1, self.noop_max + 1)):
             self._ale.act(self._noop)
             if self._ale.game_over():
@@ -157,13 +159,13 @@ class AtariPreprocessing(Wrapper):
         self._previous[:] = self._last
 
     def _hold(self, action: Any) -> float:
-        """Play the frames of one step, keep the last two screens, and sum the rewards."""
+        """Play the frames of a step, keep the last two screens, and return the sum of rewards."""
         ale = self._ale
         frames = min(self.frame_skip, max(1, self._frame_limit - ale.getEpisodeFrameNumber()))
         if frames == 1:
             self._previous[:] = self._last
-        # Sticky actions (Machado et al., 2018, section 5.2): with this probability, the action of
-        # the frame before stays.
+        # Sticky actions (Machado et al., 2018, section 5.2): the previous action is repeated with
+        # this probability.
         sticks = (self._random.random(frames) < self._repeat_probability).tolist()
         reward = 0.0
         for left in range(frames - 1, -1, -1):
@@ -187,7 +189,7 @@ class AtariPreprocessing(Wrapper):
         return screen
 
     def _info(self) -> dict[str, Any]:
-        """Info of the game itself."""
+        """Return the info of the game."""
         return {
             "lives": self._lives,
             "episode_frame_number": self._ale.getEpisodeFrameNumber(),
@@ -196,17 +198,17 @@ class AtariPreprocessing(Wrapper):
 
 
 class EpisodicLifeWrapper(ContinuingWrapper):
-    """Ends an episode where a life is lost, without beginning a new game; for training only.
+    """Terminates an episode when a life is lost, without restarting the game; for training only.
 
-    The reset after the loss of a life continues with the same game by one step without action,
-    whatever its seed; only after the end of a game does a reset begin a new one.
+    After the loss of a life, `reset` continues the same game with one no-op step and ignores the
+    seed. Only after the end of a game does it begin a new one.
 
     Args:
-        env: An environment whose infos contain the number of `lives`.
-        noop: The action that does nothing.
+        env: An environment whose infos have the number of `lives`.
+        noop: The no-op action.
 
     Raises:
-        EnvError: When it is reset or stepped, if the infos do not contain the lives.
+        EnvError: In `reset` and `step`, if the info has no `lives`.
     """
 
     remembers: ClassVar = ("_lives", "goes_on")
@@ -217,7 +219,7 @@ class EpisodicLifeWrapper(ContinuingWrapper):
         self._lives = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Continue with the game after the loss of a life, else begin a new one."""
+        """Continue the game after the loss of a life, otherwise begin a new one."""
         if self.goes_on:
             self.goes_on = False
             obs, _, terminated, truncated, info = self.env.step(self.noop)
@@ -230,10 +232,10 @@ class EpisodicLifeWrapper(ContinuingWrapper):
         return obs, info
 
     def step(self, action: Any) -> Step:
-        """Step; terminated also where a life was lost."""
+        """Step the environment; also terminate if a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = lives_of(info)
-        # Some games continue for a few frames after the last life.
+        # Some games continue for a few frames after the last life is lost.
         lost = 0 < lives < self._lives
         self._lives = lives
         self.goes_on = lost and not (terminated or truncated)
@@ -241,7 +243,7 @@ class EpisodicLifeWrapper(ContinuingWrapper):
 
 
 class SignRewardWrapper(gymnasium.RewardWrapper[Any, Any]):
-    """Turns rewards into their signs -1.0, 0.0 and 1.0 (Mnih et al., 2015); for training only.
+    """Replaces rewards by their sign, -1.0, 0.0 or 1.0 (Mnih et al., 2015); for training only.
 
     Args:
         env: The environment.
@@ -250,25 +252,25 @@ class SignRewardWrapper(gymnasium.RewardWrapper[Any, Any]):
     remembers: ClassVar = ()
 
     def reward(self, reward: SupportsFloat) -> float:
-        """The sign of a reward."""
+        """Return the sign of a reward."""
         value = float(reward)
         return float((value > 0.0) - (value < 0.0))
 
 
 def lives_of(info: dict[str, Any]) -> int:
-    """Number of lives in an info."""
+    """Return the number of lives in an info."""
     if "lives" not in info:
         raise EnvError(
-            f"EpisodicLifeWrapper needs the key 'lives' in infos, got {sorted(info)}: leave it out"
+            f"EpisodicLifeWrapper needs the key 'lives' in infos, got {sorted(info)}: remove it"
         )
     return int(info["lives"])
 
 
 def checked_game(env: Env) -> Any:
-    """The emulator of a game that can be preprocessed.
+    """Return the emulator of a game that can be preprocessed.
 
     Raises:
-        ConfigError: If it is no Atari game, skips frames itself, or has continuous actions.
+        ConfigError: If it is not an Atari game, skips frames, has wrappers, or continuous actions.
         MissingExtraError: If ale-py is not installed.
     """
     interface = import_extra("ale-py", "atari", PURPOSE, "ale_py").ALEInterface
@@ -284,8 +286,8 @@ def checked_game(env: Env) -> Any:
     if layer is not game:
         raise ConfigError(
             "env.preprocessing",
-            f"Atari preprocessing has to be the innermost wrapper, but {env} has another one "
-            "already: name that in env.wrappers, and a limit of steps in env.max_episode_steps",
+            f"Atari preprocessing must be the innermost wrapper, but {env} already has a wrapper: "
+            "move it to env.wrappers, and a step limit to env.max_episode_steps",
         )
     frame_skip = getattr(game, "_frameskip", 1)
     if frame_skip != 1:
@@ -307,11 +309,11 @@ def checked_game(env: Env) -> Any:
 ENTRY_POINT = "ale_py.env:AtariEnv"
 
 STACKED_SCREENS = 4
-"""Screens that the agent sees of an Atari game (Mnih et al., 2015)."""
+"""Number of stacked screens in an observation (Mnih et al., 2015)."""
 
 
 def game_under(env: Env) -> AtariPreprocessing | None:
-    """The Atari game of an environment whose wrappers do not change actions; otherwise None."""
+    """Return the Atari game of an environment if no wrapper changes actions, otherwise None."""
     for layer in layers_of(env):
         if isinstance(layer, AtariPreprocessing):
             return layer
@@ -321,7 +323,7 @@ def game_under(env: Env) -> AtariPreprocessing | None:
 
 
 def other_than_screen(config: EnvConfig) -> dict[str, Any]:
-    """Arguments that ask for other observations than the screen of an Atari game in colour."""
+    """Return the arguments that request observations other than the colour screen."""
     defaults = {"obs_type": "rgb", "sound_obs": False}
     return {
         name: config.kwargs[name]
@@ -331,17 +333,20 @@ def other_than_screen(config: EnvConfig) -> dict[str, Any]:
 
 
 def check_game(config: EnvConfig) -> None:
-    """Refuse to preprocess an environment that is no Atari game whose screen is observed.
+    """Check that the environment is an Atari game with screen observations.
 
     Raises:
-        ConfigError: If the id is of no Atari game, or the arguments ask for other observations.
+        ConfigError: If the id is not that of an Atari game, or arguments request other
+            observations.
         MissingExtraError: If ale-py is not installed.
     """
     register_atari()
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
     if spec is not None and spec.entry_point != ENTRY_POINT:
         raise ConfigError(
-            "env.preprocessing", f"`atari` is for ids of Atari games, not for {config.id}", "atari"
+            "env.preprocessing",
+            f"`atari` requires the id of an Atari game, got {config.id}",
+            "atari",
         )
     if other_than_screen(config):
         raise ConfigError(
@@ -353,16 +358,16 @@ def check_game(config: EnvConfig) -> None:
 
 
 class AtariGames:
-    """The preprocessing of Atari games, as `EnvFactory` applies it."""
+    """Atari preprocessing, as applied by `EnvFactory`."""
 
     @staticmethod
     def fits(config: EnvConfig) -> bool:
-        """Whether the environment gets the preprocessing.
+        """Return whether preprocessing applies to the environment.
 
         Raises:
-            ConfigError: If it is asked for, but the id is of no Atari game, or the arguments ask
-                for other observations than the screen.
-            MissingExtraError: If it is asked for, and ale-py is not installed.
+            ConfigError: If preprocessing is requested, but the id is not that of an Atari game, or
+                arguments request observations other than the screen.
+            MissingExtraError: If preprocessing is requested, and ale-py is not installed.
         """
         if config.preprocessing == "auto":
             return not other_than_screen(config)
@@ -371,17 +376,17 @@ class AtariGames:
 
     @staticmethod
     def make(config: EnvConfig, make: Callable[[EnvConfig], Env]) -> Env:
-        """Build a game with the preprocessing that training and evaluation share."""
+        """Build a game with the preprocessing shared by training and evaluation."""
         kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
         game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
         with closed_on_error([game]):
             env: Env = AtariPreprocessing(game)
         if config.max_episode_steps is not None:
-            # Outside, where steps are those of the agent.
+            # Outermost, so that it counts steps of the agent.
             env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
         return ObservationStackWrapper(env, STACKED_SCREENS)
 
     @staticmethod
     def for_training(env: Env) -> Env:
-        """Add what changes episodes and rewards in training."""
+        """Add the wrappers that change episodes and rewards in training."""
         return SignRewardWrapper(EpisodicLifeWrapper(env))

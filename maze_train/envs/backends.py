@@ -1,4 +1,4 @@
-"""Vector environments of other packages, EnvPool (Weng et al. 2022) included."""
+"""Third-party vector environments, including EnvPool (Weng et al. 2022)."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ ATARI = {
     "episodic_life": False,
     "reward_clipping": False,
 }
-"""Preprocessing of Mnih et al. (2015), Methods; what changes rewards and ends of episodes is done
-by the adapter, so that raw returns stay known."""
+"""Preprocessing of Mnih et al. (2015), Methods. The adapter changes rewards and ends of episodes,
+so that raw returns remain available."""
 OURS = {
     "num_envs": "set runner.concurrency",
     "batch_size": "all environments are stepped together",
@@ -63,11 +63,11 @@ OURS = {
     "reward_clipping": "rewards are their signs in training only",
     "reward_clip": "rewards are their signs in training only",
 }
-"""Arguments that `env.kwargs` may not have, and why."""
+"""Arguments that are not allowed in `env.kwargs`, with the reason."""
 
 
 IN_USE: WeakSet[VectorEnv[Any, Any, Any]] = WeakSet()
-"""Vector environments that something steps."""
+"""Vector environments that are in use."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,19 @@ class Backend:
 
     env: VectorEnv[Any, Any, Any]
     is_atari: bool = False
-    """Whether `infos["lives"]` are those of an Atari game."""
+    """Whether `infos["lives"]` are the lives of an Atari game."""
     frame_stack: dict[str, int] = field(default_factory=dict)
     """Number of stacked frames by leaf of the observation."""
     limit_left: int | None = None
-    """Limit of episodes that the environment does not enforce."""
+    """Step limit that the environment does not enforce."""
 
 
 def check_settings(config: EnvConfig) -> None:
-    """Refuse settings that no vector environment of another package can follow.
+    """Check that the settings are compatible with third-party vector environments.
 
     Raises:
-        ConfigError: If there are wrappers or arguments that do not fit, or not exactly one of id
-            and target.
+        ConfigError: If there are wrappers or unsupported arguments, or not exactly one of id and
+            target.
     """
     if config.backend == "gymnasium":
         raise ConfigError("env.backend", "expected native, envpool or tensor", config.backend)
@@ -108,15 +108,15 @@ def check_settings(config: EnvConfig) -> None:
 
 
 def check_preprocessing(config: EnvConfig, is_atari: bool) -> bool:
-    """`is_atari` itself.
+    """Return `is_atari` after checking `env.preprocessing`.
 
     Raises:
-        ConfigError: If the environment does not do the preprocessing that is asked for.
+        ConfigError: If the requested preprocessing is not available.
     """
     if is_atari and config.preprocessing == "none":
         raise ConfigError(
             "env.preprocessing",
-            f"env.backend={config.backend} always does the standard preprocessing of Atari: use "
+            f"env.backend={config.backend} always applies the standard Atari preprocessing: use "
             "env.backend=gymnasium",
             "none",
         )
@@ -132,19 +132,19 @@ def check_preprocessing(config: EnvConfig, is_atari: bool) -> bool:
 def build_native(
     config: EnvConfig, num_envs: int, num_threads: int, max_episode_steps: int | None
 ) -> Backend:
-    """Build the vector environment registered under an id, or returned by a target.
+    """Build the vector environment that is registered under an id or returned by a target.
 
     Args:
         config: Settings of the environment.
         num_envs: Number of environments.
-        num_threads: Threads that step the environments, if it has such; 0: it decides.
-        max_episode_steps: Steps after which an episode is truncated at the latest; a limit of the
-            environment's own that is smaller stays.
+        num_threads: Number of threads of the environment, if supported; 0 uses its default.
+        max_episode_steps: Upper bound on the length of an episode. A smaller limit of the
+            environment remains in force.
 
     Raises:
-        ConfigError: If the settings name no such environment.
+        ConfigError: If the settings select no such environment.
         EnvError: If building it failed.
-        MissingExtraError: If a package that it needs is not installed.
+        MissingExtraError: If a required package is not installed.
     """
     name, spec = config.target or "", None
     if config.id is not None:
@@ -163,7 +163,7 @@ def build_native(
     own_limit = None if spec is None else spec.max_episode_steps
     limit = smaller(config.max_episode_steps or own_limit, max_episode_steps)
     if is_atari and limit is not None:
-        # The game counts frames, and those of the no-ops at its start.
+        # The game counts frames, including no-ops.
         frames = limit * frames_per_step(kwargs)
         key = "max_num_frames_per_episode"
         kwargs[key], limit = smaller(kwargs.get(key), frames), None
@@ -172,23 +172,23 @@ def build_native(
     env = built(name, config, lambda: create(creator, config.id, num_envs, kwargs))
     if env.closed or env in IN_USE:
         raise EnvError(
-            f"{name} is in use already, or closed: a run closes its vector environment, and each "
-            "actor of impala needs its own: give a class or function that makes them"
+            f"{name} is already in use, or closed. A run closes its vector environment, and each "
+            "actor of impala needs a separate one: pass a class or function that creates it"
         )
     IN_USE.add(env)
     with closed_on_error([env]):
         if env.num_envs != num_envs:
             raise EnvError(
-                f"{name} has {env.num_envs} environments, expected {num_envs}: it has to build as "
-                "many as its argument num_envs says"
+                f"{name} has {env.num_envs} environments, expected {num_envs}: build as many as "
+                "the argument num_envs requests"
             )
         if config.max_episode_steps is None and autoreset_mode(env) is not AutoresetMode.DISABLED:
             if limit is not None and own_limit is None:
                 notify(
-                    f"note: evaluations of {name} have no limit of steps, since it resets itself "
-                    "and takes no max_episode_steps: an episode that never ends continues forever"
+                    f"note: evaluations of {name} have no step limit, because it resets itself and "
+                    "takes no max_episode_steps: an episode may never end"
                 )
-            limit = None  # No one asked for one, and only the environment itself could keep to it.
+            limit = None  # This limit was not requested, and only the environment could enforce it.
     stack = int(kwargs["stack_num"]) if is_atari else 1
     return Backend(env, is_atari, {"": stack} if stack > 1 else {}, limit)
 
@@ -196,11 +196,11 @@ def build_native(
 def create(
     creator: Callable[..., Any], env_id: str | None, num_envs: int, kwargs: dict[str, Any]
 ) -> Any:
-    """Call what makes the vector environment."""
+    """Create the vector environment."""
     if env_id is None:
         return creator(num_envs=num_envs, **kwargs)
     with warnings.catch_warnings():
-        # Our own error reports an unclear autoreset mode.
+        # An unclear autoreset mode is reported by `autoreset_mode`.
         warnings.filterwarnings("ignore", message=r"(?s).*(AutoresetMode|autoreset_mode)")
         return gymnasium.make_vec(
             env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs
@@ -208,11 +208,11 @@ def create(
 
 
 def vector_spec(config: EnvConfig, env_id: str) -> EnvSpec:
-    """Return the registered specification of an id that has a vector entry point.
+    """Return the registered specification of an id with a vector entry point.
 
     Raises:
         ConfigError: If the id is unknown, or has no vector entry point.
-        MissingExtraError: If a package that it needs is not installed.
+        MissingExtraError: If a required package is not installed.
     """
     module, _, name = env_id.rpartition(":")
     if module == "pettingzoo":
@@ -240,14 +240,14 @@ def vector_spec(config: EnvConfig, env_id: str) -> EnvSpec:
 
 
 def load_creator(name: str, spec: EnvSpec | None, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """The class or function that makes the vector environment.
+    """Return the class or function that creates the vector environment.
 
     Raises:
-        ConfigError: If it cannot be imported, does not make vector environments, or is one that is
-            made already, with arguments.
+        ConfigError: If it cannot be imported, does not create vector environments, or arguments are
+            given for an existing instance.
     """
     if kwargs and isinstance(name, Given) and name.is_made(VectorEnv):
-        problem = "the environment is made already, and takes none: leave them out"
+        problem = "the environment is already an instance and takes no arguments: remove them"
         raise ConfigError("env.kwargs", problem, kwargs)
     if spec is None:
         creator: Any = maker_of(name, "env._target_", VectorEnv)
@@ -273,10 +273,10 @@ Made = TypeVar("Made", bound=VectorEnv[Any, Any, Any])
 
 
 def built(name: str, config: EnvConfig, make: Callable[[], Made]) -> Made:
-    """The vector environment that `make` returns, with its complaints turned into ours.
+    """Return the vector environment that `make` creates, converting its errors.
 
     Raises:
-        ConfigError: If a package is missing, or `make` refused its arguments.
+        ConfigError: If a package is missing, or `make` rejected its arguments.
         EnvError: If it raised, or returned something else.
     """
     try:
@@ -296,7 +296,7 @@ def built(name: str, config: EnvConfig, make: Callable[[], Made]) -> Made:
 
 
 def parameters_of(creator: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Parameters of a class or function; empty if its signature is unknown."""
+    """Return the parameters of a class or function; empty if its signature is unknown."""
     try:
         return inspect.signature(creator).parameters
     except ValueError:
@@ -311,10 +311,10 @@ def takes_num_envs(creator: Callable[..., Any]) -> bool:
 
 
 def frames_per_step(kwargs: Mapping[str, Any]) -> int:
-    """Frames that a game shows per step.
+    """Return the number of frames per step of a game.
 
     Raises:
-        ConfigError: If it is not a number.
+        ConfigError: If it is not an integer.
     """
     frames = kwargs["frameskip"]
     if not isinstance(frames, int):
@@ -323,19 +323,19 @@ def frames_per_step(kwargs: Mapping[str, Any]) -> int:
 
 
 def smaller(one: int | None, other: int | None) -> int | None:
-    """The smaller of two limits, either of which may be missing."""
+    """Return the smaller of two optional limits."""
     limits = [limit for limit in (one, other) if limit is not None]
     return min(limits, default=None)
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """The autoreset mode that a vector environment declares, as enum or by its value.
+    """Return the autoreset mode that a vector environment declares, as enum or value.
 
     Raises:
-        EnvError: If it declares none, or an unknown one.
+        EnvError: If it is missing or unknown.
     """
-    # An environment without metadata of its own shares the dict of the base class, where ale-py
-    # writes the mode of the environment that it built last.
+    # An environment without its own metadata shares the dict of the base class, in which ale-py
+    # stores the mode of the environment that it built last.
     shared = env.metadata is VectorEnv.metadata
     declared = None if shared else metadata_of(env).get("autoreset_mode")
     if declared is None:
@@ -346,16 +346,17 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     name = type(env.unwrapped).__name__
     raise EnvError(
         f"{name} declares the autoreset mode {declared!r}: expected one of "
-        f"{', '.join(mode.value for mode in AutoresetMode)}; declare what it does where an episode "
-        "ends in its class: metadata = {'autoreset_mode': gymnasium.vector.AutoresetMode.NEXT_STEP}"
+        f"{', '.join(mode.value for mode in AutoresetMode)}; declare its behaviour at the end of "
+        "an episode in the class: metadata = {'autoreset_mode': "
+        "gymnasium.vector.AutoresetMode.NEXT_STEP}"
     )
 
 
 def seed_for(env: VectorEnv[Any, Any, Any], root: int) -> Any:
-    """Return the seed for `env.reset`: one per environment if it says that it takes them.
+    """Return the seed for `env.reset`: one seed per environment if its signature allows it.
 
-    Given one integer s, gymnasium's environments use s, s + 1, ...: neighbouring runs would share
-    episodes, hence the single seed is a drawn one as well.
+    For a single integer s, environments of Gymnasium use s, s + 1, ..., so consecutive seeds would
+    share episodes. Therefore the single seed is drawn at random as well.
     """
     parameter = parameters_of(env.unwrapped.reset).get("seed")
     accepted = "" if parameter is None else str(parameter.annotation)
@@ -377,25 +378,25 @@ ENVPOOL_ATARI = {
     "reward_clip": False,
     "repeat_action_probability": 0.25,
 }
-"""Preprocessing of Mnih et al. (2015), Methods, with the repeated actions that ids of version 5
-stand for (Machado et al. 2018, section 5); EnvPool's own default is 0."""
+"""Preprocessing of Mnih et al. (2015), Methods, with sticky actions as in version 5 of the ids
+(Machado et al. 2018, section 5). EnvPool's default probability is 0."""
 
 
 class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
-    """An EnvPool whose seeds are given at reset: each reset builds it again.
+    """EnvPool environments with seeds given at reset; each reset builds them again.
 
-    A step that ends an episode at the time limit counts as truncated, also where the episode would
-    have ended by itself: EnvPool does not distinguish them.
+    EnvPool does not distinguish termination from truncation in the step of the time limit: such a
+    step counts as truncated.
 
     Args:
         name: EnvPool's name of the environment.
         num_envs: Number of environments.
-        options: Arguments of `envpool.make_gymnasium`, without seeds.
+        options: Arguments of `envpool.make_gymnasium`, except seeds.
 
     Raises:
-        ConfigError: If the environments have several players.
+        ConfigError: If the environment has several players.
         MissingExtraError: If EnvPool is not installed.
-        TypeError: If EnvPool does not know an option.
+        TypeError: If an option is unknown to EnvPool.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 (as in the base class)
@@ -405,13 +406,13 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         self._make = partial(envpool.make_gymnasium, name, num_envs=num_envs, **options)
         self._pool: Any = None
         with warnings.catch_warnings():
-            # Gymnasium warns of bounds that EnvPool states in double precision.
+            # Gymnasium warns about EnvPool's float64 bounds.
             warnings.simplefilter("ignore", UserWarning)
             spec = envpool.make_spec(name, num_envs=num_envs, **options)
             observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
         self.config = spec.config
         if self.config.max_num_players > 1:
-            raise ConfigError("env.id", "environments of several players are not supported", name)
+            raise ConfigError("env.id", "multi-player environments are not supported", name)
         self.num_envs = num_envs
         self.single_observation_space = with_true_bounds(observation)
         self.single_action_space = with_true_bounds(action)
@@ -421,18 +422,18 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> Reset:
-        """Build the environments with these seeds, and start their first episodes.
+        """Build the environments with these seeds, and begin their first episodes.
 
         Args:
-            seed: One seed per environment, or the first of `num_envs` consecutive ones.
-            options: None; EnvPool knows no options.
+            seed: One seed per environment, or the first of `num_envs` consecutive seeds.
+            options: Must be None, because EnvPool supports no options.
 
         Raises:
             EnvError: If options are given.
         """
         if options:
-            raise EnvError(f"reset(options={options!r}): EnvPool knows no options")
-        self._pool = None  # Its threads end before new ones start.
+            raise EnvError(f"reset(options={options!r}): EnvPool supports no options")
+        self._pool = None  # Stops its threads before new ones start.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             self._pool = self._make(seed=0 if seed is None else seed)
@@ -444,22 +445,21 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         return self._pool.step(actions)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the threads, which EnvPool does when it is let go of."""
+        """Stop the threads, by releasing the EnvPool."""
         self._pool = None
 
 
 def build_envpool(
     config: EnvConfig, num_envs: int, num_threads: int, max_episode_steps: int | None
 ) -> Backend:
-    """Build the EnvPool environment of a name; `ALE/Pong-v5` is its `Pong-v5`.
+    """Build an EnvPool environment; `ALE/Pong-v5` selects its `Pong-v5`.
 
     Args:
         config: Settings of the environment.
         num_envs: Number of environments.
-        num_threads: Threads that step the environments; 0: one per environment, at most one per
-            core.
-        max_episode_steps: Steps after which an episode is truncated at the latest; a limit of the
-            environment's own that is smaller stays.
+        num_threads: Number of threads; 0: one per environment, at most one per core.
+        max_episode_steps: Upper bound on the length of an episode. A smaller limit of the
+            environment remains in force.
 
     Raises:
         ConfigError: If EnvPool has no such environment, or it does not fit the settings.
@@ -469,7 +469,8 @@ def build_envpool(
     if config.id is None:
         raise ConfigError(
             "env._target_",
-            "EnvPool steps its own environments only: set env.id, or use env.backend=gymnasium",
+            "EnvPool supports its built-in environments only: set env.id, or use "
+            "env.backend=gymnasium",
             config.target,
         )
     known = import_envpool().list_all_envs()
@@ -492,7 +493,7 @@ def build_envpool(
 
 
 def import_envpool() -> Any:
-    """The module.
+    """Import EnvPool.
 
     Raises:
         MissingExtraError: If it is not installed.
@@ -501,9 +502,9 @@ def import_envpool() -> Any:
 
 
 def with_true_bounds(space: Any) -> Any:
-    """The space, unbounded where EnvPool writes the extremes of the number type.
+    """Return the space with infinite bounds where EnvPool uses the limits of the dtype.
 
-    For floats its lower bound is the smallest positive number, which observations do not keep.
+    For floats, EnvPool's lower limit is the smallest positive number, which is not a true bound.
     """
     if isinstance(space, (dict, spaces.Dict)):
         return spaces.Dict({key: with_true_bounds(part) for key, part in space.items()})

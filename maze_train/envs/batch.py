@@ -1,4 +1,4 @@
-"""Results of one step of vector environments, and what is read from the infos of last steps."""
+"""Reports of vector environment steps, and the values read from final infos."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from maze_train.core.step_end import EpisodeEnd
 from maze_train.spaces.agents import AGENT_RETURNS
 
 SUCCESS = "is_success"
-"""Key of an info that says whether an episode was a success."""
+"""Info key that indicates whether an episode was successful."""
 
 
 @dataclass(slots=True)
 class StepReport:
-    """Ends of episodes and infos of one step, in the order of the environments."""
+    """Ends of episodes and infos of one step, in order of the environments."""
 
     ends: list[EpisodeEnd] = field(default_factory=list)
     """Episodes that ended."""
     infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    """Infos of resets and of all other steps by index of the environment, if they are asked for."""
+    """Infos of resets and of other steps, by index of the environment, if requested."""
     lost: list[int] = field(default_factory=list)
-    """Environments whose row is no transition, because their episode was dropped."""
+    """Environments whose episode was dropped, so that their row is not a transition."""
     continuing: list[int] = field(default_factory=list)
-    """Environments whose new episode continues with the game of the old one."""
+    """Environments whose new episode continues the game of the previous one."""
 
     def add(self, other: StepReport) -> None:
-        """Append the report of the environments that follow."""
+        """Append the report of the following environments."""
         self.ends += other.ends
         self.infos += other.infos
         self.lost += other.lost
@@ -38,10 +38,10 @@ class StepReport:
 
 
 def asked_keys(info_keys: Sequence[str], agents: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys of all numbers that statistics of episodes need.
+    """Return the keys of all info values needed for episode metrics.
 
     Args:
-        info_keys: Keys that the user asked for.
+        info_keys: Keys requested by the user.
         agents: Names of the agents of a multi-agent environment; empty for a single agent.
     """
     return (SUCCESS, *info_keys, *(f"{agent}/{SUCCESS}" for agent in agents))
@@ -50,11 +50,11 @@ def asked_keys(info_keys: Sequence[str], agents: Sequence[str]) -> tuple[str, ..
 def numbers_of(
     info: Mapping[str, Any], keys: Sequence[str], agents: Sequence[str]
 ) -> dict[str, float]:
-    """Return the numbers of an info under some keys.
+    """Return the numeric values of an info under some keys.
 
-    A key may be a path: `fuel/left` is `info["fuel"]["left"]` unless there is a key of that name.
-    A key that only infos of agents have gives the mean over these agents. Values that are not a
-    single number are left out.
+    A key may be a path: `fuel/left` is `info["fuel"]["left"]` unless that key exists. If only the
+    infos of agents have a key, the value is the mean over these agents. Values that are not scalars
+    are skipped.
     """
     found: dict[str, float] = {}
     for key in keys:
@@ -69,7 +69,7 @@ def numbers_of(
 
 
 def number_at(info: Mapping[str, Any], key: str) -> float | None:
-    """Return the number at a path of an info; None if there is none."""
+    """Return the scalar at a path of an info; None if there is none."""
     if key in info:
         return as_number(info[key])
     head, _, rest = key.partition("/")
@@ -78,8 +78,8 @@ def number_at(info: Mapping[str, Any], key: str) -> float | None:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a value as a number; None if it is not a single number."""
-    # Other values are for the user, and no reason to end training.
+    """Return a value as a float; None if it is not a scalar."""
+    # Other values are allowed in infos and must not stop training.
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         array = np.asarray(value)
         if array.dtype.kind not in "SU":
@@ -88,7 +88,7 @@ def as_number(value: Any) -> float | None:
 
 
 def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all single numbers of an info, by value and nested as they are."""
+    """Return copies of all scalars in an info, with its nesting."""
     found: dict[str, Any] = {}
     for key, value in info.items():
         part = numbers_in(value) if isinstance(value, Mapping) else as_number(value)
@@ -98,7 +98,7 @@ def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def copied(value: Any) -> Any:
-    """Copy the dicts, lists and arrays of an info, which environments may reuse."""
+    """Copy dicts, lists and arrays of an info, because environments may reuse them."""
     if isinstance(value, dict):
         return {key: copied(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -109,12 +109,12 @@ def copied(value: Any) -> Any:
 def episode_end(
     env: int, info: dict[str, Any], keys: Sequence[str] | None, agents: Sequence[str]
 ) -> EpisodeEnd:
-    """Read what is needed of a last info, by value.
+    """Extract the required values of a final info.
 
     Args:
         env: Index of the environment.
-        info: The info.
-        keys: Keys of the numbers that are needed, as `asked_keys` returns them; None: all of it.
+        info: The final info.
+        keys: Keys of the required values, see `asked_keys`; None copies the whole info.
         agents: Names of the agents of a multi-agent environment.
     """
     returns = dict(info.get(AGENT_RETURNS, {})) if agents else {}

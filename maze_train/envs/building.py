@@ -17,21 +17,20 @@ from maze_train.workers.pool import check_spaces
 ONE_PER_PROCESS = "; if a process can have only one of them, " + own_processes(
     "<runner.concurrency>"
 )
-"""What may have kept an environment from being built after another one was."""
+"""Possible reason why a second environment could not be built."""
 
 
 def build_envs(factories: Sequence[Callable[[], Any]], first: int = 0) -> list[Env]:
-    """Call the factories, and check that the environments have equal spaces.
+    """Call the factories, and check that the environments have the same spaces.
 
     Args:
         factories: Functions that return one environment each.
-        first: Index of the first one in its vector environment.
+        first: Index of the first environment, for messages.
 
     Raises:
-        ConfigError: If a factory refuses its settings.
-        EnvError: If a factory raises, returns no environment, or one whose spaces differ
-            from the first's.
-        MissingExtraError: If a package that an environment needs is not installed.
+        ConfigError: If a factory rejects its settings.
+        EnvError: If a factory raises, or returns no environment, or one with different spaces.
+        MissingExtraError: If a required package is not installed.
     """
     envs: list[Env] = []
     index = first
@@ -58,32 +57,32 @@ def build_envs(factories: Sequence[Callable[[], Any]], first: int = 0) -> list[E
 
 
 def spaces_of(env: Env) -> tuple[Any, Any]:
-    """Observation and action space."""
+    """Return the observation and action space."""
     return env.observation_space, env.action_space
 
 
 class ConvertibleEnv(ABC):
-    """Base of environments of another interface, which convert themselves to gymnasium's."""
+    """Base class of environments with another interface that can be converted to Gymnasium."""
 
     @abstractmethod
     def converted(self) -> Env:
-        """Return this environment as one of gymnasium."""
+        """Return this environment as a Gymnasium environment."""
 
-    def close(self) -> None:  # noqa: B027 (most have nothing to do)
+    def close(self) -> None:  # noqa: B027 (optional)
         """Release resources such as windows."""
 
 
 class Closeable(Protocol):
-    """An environment, or many."""
+    """An environment or vector environment."""
 
     def close(self) -> Any:
-        """Release what it holds."""
+        """Release all resources."""
         ...
 
 
 @contextmanager
 def closed_on_error(envs: Iterable[Closeable]) -> Iterator[None]:
-    """Close environments if the block raises; an error of closing does not replace that one."""
+    """Close environments if the block raises; errors of closing are suppressed."""
     try:
         yield
     except BaseException:
@@ -93,7 +92,7 @@ def closed_on_error(envs: Iterable[Closeable]) -> Iterator[None]:
 
 
 def close_all(envs: Iterable[Closeable]) -> None:
-    """Close environments; the first exception is raised after all were closed."""
+    """Close all environments, then raise the first exception."""
     first_error: BaseException | None = None
     for env in envs:
         try:

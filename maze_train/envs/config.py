@@ -12,64 +12,65 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.targets import is_target
 
 SIMULATORS = ("brax", "gymnax", "playground")
-"""First parts of ids that name simulators."""
+"""Id prefixes of simulators."""
 
 
 @dataclass(kw_only=True)
 class EnvConfig(Settings):
-    """Environment to train on: a registered id, or your own class or function."""
+    """Environment to train on: a registered id, or a custom class or function."""
 
     atari_games: ClassVar[str] = "maze_train.envs.atari.AtariGames"
-    """Preprocesses games, where the prefix of the id or `preprocessing` asks for it."""
+    """Class that preprocesses Atari games; loaded only if the id or `preprocessing` requires it."""
 
     id: str | None = None
-    """Registered gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`; `my_module:MyEnv-v0` imports
-    the module first; `pettingzoo:classic/tictactoe_v3` is an environment of PettingZoo (extra
-    `pettingzoo`); `brax:ant`, `gymnax:CartPole-v1` and `playground:CartpoleBalance` are simulators
-    of JAX (extra `jax`)."""
+    """Registered Gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`. `my_module:MyEnv-v0` imports
+    the module first. `pettingzoo:classic/tictactoe_v3` selects a PettingZoo environment (extra
+    `pettingzoo`); `brax:ant`, `gymnax:CartPole-v1` and `playground:CartpoleBalance` select JAX
+    simulators (extra `jax`)."""
     target: str | None = None
-    """Own environment instead of `id`: dotted path of a class, or of a function that returns one;
-    `_target_` in YAML."""
+    """Custom environment instead of `id`: dotted path of a class, or of a function that returns an
+    environment; `_target_` in YAML."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for `gymnasium.make`, for the target, or for PettingZoo's function."""
     backend: Literal["gymnasium", "native", "envpool", "tensor"] = "gymnasium"
-    """Implementation that steps many environments: `gymnasium`: one object per environment, in this
-    process or in workers, as the runner says; `native`: the vector environment that is registered
-    under the id; `envpool`: EnvPool's environment of that name (extra `envpool`); `tensor`: a
-    simulator that gives and takes tensors, as ids of JAX always are."""
+    """Implementation of vectorized environments. `gymnasium`: one object per environment, in this
+    process or in workers; `native`: the vector environment registered under the id; `envpool`: the
+    EnvPool environment with this name (extra `envpool`); `tensor`: a simulator that exchanges
+    tensors, which is implied by ids of JAX simulators."""
     device: str | None = None
-    """Device of a simulator (`env.backend=tensor`); null: that of the learner."""
+    """Device of a simulator (`env.backend=tensor`); null selects the device of the learner."""
     truncation: Literal["bootstrap_previous", "as_termination"] = "bootstrap_previous"
-    """What a time limit means where a simulator does not give the last observation of the episode:
-    `bootstrap_previous`: the value of the observation before stands in for that of the last one;
-    `as_termination`: nothing is expected after it."""
+    """How to handle time limits if a simulator does not return final observations.
+    `bootstrap_previous`: bootstrap from the value of the previous observation; `as_termination`: do
+    not bootstrap."""
     preprocessing: Literal["auto", "atari", "none"] = "auto"
-    """`atari`: the standard preprocessing of Atari games (no-ops, skip 4, 84x84 grey, stack 4; in
-    training only, the loss of a life ends an episode and rewards are signs); `auto`: that for
-    `ALE/` ids that observe the screen in colour, nothing for others; `none`: nothing."""
+    """`atari`: standard Atari preprocessing (no-ops, frame skip 4, 84x84 grey, stack 4; in training
+    only, the loss of a life ends an episode and rewards are signs); `auto`: the same for `ALE/` ids
+    with colour screen observations, nothing for other ids; `none`: no preprocessing."""
     wrappers: list[dict[str, Any]] = field(default_factory=list)
-    """Wrappers around the preprocessed environment, from the inside out: `{_target_: dotted path,
-    key: value}` each, called with the environment first. In training and evaluation."""
+    """Wrappers around the preprocessed environment, from the inside out, in training and
+    evaluation: `{_target_: dotted path, key: value}` each, called with the environment as first
+    argument."""
     training_wrappers: list[dict[str, Any]] = field(default_factory=list)
-    """Wrappers outside of these, in training only, such as clipped rewards. Returns of training are
-    reported as they are without them."""
+    """Outer wrappers for training only, such as reward clipping. Reported training returns do not
+    include their effect."""
     empty_mask: Literal["error", "all_legal"] = "error"
-    """What to do if an action mask rules out every action while the episode continues: `error`: the
-    run ends; `all_legal`: all actions of that choice are legal, and the environment decides what
-    they do (environments with one agent only)."""
+    """What to do if an action mask rules out every action while the episode continues. `error`: the
+    run ends; `all_legal`: all actions of that choice become legal, and the environment decides what
+    they do (single-agent environments only)."""
     max_episode_steps: int | None = None
-    """Steps after which an episode is truncated, >= 1 (inside of `wrappers`), turns where there are
-    several agents; null: as registered, and no limit for an own environment."""
+    """Maximum length of an episode in steps (>= 1), inside `wrappers`; in turns for multi-agent
+    environments. null selects the registered limit, or no limit for a custom environment."""
     teams: dict[str, list[str]] = field(default_factory=dict)
-    """Agents of each team, by any name: names of agents, or patterns (`{red: ["red_*"], blue:
-    ["blue_*"]}`). Members of a team are not opponents: who won is decided by the sum of their
-    returns. Empty: the teams of the environment, or none."""
+    """Agents by team: names or patterns (`{red: ["red_*"], blue: ["blue_*"]}`). Members of a team
+    are not opponents: the sum of their returns decides who won. Empty selects the teams declared by
+    the environment, if any."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked before the environment is built.
+        """Check the settings that can be checked without building the environment.
 
         Raises:
-            ConfigError: If a value is out of its range.
+            ConfigError: If a value is out of range.
         """
         super().__post_init__()
         if (self.id or "").partition(":")[0] in SIMULATORS and self.backend == "gymnasium":
@@ -87,19 +88,19 @@ class EnvConfig(Settings):
 
     @property
     def maker(self) -> str | None:
-        """Dotted path of what makes single environments of this backend; None: gymnasium."""
+        """Dotted path of the factory of single environments of this backend; None for Gymnasium."""
         return "maze_train.envs.simulated.make_simulator_env" if self.backend == "tensor" else None
 
     @property
     def has_single_form(self) -> bool:
-        """Whether there are single environments, which take one seed per episode."""
+        """Whether single environments, with one seed per episode, are available."""
         return self.backend in ("gymnasium", "tensor")
 
     def check_named(self) -> None:
-        """Refuse settings that name no environment, or two.
+        """Check that the settings select exactly one environment.
 
         Raises:
-            ConfigError: If they do.
+            ConfigError: If they do not.
         """
         if (self.id is None) == (self.target is None):
             raise ConfigError(

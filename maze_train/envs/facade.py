@@ -1,6 +1,6 @@
-"""Infos in the form of gymnasium's vector environments: one array per key, and a mask.
+"""Infos in the format of Gymnasium's vector environments: one array per key, and a mask.
 
-Users get it, and third-party vector environments give it.
+This format is returned to users and read from third-party vector environments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def infos_of(batch: StepBatch[Array], num_envs: int) -> dict[str, Any]:
-    """Return the infos of a step in gymnasium's form for SAME_STEP."""
+    """Return the infos of a step in Gymnasium's format for SAME_STEP."""
     ends = []
     final: Any = batch.final_obs
     for end in batch.ends:
@@ -39,10 +39,10 @@ def infos_of(batch: StepBatch[Array], num_envs: int) -> dict[str, Any]:
 
 
 def columns_of(rows: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> dict[Any, Any]:
-    """Return one array per key of the infos, nested as they are, and a mask under `_key`.
+    """Combine infos into one array per key, with their nesting, and a mask under `_key`.
 
-    Values of one key may differ in type and shape: the array then holds objects. A key that begins
-    with `_` is left out if it is the name of a mask.
+    If the values of a key differ in type or shape, the array has dtype object. A key that collides
+    with the name of a mask is left out.
 
     Args:
         rows: Infos by index of the environment.
@@ -62,7 +62,7 @@ def columns_of(rows: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> 
 
 
 def _column(values: Mapping[int, Any], num_envs: int, as_objects: bool) -> Any:
-    """The values of one key by environment as an array, or as nested arrays."""
+    """Return the values of one key, by environment, as an array or as nested arrays."""
     if not as_objects and all(isinstance(value, dict) for value in values.values()):
         return columns_of(values.items(), num_envs)
     column = np.full(num_envs, None, dtype=object)
@@ -78,18 +78,18 @@ def _column(values: Mapping[int, Any], num_envs: int, as_objects: bool) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether gymnasium gives values such as this one an array of their dtype."""
+    """Whether Gymnasium stores such a value in an array of its dtype."""
     if type(value) is int:
         return abs(value) < 2**63
     return type(value) in (float, bool) or isinstance(value, (np.number, np.ndarray))
 
 
 def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
-    """Return the info of environment i from gymnasium's infos.
+    """Extract the info of environment i from Gymnasium's infos.
 
     Args:
-        infos: One array per key, with the mask of environments that have a value under the key
-            after `_`, nested for dicts; or one dict for each environment.
+        infos: One array per key, nested for dicts, with the mask of environments that have a value
+            under `_key`; or one dict per environment.
         i: Index of the environment.
         num_envs: Number of environments.
     """
@@ -108,6 +108,6 @@ def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
 
 
 def is_mask(value: Any, num_envs: int) -> bool:
-    """Whether a value of gymnasium's infos has the form of a mask of environments."""
+    """Whether a value of Gymnasium's infos has the dtype and shape of a mask."""
     is_array = isinstance(value, np.ndarray)
     return is_array and value.dtype == np.bool_ and value.shape == (num_envs,)

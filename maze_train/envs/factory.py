@@ -36,12 +36,11 @@ REWARD_WRAPPERS = (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)
 
 @dataclass(frozen=True)
 class EnvFactory:
-    """Builds one environment per call; can be sent to other processes.
+    """Builds one environment per call. Can be sent to other processes.
 
     Args:
         config: Settings of the environment.
-        training: Whether the environments are for training; otherwise wrappers for training only
-            are left out.
+        training: Whether to apply the wrappers for training only.
     """
 
     config: EnvConfig
@@ -49,15 +48,15 @@ class EnvFactory:
 
     @classmethod
     def from_any(cls, env: Any, **kwargs: Any) -> EnvFactory:
-        """A factory for any form in which a caller names an environment.
+        """Create a factory from any form in which an environment can be given.
 
         Args:
             env: A registered id, an `EnvConfig`, a factory, a class or function that returns an
-                environment, or a vector environment, which serves training only.
+                environment, or a vector environment (for training only).
             **kwargs: Keyword arguments for the environment, added to those of a config.
 
         Raises:
-            ConfigError: If `env` is not one of these.
+            ConfigError: If `env` has another form.
         """
         if isinstance(env, EnvFactory):
             merged = replace(env.config, kwargs={**env.config.kwargs, **kwargs})
@@ -70,30 +69,30 @@ class EnvFactory:
             return cls(EnvConfig(target=Given(env), backend="native", kwargs=kwargs))
         if isinstance(env, gymnasium.Env) and env.spec is not None:
             problem = (
-                f"one environment cannot be many: give its id, env={env.spec.id!r}, or a function "
-                f"that makes it, env=lambda: gymnasium.make({env.spec.id!r})"
+                f"one environment cannot be used many times: pass its id, env={env.spec.id!r}, or "
+                f"a function that creates it, env=lambda: gymnasium.make({env.spec.id!r})"
             )
             raise ConfigError("env", problem, env)
         if isinstance(env, gymnasium.Env) or not callable(env):
             raise ConfigError(
                 "env",
-                "expected an id, an EnvConfig, or a class or function that returns an env; "
-                "one environment cannot be many",
+                "expected an id, an EnvConfig, or a class or function that returns an env; one "
+                "environment cannot be used many times",
                 env,
             )
         return cls(EnvConfig(target=Given(env), kwargs=kwargs))
 
     def __call__(self) -> Env:
-        """A new environment.
+        """Build a new environment.
 
-        From the inside out: the environment, Atari preprocessing, `wrappers`; in training also what
-        reports the returns of whole episodes, the parts of Atari preprocessing that change
-        episodes and rewards, and `training_wrappers`.
+        From the inside out: the environment, Atari preprocessing and `wrappers`. For training,
+        these are followed by the monitor of episode returns, the parts of Atari preprocessing that
+        change episodes and rewards, and `training_wrappers`.
 
         Raises:
-            ConfigError: If the settings name no environment, or name it wrongly.
+            ConfigError: If the settings select no valid environment.
             EnvError: If building it failed.
-            MissingExtraError: If a package that it needs is not installed.
+            MissingExtraError: If a required package is not installed.
         """
         config = self.config
         config.check_named()
@@ -118,30 +117,30 @@ class EnvFactory:
         return env
 
     def for_evaluation(self) -> EnvFactory:
-        """Builds the same environments without the parts for training only."""
+        """Return a factory of the same environments without the wrappers for training only."""
         return replace(self, training=False)
 
 
 GUARD_STEPS = 30_000
-"""Steps after which an episode is truncated if neither settings nor environment set a limit."""
+"""Maximum length of an episode if neither the settings nor the environment set a limit."""
 
 
 @dataclass(frozen=True)
 class BoundedEnvFactory:
-    """Builds environments whose episodes end after a number of steps at the latest.
+    """Builds environments with an upper bound on the length of episodes.
 
     Args:
         factory: Builds the environments.
-        max_episode_steps: Steps after which an episode is truncated, >= 1; a smaller limit of the
-            environment remains in force. None: the limit of the environment, or `GUARD_STEPS`
-            without one. 0: no other limit than that of the environment.
+        max_episode_steps: Maximum length of an episode, >= 1; a smaller limit of the environment
+            remains in force. None selects the limit of the environment, or `GUARD_STEPS` without
+            one. 0 adds no limit.
     """
 
     factory: Callable[[], Env]
     max_episode_steps: int | None
 
     def __call__(self) -> Env:
-        """A new environment."""
+        """Build a new environment."""
         env, limit = self.factory(), self.max_episode_steps
         if limit is None:
             limit = 0 if has_time_limit(env) else GUARD_STEPS
@@ -149,12 +148,12 @@ class BoundedEnvFactory:
 
 
 def has_time_limit(env: Env) -> bool:
-    """Whether a `TimeLimit` wrapper truncates the episodes, as in registered environments."""
+    """Whether a `TimeLimit` wrapper truncates episodes, as in registered environments."""
     return any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in layers_of(env))
 
 
 def cap_on_episodes(config: EnvConfig, max_episode_steps: int | None) -> int:
-    """Return the limit of `BoundedEnvFactory` for environments that are not built one by one."""
+    """Return the limit of `BoundedEnvFactory` for environments that are built all at once."""
     if max_episode_steps is not None:
         return max_episode_steps
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
@@ -163,7 +162,7 @@ def cap_on_episodes(config: EnvConfig, max_episode_steps: int | None) -> int:
 
 
 def guard_note(lengths: Iterable[float], key: str) -> str | None:
-    """The line about episodes that were truncated after `GUARD_STEPS` steps; None without any.
+    """Return a note about episodes truncated after `GUARD_STEPS` steps; None if there are none.
 
     Args:
         lengths: Lengths of episodes.
@@ -174,13 +173,13 @@ def guard_note(lengths: Iterable[float], key: str) -> str | None:
         return None
     return (
         f"note: {count} {'episodes were' if count > 1 else 'episode was'} truncated after "
-        f"{GUARD_STEPS:,} steps, since the environment declares no time limit, and counted as far "
-        f"as they came: {key} sets another limit, 0 none"
+        f"{GUARD_STEPS:,} steps, since the environment declares no time limit; their partial "
+        f"returns are counted. {key} sets another limit, 0 disables it"
     )
 
 
 def preprocessing_of(config: EnvConfig) -> type[AtariGames] | None:
-    """The preprocessing of the environment; None: there is none.
+    """Return the preprocessing of the environment; None if there is none.
 
     Raises:
         ConfigError: See `AtariGames.fits`.
@@ -194,12 +193,12 @@ def preprocessing_of(config: EnvConfig) -> type[AtariGames] | None:
 
 
 def env_name(config: EnvConfig) -> str:
-    """A short name of the environment that is fit for a directory.
+    """Return a short name of the environment, suitable for a directory.
 
-    A function is named with its module, since many are called `make`.
+    The name of a function includes its module, because many functions are called `make`.
 
     Raises:
-        ConfigError: If the settings name no environment.
+        ConfigError: If the settings select no environment.
     """
     if config.id is not None:
         return re.sub(r"[/:]", "-", config.id)
@@ -211,7 +210,7 @@ def env_name(config: EnvConfig) -> str:
 
 
 def make(config: EnvConfig) -> Env:
-    """Build the environment that the settings name, without wrappers."""
+    """Build the environment selected by the settings, without wrappers."""
     env = _made(config)
     if config.teams:
         with closed_on_error([env]):
@@ -232,29 +231,29 @@ def _made(config: EnvConfig) -> Env:
     if config.id is None:
         return make_own(config, own_maker(config.target or ""))
     if config.id.startswith("pettingzoo:"):
-        from maze_train.envs.pettingzoo import maker_named  # few environments are of PettingZoo
+        from maze_train.envs.pettingzoo import maker_named  # rarely needed
 
         return make_own(config, maker_named(config.id))
     return make_registered(config, config.id)
 
 
 def make_registered(config: EnvConfig, env_id: str) -> Env:
-    """Build a registered environment, turning gymnasium's complaints into ours."""
+    """Build a registered environment, converting errors of Gymnasium."""
     import_env_module(env_id)
     if env_id.rpartition(":")[2].startswith("ALE/"):
         register_atari()
     elif ":" not in env_id and env_id not in gymnasium.registry:
         register_installed()
-    # The checker costs time in every step and warns about style; what matters is checked where
-    # values are stored.
+    # The checker slows down every step and warns about style; values are checked where they are
+    # stored.
     options = {"disable_env_checker": True, "max_episode_steps": config.max_episode_steps}
     try:
         return gymnasium.make(env_id, **{**options, **config.kwargs})
     except MazeTrainError:
         raise
     except BaseException as error:
-        # The message alone: a traceback through an installed package helps no one, and repeats what
-        # the environment quotes of a file that a stranger's settings name.
+        # Without the traceback: it leads through an installed package, and may reveal contents of a
+        # file named by untrusted settings.
         spec = gymnasium.registry.get(env_id)
         entry = str(spec.entry_point) if spec is not None else ""
         is_told = entry.startswith(("gymnasium", "minigrid.")) or isinstance(error, ImportError)
@@ -263,7 +262,7 @@ def make_registered(config: EnvConfig, env_id: str) -> Env:
 
 
 def make_own(config: EnvConfig, make: Callable[..., Any]) -> Env:
-    """Build an environment from a class or function, with a time limit when one is set."""
+    """Build an environment from a class or function, with a time limit if one is set."""
     target = str(config.target or config.id)
     try:
         env = make(**config.kwargs)
@@ -285,7 +284,7 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> Env:
 
 
 def converted(env: Any) -> Any:
-    """Return an environment of another interface as one of gymnasium; anything else as it is."""
+    """Convert an environment with another interface to Gymnasium; keep other objects."""
     if "pettingzoo" in sys.modules:
         from maze_train.envs.pettingzoo import adapted
 
@@ -297,13 +296,13 @@ def converted(env: Any) -> Any:
 
 
 def own_maker(target: str) -> Callable[..., Any]:
-    """Return the class or function of environments that a dotted path names.
+    """Return the class or function of environments at a dotted path.
 
     Raises:
-        ConfigError: If it cannot be found, or makes no environments.
+        ConfigError: If it cannot be found, or does not create environments.
     """
     key = "env._target_"
-    locate(target, key)  # imports the package that its class may be of
+    locate(target, key)  # imports the package of its class
     others: tuple[type, ...] = (ConvertibleEnv,)
     if "pettingzoo" in sys.modules:
         from maze_train.envs.pettingzoo import kinds
@@ -313,7 +312,7 @@ def own_maker(target: str) -> Callable[..., Any]:
 
 
 def wrap(env: Env, node: dict[str, Any], key: str) -> Env:
-    """Put the wrapper that a configuration node names around an environment."""
+    """Wrap an environment with the wrapper selected by a configuration node."""
     try:
         wrapped: Env = build_target(node, env, key=key, kind=gymnasium.Env)
     except MazeTrainError:
@@ -330,21 +329,21 @@ def wrap(env: Env, node: dict[str, Any], key: str) -> Env:
         changed = [*(f"adds {key!r}" for key in sorted(given - known))]
         changed += [f"takes {key!r} away" for key in sorted(known - given)]
         problem = (
-            f"{' and '.join(changed)} where all agents observe together, which no policy reads: "
-            "let the environment change what each agent observes"
+            f"{' and '.join(changed)} in the joint observation of all agents, which no policy "
+            "reads: change the observations of the agents within the environment"
         )
         raise ConfigError(key, problem, node[TARGET])
     if isinstance(wrapped, REWARD_WRAPPERS):
         problem = (
-            "changes the mean of the rewards, and agents learn from their own: let the environment "
-            "change these"
+            "changes the mean of the rewards, but agents learn from their individual rewards: "
+            "change these within the environment"
         )
         raise ConfigError(key, problem, node[TARGET])
     return wrapped
 
 
 def check_spaces_kept(env: Env, wrapped: Env, key: str, node: dict[str, Any]) -> None:
-    """Refuse a wrapper for training only after which the policy would not fit the evaluation."""
+    """Check that a training wrapper keeps the spaces, so that the policy fits the evaluation."""
     for name, before, after in (
         ("observation_space", env.observation_space, wrapped.observation_space),
         ("action_space", env.action_space, wrapped.action_space),
@@ -352,7 +351,7 @@ def check_spaces_kept(env: Env, wrapped: Env, key: str, node: dict[str, Any]) ->
         if before != after:
             raise ConfigError(
                 key,
-                f"changes the {name} from {before} to {after}, which evaluation does not have: put "
-                "the wrapper into env.wrappers",
+                f"changes the {name} from {before} to {after}, but is not used in evaluation: "
+                "move the wrapper to env.wrappers",
                 node,
             )

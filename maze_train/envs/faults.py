@@ -1,4 +1,4 @@
-"""Failures of environments: their messages, and numbers that are not finite."""
+"""Error messages for failing environments, and checks for non-finite values."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import Array
 
 ON_NON_FINITE = ("raise", "skip")
-"""Reactions to numbers that are not finite."""
+"""What to do about non-finite values."""
 
 
 READERS = ("maze_train.", "gymnasium.")
-"""Packages that read what an environment returns."""
+"""Packages that process the results of environments."""
 
 DRAWERS = ("gymnasium.envs.mujoco.mujoco_rendering", "mujoco.egl", "mujoco.osmesa", "OpenGL")
-"""Packages by which MuJoCo draws."""
+"""Packages that MuJoCo uses for rendering."""
 
 NO_DISPLAY = (
-    "; on a machine without a display MuJoCo draws with MUJOCO_GL=egl or MUJOCO_GL=osmesa in the "
-    "environment of the command, which need the libraries of libegl1 or of libosmesa6"
+    "; on a machine without a display, set the environment variable MUJOCO_GL=egl or "
+    "MUJOCO_GL=osmesa, which require the libraries of libegl1 or of libosmesa6"
 )
-"""Remedy for those who lack what they load."""
+"""Hint for rendering errors."""
 
 OLD_SIGNATURE = re.compile(r"unpack|unexpected keyword argument '(seed|options)'|^info is ")
 
@@ -41,27 +41,27 @@ NEW_SIGNATURES = (
     "(observation, reward, terminated, truncated, info). "
 )
 SHIMMY = (
-    "An environment of OpenAI Gym is used by the compatibility wrapper "
-    "shimmy.GymV21CompatibilityV0(env=...), or as env=shimmy:GymV21Environment-v0 "
+    "Environments of OpenAI Gym need the compatibility wrapper "
+    "shimmy.GymV21CompatibilityV0(env=...), or env=shimmy:GymV21Environment-v0 "
     "env.kwargs.env_id=<its id> (pip install shimmy gym)"
 )
-"""Remedy for environments of the old interface: a compatibility wrapper."""
+"""Hint for environments with the old interface."""
 
 
 SEVERAL_REWARDS = (
     "; if each agent has its own reward, derive the environment from maze_train.MultiAgentEnv, "
     "whose step returns rewards by agent"
 )
-"""Remedy for environments of several agents in the form of one."""
+"""Hint for multi-agent environments that imitate the single-agent interface."""
 
 
 def explained(error: BaseException) -> str:
-    """Describe an exception of an environment, with the remedy if it is known.
+    """Describe an exception of an environment, with a hint if the cause is known.
 
-    Every caller that catches all exceptions of an environment gets its message here.
+    Every handler of arbitrary exceptions of an environment must call this function.
 
     Raises:
-        KeyboardInterrupt: The error itself, if it is one: Ctrl-C is no fault of an environment.
+        KeyboardInterrupt: The error itself, because Ctrl-C is not a failure of the environment.
     """
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -74,7 +74,7 @@ def explained(error: BaseException) -> str:
     if not frames or not modules[-1].startswith(READERS):
         return text
     frame = frames[-1]
-    # It was raised where something was read that the environment had returned.
+    # The error was raised while the result of the environment was processed.
     reward = frame.f_locals.get("reward", 0.0)
     if not is_number(reward):
         several = SEVERAL_REWARDS if isinstance(reward, (list, tuple, dict, np.ndarray)) else ""
@@ -83,7 +83,7 @@ def explained(error: BaseException) -> str:
 
 
 def checked_info(info: Any) -> dict[str, Any]:
-    """`info` itself.
+    """Return `info` after checking its type.
 
     Raises:
         TypeError: If it is not a dict.
@@ -94,19 +94,19 @@ def checked_info(info: Any) -> dict[str, Any]:
 
 
 def own_processes(num_envs: object) -> str:
-    """How each environment gets a process of its own.
+    """Return instructions for running each environment in a separate process.
 
     Args:
         num_envs: Number of training environments.
     """
     return (
-        f"give each a process of its own with runner=local runner.n_workers={num_envs} and "
+        f"run each in a separate process with runner=local runner.n_workers={num_envs} and "
         f"evaluation.concurrency={num_envs} or less"
     )
 
 
 def is_number(reward: Any) -> bool:
-    """Whether a reward can be read as a number."""
+    """Whether a reward can be converted to float."""
     try:
         float(reward)
     except (TypeError, ValueError, OverflowError):
@@ -115,11 +115,11 @@ def is_number(reward: Any) -> bool:
 
 
 def episode_fault(number: int, step: int, seed: int, error: BaseException) -> str:
-    """Describe the failure of an environment in an episode.
+    """Describe the failure of an environment during an episode.
 
     Args:
-        number: Number of the environment.
-        step: Steps of the episode, with the one that failed; 0: its reset.
+        number: Index of the environment.
+        step: Number of the failed step in the episode; 0 for the reset.
         seed: Seed of the episode.
         error: The exception.
 
@@ -134,7 +134,7 @@ class EpisodeError(EnvError):
     """An episode failed.
 
     Args:
-        text: Description of the failure, with place and time.
+        text: Description of the failure.
         seed: Seed of the episode.
     """
 
@@ -147,30 +147,30 @@ class EpisodeError(EnvError):
 
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
-"""Largest number of the type in which rewards and observations of floats are stored."""
+"""Largest finite float32; rewards and float observations are stored as float32."""
 
 PIECE = 2**13
-"""Numbers per dot product: BLAS uses threads for longer ones."""
+"""Number of elements per dot product; BLAS uses several threads for longer vectors."""
 
 WEIGHT = 2.0**-20
-"""So small that a piece of the largest numbers does not overflow."""
+"""Weight small enough to prevent overflow of the dot product."""
 
 
 class NonFiniteError(EnvError):
-    """An environment returned NaN or an infinity."""
+    """An environment returned NaN or infinity."""
 
-    is_final = True  # A worker that is started again would see the same number.
+    is_final = True  # A restarted worker would produce the same value.
 
 
 class FiniteCheck:
-    """Quick test whether arrays hold only numbers that are finite in float32.
+    """Fast check that arrays contain only values that are finite in float32.
 
     It is built once and called after every step. Each array takes one dot product, the fastest
-    test that NumPy offers: with a small constant, which keeps NaN and infinities, or of float64
-    with the array itself, since float64 holds the squares of all numbers of float32.
+    check in NumPy: with a small constant, which preserves NaN and infinity, or of float64 arrays
+    with themselves, since float64 can represent the square of any float32.
 
     Args:
-        columns: Contiguous arrays; those that do not hold floats are skipped.
+        columns: Contiguous arrays; arrays of other than floats are skipped.
     """
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
@@ -184,9 +184,9 @@ class FiniteCheck:
                     self._pieces.append((part, weights, MAX_FLOAT32 ** (1 + is_wide)))
 
     def passes(self) -> bool:
-        """Return True only if all numbers are finite in float32 now.
+        """Return True only if all current values are finite in float32.
 
-        Several float64 numbers near the largest float32 may fail the test: `non_finite_rows` is
+        The check may fail for several float64 values near the largest float32; `non_finite_rows` is
         exact.
         """
         try:
@@ -199,21 +199,21 @@ class FiniteCheck:
 
 
 def are_finite(values: Array) -> npt.NDArray[np.bool_]:
-    """Mask of the floats that are finite where they are stored, in float32."""
+    """Return the mask of floats that are finite in float32, in which they are stored."""
     with np.errstate(over="ignore"):
         finite: npt.NDArray[np.bool_] = np.isfinite(values.astype(np.float32, copy=False))
     return finite
 
 
 def check_finite(columns: Mapping[str, Any], what: str = "observation") -> None:
-    """Refuse leaves of one observation that hold NaN, infinities, or what float32 cannot hold.
+    """Check that the leaves of an observation are finite in float32.
 
     Args:
-        columns: Leaves by key; the key of a lone leaf is empty.
+        columns: Leaves by key; the key of a single leaf is empty.
         what: Name in the message.
 
     Raises:
-        NonFiniteError: Naming the leaf, the value and its index.
+        NonFiniteError: If a value is not finite. The error names the leaf, the value and its index.
     """
     for key, value in columns.items():
         array = np.asarray(value)
@@ -231,22 +231,22 @@ def _expected(value: float) -> str:
 
 
 def check_finite_reward(reward: float) -> None:
-    """Refuse a reward that is NaN, or infinite in single precision.
+    """Check that a reward is finite in float32.
 
     Raises:
-        NonFiniteError: Naming the value.
+        NonFiniteError: If it is not.
     """
     if not abs(reward) <= MAX_FLOAT32:
         raise NonFiniteError(f"reward is {reward}, {_expected(reward)}")
 
 
 def non_finite_rewards(rewards: Array) -> Mask:
-    """Mask of the rewards [n] that `check_finite_reward` refuses, [n]."""
+    """Return the mask [n] of rewards that are not finite in float32."""
     return ~(np.abs(rewards) <= MAX_FLOAT32)
 
 
 def non_finite_rows(columns: Mapping[str, Array]) -> Mask:
-    """Mask of the rows of arrays [n, ...] that `check_finite` refuses, [n]."""
+    """Return the mask [n] of rows of arrays [n, ...] that are not finite in float32."""
     bad = np.zeros(len(next(iter(columns.values()))), np.bool_)
     for column in columns.values():
         if column.dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""Presents vector environments of other packages as vector environments of this one."""
+"""Adapters of third-party vector environments to `MazeVectorEnv`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Columns: TypeAlias = dict[str, Array]
 
 FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
-"""Keys of gymnasium's infos about episodes that ended."""
+"""Keys of Gymnasium's infos about ended episodes."""
 
 
 def make_foreign_env(
@@ -63,23 +63,23 @@ def make_foreign_env(
     device: Any = "cpu",
     info_keys: Sequence[str] | None = None,
 ) -> MazeVectorEnv:
-    """Build the vector environment of a configuration whose backend is not `gymnasium`.
+    """Build the vector environment of a configuration with a backend other than `gymnasium`.
 
     Args:
         config: Settings of the environment.
         num_envs: Number of environments.
-        training: Whether it is for training, where on Atari life losses end episodes and rewards
-            are signs.
-        num_threads: Threads that step the environments, where the backend has such; 0: it decides.
-        max_episode_steps: Steps after which an episode is truncated at the latest, >= 1; a limit of
-            the environment's own that is smaller stays.
-        device: Device of a simulator, unless the settings name one.
+        training: Whether it is for training. If so, on Atari the loss of a life ends an episode and
+            rewards are signs.
+        num_threads: Number of threads of the environment, if supported; 0 uses its default.
+        max_episode_steps: Upper bound (>= 1) on the length of an episode. A smaller limit of the
+            environment remains in force.
+        device: Device of a simulator, unless the settings select one.
         info_keys: See `ForeignVectorEnv`.
 
     Raises:
-        ConfigError: If the settings name no such environment, or do not fit its backend.
-        EnvError: If building the environment failed, or it does not say how it resets.
-        MissingExtraError: If a package that it needs is not installed.
+        ConfigError: If the settings select no such environment, or do not fit its backend.
+        EnvError: If building the environment failed, or it declares no autoreset mode.
+        MissingExtraError: If a required package is not installed.
         SpaceError: If a space cannot be flattened.
     """
     backends.check_settings(config)
@@ -102,25 +102,24 @@ def make_foreign_env(
 
 
 class ForeignVectorEnv(MazeVectorEnv, ABC):
-    """Environments of another package that are stepped all at once.
+    """Base class of adapters of third-party environments that are stepped all at once.
 
-    With `atari_training`, `AtariLives` ends episodes where a life is lost. Then
-    `infos["final_info"]["episode"]` has the raw return `r` and the length `l` of whole games, under
-    the mask `infos["final_info"]["_episode"]`.
+    With `atari_training`, `AtariLives` ends an episode when a life is lost. The raw return `r` and
+    the length `l` of whole games are then in `infos["final_info"]["episode"]`, under the mask
+    `infos["final_info"]["_episode"]`.
 
     Args:
         name: Name in messages.
         num_envs: Number of environments.
         spaces: Observation and action space of one environment.
         metadata: Metadata of an environment.
-        atari_training: Whether life losses end episodes and rewards are signs; needs
+        atari_training: Whether the loss of a life ends an episode and rewards are signs; requires
             `infos["lives"]`.
-        frame_stack: Number of stacked frames by leaf of the observation; None: what the metadata
-            say.
+        frame_stack: Number of stacked frames by leaf of the observation; None reads the metadata.
         empty_mask: See `EnvConfig.empty_mask`.
         copy: Whether to return copies of the observations.
         step_infos: Whether to return the infos of every step.
-        info_keys: Keys of the numbers to keep of last infos; None: keep them as they are.
+        info_keys: Keys of the values to keep from final infos; None keeps whole infos.
 
     Raises:
         SpaceError: If a space cannot be flattened.
@@ -157,32 +156,32 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         numbers = np.zeros(num_envs), np.zeros(num_envs, np.uint8)
         self._buffers = StepBuffers({}, {}, actions, *numbers)
         self._fills_masks = empty_mask == "all_legal"
-        self._resetting: Mask = np.zeros(num_envs, np.bool_)  # in the next step
+        self._resetting: Mask = np.zeros(num_envs, np.bool_)  # whether the next step only resets
         self._lengths = np.zeros(num_envs, np.int64)
 
     @abstractmethod
     def _reset_envs(
         self, seed: int, options: dict[str, Any] | None
     ) -> tuple[Columns, dict[str, Any]]:
-        """Begin new episodes everywhere; returns the first observations and infos."""
+        """Begin new episodes in all environments; return the first observations and infos."""
 
     @abstractmethod
     def _step_envs(self, actions: Columns) -> StepBatch[Array]:
-        """Step every environment once; observations are by leaf, `columns` has all infos."""
+        """Step all environments; observations are by leaf, and `columns` has all infos."""
 
     def _following(self, columns: Columns, end: Array) -> Columns:
-        """Return the observations to act on after a step that ended episodes."""
+        """Return the observations to act on after a step in which episodes ended."""
         return columns
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ArrayTree, dict[str, Any]]:
-        """Start a run of episodes.
+        """Begin new episodes in all environments.
 
         Args:
-            seed: Names the run of episodes, an integer >= 0; None draws one. Environments that take
-                a seed each get seeds that have nothing in common.
-            options: Passed to the reset of the environment, not to later autoresets.
+            seed: Seed of all following episodes, an integer >= 0; None draws one. Environments with
+                one seed each get unrelated seeds.
+            options: Passed to this reset of the environment, but not to later autoresets.
 
         Returns:
             The first observations, [num_envs, ...], and the infos of the reset.
@@ -225,7 +224,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         return batch
 
     def _columns(self, leaves: Iterable[tuple[str, Any]]) -> Columns:
-        """Batched observations by leaf, in the dtypes of the space."""
+        """Return batched observations by leaf, in the dtypes of the space."""
         columns: Columns = {}
         for key, value in leaves:
             leaf = self._observation.leaves[key]
@@ -236,7 +235,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         return columns
 
     def _ends(self, infos: Any, ended: Mask) -> list[EpisodeEnd]:
-        """Read what is needed of the episodes that ended."""
+        """Extract the required values of the episodes that ended."""
         return [
             episode_end(i, info_of(infos, i, self.num_envs), self._keys, self.agents)
             for i in np.flatnonzero(ended).tolist()
@@ -251,7 +250,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
     def _check_finite(
         self, columns: Columns, rows: Mask | None = None, name: str = "observation"
     ) -> None:
-        """Raise EnvError if an observation in these rows (None: all) is not finite."""
+        """Raise EnvError if an observation in these rows (None: all rows) is not finite."""
         floats = [column for column in columns.values() if column.dtype.kind == "f"]
         if all(faults.are_finite(column).all() for column in floats):
             return
@@ -261,10 +260,10 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
                 faults.check_finite({key: column[i] for key, column in columns.items()}, name)
 
     def _act_on(self, columns: Columns) -> None:
-        """Keep the observations to act on.
+        """Store the observations to act on.
 
         Raises:
-            EnvError: If one has no legal action.
+            EnvError: If an observation has no legal action.
         """
         obs = self._buffers.obs
         obs.update(columns)
@@ -283,7 +282,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
 
     @contextmanager
     def _failure_of(self, i: int) -> Iterator[None]:
-        """Name the environment and its step in errors about what it returned."""
+        """Add the environment and the step to errors about its results."""
         try:
             yield
         except (faults.NonFiniteError, SpaceError) as error:
@@ -292,7 +291,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
 
 
 class SameStepVectorEnv(ForeignVectorEnv):
-    """A vector environment of gymnasium that resets an environment in the step that ends it."""
+    """Adapter of Gymnasium vector environments with autoreset mode SAME_STEP."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], **settings: Any) -> None:
         name = type(env.unwrapped).__name__
@@ -303,7 +302,7 @@ class SameStepVectorEnv(ForeignVectorEnv):
     def _reset_envs(
         self, seed: int, options: dict[str, Any] | None
     ) -> tuple[Columns, dict[str, Any]]:
-        """Begin new episodes everywhere."""
+        """Begin new episodes in all environments."""
         try:
             obs, infos = self._env.reset(seed=backends.seed_for(self._env, seed), options=options)
         except BaseException as error:
@@ -311,7 +310,7 @@ class SameStepVectorEnv(ForeignVectorEnv):
         return self._columns(self._observation.read(obs)), dict(infos)
 
     def _step_envs(self, actions: Columns) -> StepBatch[Array]:
-        """Step every environment once, and convert the results to our types."""
+        """Step all environments, and convert the results."""
         try:
             obs, rewards, *flags, infos = self._env.step(self._action.build(actions))
         except BaseException as error:
@@ -330,14 +329,14 @@ class SameStepVectorEnv(ForeignVectorEnv):
         return batch
 
     def _finish(self, batch: StepBatch[Array], columns: Columns, infos: Mapping[str, Any]) -> None:
-        """Add the ends of episodes to a step, before the environment uses its infos again."""
+        """Add the ends of episodes to a step, before the environment reuses its infos."""
         ended = has_ended(batch.end)
         if ended.any():
             batch.final_obs = self._given_final_obs(infos, ended)
             batch.ends = self._ends(infos.get("final_info", {}), ended)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the environment, and let go of it: some end their threads only then."""
+        """Close and release the environment; some stop their threads only when released."""
         env = vars(self).pop("_env", None)
         if env is not None:
             backends.IN_USE.discard(env)
@@ -345,7 +344,7 @@ class SameStepVectorEnv(ForeignVectorEnv):
             close_all([env])
 
     def _given_final_obs(self, infos: Mapping[str, Any], ended: Mask) -> Columns:
-        """`infos["final_obs"]` by leaf; rows of episodes that continue are arbitrary."""
+        """Return `infos["final_obs"]` by leaf; rows of running episodes are arbitrary."""
         given = infos.get("final_obs")
         rows_given = isinstance(given, np.ndarray) and given.dtype == object
         if given is None or (rows_given and any(given[i] is None for i in np.flatnonzero(ended))):
@@ -367,9 +366,10 @@ class SameStepVectorEnv(ForeignVectorEnv):
 
 
 class NextStepVectorEnv(SameStepVectorEnv):
-    """A vector environment of gymnasium whose next step resets an environment that ended.
+    """Adapter of Gymnasium vector environments with autoreset mode NEXT_STEP.
 
-    The action of such a row is not used, and its results are arbitrary.
+    The step after the end of an episode only resets the environment. The action of such a row is
+    ignored, and its results are arbitrary.
     """
 
     mode = AutoresetMode.NEXT_STEP
@@ -383,10 +383,10 @@ class NextStepVectorEnv(SameStepVectorEnv):
         batch.final_obs, batch.ends = columns, self._ends(infos, self._resetting)
 
     def _following(self, columns: Columns, end: Array) -> Columns:
-        """Return the last observations, with zeros for terminal ones that are not finite.
+        """Return the final observations, with zeros in terminal ones that are not finite.
 
-        Networks read them, but the results are not used. A product with a discount or a weight of 0
-        would keep NaN.
+        Networks process terminal observations although their results are not used, and multiplying
+        a result by a discount or weight of 0 does not remove NaN.
         """
         bad = is_terminated(end) & faults.non_finite_rows(columns)
         if bad.any():
@@ -397,12 +397,12 @@ class NextStepVectorEnv(SameStepVectorEnv):
 
 
 class DisabledVectorEnv(SameStepVectorEnv):
-    """A vector environment of gymnasium whose environments are reset here where they ended.
+    """Adapter of Gymnasium vector environments without autoreset; it resets ended episodes.
 
     Args:
         env: The environment.
-        max_episode_steps: Steps after which an episode is truncated, >= 1; None: never.
-        **settings: Those of `ForeignVectorEnv`.
+        max_episode_steps: Maximum length of an episode, >= 1; None disables truncation.
+        **settings: See `ForeignVectorEnv`.
     """
 
     def __init__(
@@ -416,11 +416,11 @@ class DisabledVectorEnv(SameStepVectorEnv):
         if self._limit is not None:
             batch.end[(batch.end == RUNNING) & (self._lengths + 1 >= self._limit)] = TRUNCATED
         batch.ends = self._ends(infos, has_ended(batch.end))
-        if batch.ends:  # The reset may use the memory of the observations again.
+        if batch.ends:  # The reset may overwrite the memory of the observations.
             batch.final_obs = {key: column.copy() for key, column in columns.items()}
 
     def _following(self, columns: Columns, end: Array) -> Columns:
-        """Reset the environments whose episodes ended; returns the observations to act on."""
+        """Reset the environments whose episodes ended; return the observations to act on."""
         ended = has_ended(end)
         columns = {key: column.copy() for key, column in columns.items()}
         try:
@@ -433,12 +433,12 @@ class DisabledVectorEnv(SameStepVectorEnv):
 
 
 class SimulatorVectorEnv(ForeignVectorEnv):
-    """All environments of a simulator.
+    """Adapter of simulators.
 
     Args:
-        simulator: The simulator; closed with this.
-        max_episode_steps: Steps that an episode may have; None: any number.
-        **settings: Those of `ForeignVectorEnv`.
+        simulator: The simulator; closed together with the adapter.
+        max_episode_steps: Maximum allowed length of an episode; None disables the check.
+        **settings: See `ForeignVectorEnv`.
     """
 
     def __init__(
@@ -454,16 +454,16 @@ class SimulatorVectorEnv(ForeignVectorEnv):
     def _reset_envs(
         self, seed: int, options: dict[str, Any] | None
     ) -> tuple[Columns, dict[str, Any]]:
-        """Begin new episodes everywhere."""
+        """Begin new episodes in all environments."""
         obs = self.simulator.reset_arrays(distinct_seeds(seed, 1)[0])
         self._before = self._columns(obs.items())
         return self._before, {}
 
     def _step_envs(self, actions: Columns) -> StepBatch[Array]:
-        """Step every environment once.
+        """Step all environments.
 
         Raises:
-            EnvError: If an episode has more steps than it may.
+            EnvError: If an episode exceeds the allowed length.
         """
         before = self._before
         batch: StepBatch[Array] = self.simulator.step_arrays(actions)
@@ -471,7 +471,7 @@ class SimulatorVectorEnv(ForeignVectorEnv):
         batch.obs = self._before = self._columns(obs.items())
         ended = has_ended(batch.end)
         if self._limit and np.where(ended, 0, self._lengths + 1).max() >= self._limit:
-            # Only the simulator can begin a new episode in one of its environments.
+            # Only the simulator itself can reset one of its environments.
             raise EnvError(
                 f"an episode of {self.simulator.name} did not end within the {self._limit} steps "
                 "of evaluation.max_episode_steps: a simulator has to end episodes itself, for "
@@ -485,11 +485,11 @@ class SimulatorVectorEnv(ForeignVectorEnv):
         return batch
 
     def own_states(self) -> Sequence[dict[str, Any] | None]:
-        """Return the state of the simulator, see `MazeVectorEnv`."""
+        """Return the state of the simulator; see `MazeVectorEnv`."""
         return [self.simulator.state_dict()] if self.offers_own_state else []
 
     def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Restore the state of the simulator, see `MazeVectorEnv`."""
+        """Restore the state of the simulator; see `MazeVectorEnv`."""
         for state in states:
             self.simulator.reset(0)
             self.simulator.load_state_dict(state)
@@ -502,26 +502,28 @@ class SimulatorVectorEnv(ForeignVectorEnv):
 def foreign_env(
     env: VectorEnv[Any, Any, Any], *, max_episode_steps: int | None = None, **settings: Any
 ) -> ForeignVectorEnv:
-    """Present any vector environment of gymnasium as a `MazeVectorEnv`.
+    """Adapt any Gymnasium vector environment to `MazeVectorEnv`.
 
-    What happens where an episode ends depends on its autoreset mode:
+    The behaviour at the end of an episode depends on the autoreset mode of the environment:
 
-    * SAME_STEP: passed through, as described at `MazeVectorEnv`.
-    * NEXT_STEP: the returned observation is the last one of the episode. The next step only resets
-      this environment: its action is ignored, its reward is 0, its flags are False, the returned
-      observation is the first of the next episode, and `infos["ignored"][i]` is True. Such a row is
-      not a transition. The key is there only when a row is ignored.
-    * DISABLED: environments whose episodes ended are reset here, which gives SAME_STEP.
+    * SAME_STEP: as described in `MazeVectorEnv`.
+    * NEXT_STEP: the returned observation is the final one of the episode. The next step only resets
+    the
+      environment: its action is ignored, its reward is 0, its flags are False, the returned
+          observation
+      is the first of the next episode, and `infos["ignored"][i]` is True. Such a row is not a
+      transition. The key exists only if a row is ignored.
+    * DISABLED: ended environments are reset here, which results in SAME_STEP.
 
     Args:
         env: The vector environment, with its autoreset mode in `metadata["autoreset_mode"]`. It is
-            closed with the result.
-        max_episode_steps: Steps after which an episode is truncated, >= 1; mode DISABLED only.
-        **settings: Those of `ForeignVectorEnv`.
+            closed together with the result.
+        max_episode_steps: Maximum length of an episode, >= 1; mode DISABLED only.
+        **settings: See `ForeignVectorEnv`.
 
     Raises:
         ConfigError: If `max_episode_steps` is given for another mode.
-        EnvError: If the environment does not say how it resets.
+        EnvError: If the environment declares no autoreset mode.
         SpaceError: If a space cannot be flattened.
     """
     mode = backends.autoreset_mode(env)

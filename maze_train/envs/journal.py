@@ -1,7 +1,7 @@
-"""The journal of running episodes: the actions from which they are played again.
+"""Journal of the actions of running episodes, from which they are replayed.
 
-An episode follows from its seed and the actions. The journal keeps the number of the episode and
-the actions; what is to be replayed is an `EpisodeRecord`.
+An episode is determined by its seed and the actions. The journal stores the number of the episode
+and its actions; an `EpisodeRecord` describes one replay.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ from maze_train.envs.monitoring import plain_copy
 from maze_train.envs.vector import Array
 
 RECENT_NBYTES, RECENT_STEPS = 2**18, (16, 1024)
-"""Size of the actions that are kept for all environments at once, and fewest and most steps."""
+"""Size in bytes of the buffer of recent actions of all environments; minimum and maximum steps."""
 
 PIECE_NBYTES = 2**20
-"""Size of the older actions that become a piece when a state is asked for."""
+"""Minimum size in bytes of older actions to be moved to a piece when a state is saved."""
 
 MAX_NBYTES = 2**30
-"""Size of the actions of the running episodes that are kept at most."""
+"""Maximum size in bytes of the stored actions of running episodes."""
 
 NOT_KEPT = "its actions were not kept, because its episode is too long"
 
 
 ROUNDING = 1e-9
-"""Relative difference that counts as rounding; of float32 and shorter types, 8 units in the last
-place."""
+"""Relative difference attributed to rounding; at least 8 machine epsilons of the dtype."""
 
 LEAST_ROUNDING = 1e-12
-"""Absolute difference that counts as rounding, for numbers that are differences themselves."""
+"""Absolute difference attributed to rounding, for values that result from cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How the replay of an episode differs from the episode."""
+    """Difference between a replay and the recorded episode."""
 
     text: str
     is_rounding: bool = False
-    """Whether only the last digits of numbers differ."""
+    """Whether the difference is within rounding."""
 
 
 def is_rounding(found: Array, expected: Array) -> bool:
-    """Whether two arrays differ in the last digits of floating-point numbers only."""
+    """Whether two arrays differ only by floating-point rounding."""
     if expected.dtype.kind != "f" or not np.isfinite(found).all():
         return False
     share = max(ROUNDING, 8.0 * float(np.finfo(expected.dtype).eps))
@@ -63,25 +62,24 @@ def is_rounding(found: Array, expected: Array) -> bool:
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """Record from which one environment is put back where it was.
+    """Record from which one environment is restored.
 
-    The record starts at its base: the start of the running episode, or an earlier one where the
-    running episode continued with the game of those before, or the state that the environment gave
-    of itself.
+    The record starts at its base: the beginning of the running episode, or of an earlier episode if
+    the running one continues the same game, or the last saved state of the environment.
     """
 
     episodes: int
-    """Number of episodes that were started, the running one included."""
+    """Number of episodes begun, including the running one."""
     base_episodes: int
-    """Number of episodes that were started at the base; at most `episodes`."""
+    """Number of episodes begun at the base; at most `episodes`."""
     steps: int
-    """Steps of the running episode."""
+    """Number of steps of the running episode."""
     options: dict[str, Any] | None
     """Options of the reset at the base."""
     own: dict[str, Any] | None
-    """State that the environment itself gave at the base, if it did."""
+    """State of the environment at the base, if it provides one."""
     is_kept: bool
-    """Whether the actions are kept."""
+    """Whether the actions are stored."""
     actions: dict[str, Array]
     """Actions since the base, [k, ...] per part."""
     obs: dict[str, Array]
@@ -95,7 +93,7 @@ class EpisodeRecord:
         return min((len(part) for part in self.actions.values()), default=0)
 
     def difference(self, obs: Mapping[str, Array], reward: float) -> Difference | None:
-        """Describe the difference after these actions; None if every byte is the same."""
+        """Describe the difference after the replay; None if all bytes are equal."""
         found = []
         for key, expected in self.obs.items():
             if obs[key].tobytes() != expected.tobytes():
@@ -111,7 +109,7 @@ class EpisodeRecord:
 
 @dataclass(eq=False)
 class Piece:
-    """Earlier actions of running episodes, [k, ...] by environment and part; never changed."""
+    """Immutable earlier actions of running episodes, [k, ...] by environment and part."""
 
     actions: dict[int, dict[str, Array]]
 
@@ -130,29 +128,29 @@ class Base:
 
     episodes: int
     row: int
-    """Row of the recent actions from which on they count."""
+    """Row of the recent actions at which the record continues."""
     options: dict[str, Any] | None = None
     own: dict[str, Any] | None = None
     pieces: list[Piece] = field(default_factory=list)
     actions: list[dict[str, Array]] = field(default_factory=list)
-    """Actions after those of the pieces and before the recent ones, [k, ...] per part."""
+    """Actions between those in pieces and the recent ones, [k, ...] per part."""
     nbytes: int = 0
-    """Size of both."""
+    """Size of pieces and actions in bytes."""
     is_kept: bool = True
 
 
 class Journal:
-    """Keeps the actions of `n` environments since their bases, and counts their episodes.
+    """Stores the actions of `n` environments since their bases, and counts their episodes.
 
-    One step costs one assignment per part of the actions, because the actions of the last steps
-    are kept for all environments at once. Older ones are in lists, one per environment. When a
-    state is asked for, long lists become a piece, which a checkpoint writes once.
+    A step costs one assignment per part of the actions, because recent actions of all environments
+    are stored in one buffer. Older actions are in lists per environment. When a state is saved,
+    long lists become a piece, which a checkpoint writes only once.
 
     Args:
-        columns: The arrays in which the actions of a step lie, [n, ...] per part.
+        columns: The arrays with the actions of a step, [n, ...] per part.
 
     Attributes:
-        episodes: Episodes started, by environment.
+        episodes: Number of episodes begun, by environment.
     """
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
@@ -160,7 +158,7 @@ class Journal:
         self._n = len(next(iter(columns.values())))
         nbytes = max(1, sum(column.nbytes for column in columns.values()))
         self._rows = int(np.clip(RECENT_NBYTES // nbytes, *RECENT_STEPS))
-        # The one object of each dtype, so that equal states are equal when pickled.
+        # Canonical dtype objects, so that equal states have equal pickles.
         self._recent = {
             key: np.empty((self._rows, *column.shape), np.dtype(column.dtype.str))
             for key, column in columns.items()
@@ -169,9 +167,9 @@ class Journal:
         self.begin(None)
 
     def begin(self, options: dict[str, Any] | None) -> None:
-        """All environments start their first episodes."""
-        with suppress(EnvError):  # It is reported when a state is asked for.
-            options = plain_copy(options, "options")  # The environment may change its own.
+        """Record that all environments begin their first episodes."""
+        with suppress(EnvError):  # Reported when a state is saved.
+            options = plain_copy(options, "options")  # The environment may modify the original.
         self._first = self._row = 0
         self._valid = True
         self.episodes = [1] * self._n
@@ -179,11 +177,11 @@ class Journal:
         self._bases = [Base(1, 0, options) for _ in range(self._n)]
 
     def invalidate(self) -> None:
-        """Mark the record as invalid: it no longer says where the environments are."""
+        """Mark the journal as invalid after a failed call."""
         self._valid = False
 
     def record(self) -> None:
-        """Keep the actions of the step that was made."""
+        """Store the actions of the last step."""
         row = self._row
         for recent, column in self._pairs:
             recent[row] = column
@@ -192,12 +190,12 @@ class Journal:
             self._distribute()
 
     def ended(self, indices: Iterable[int], continuing: Sequence[int] = ()) -> None:
-        """Episodes ended in the step that was recorded last, and new ones began.
+        """Record that episodes ended in the last recorded step and new ones began.
 
         Args:
             indices: The environments.
-            continuing: Those whose new episode continues the game of the old one, and cannot be
-                replayed alone.
+            continuing: Environments whose new episode continues the game of the old one, and cannot
+                be replayed without it.
         """
         for i in indices:
             self.episodes[i] += 1
@@ -206,23 +204,23 @@ class Journal:
                 self._bases[i] = Base(self.episodes[i], self._row)
 
     def rebase(self, i: int, own: dict[str, Any]) -> None:
-        """Let the record of an environment begin now, with the state that it gives of itself."""
+        """Start the record of an environment at its current state."""
         self._bases[i] = Base(self.episodes[i], self._row, own=own)
 
     @property
     def nbytes(self) -> int:
-        """Size of the actions of the running episodes, without the recent ones."""
+        """Size in bytes of the stored actions, without the recent ones."""
         return sum(base.nbytes for base in self._bases)
 
     def state(self, obs: Mapping[str, Array], rewards: Array) -> dict[str, Any]:
-        """Records of all environments as plain values, and the pieces that they share.
+        """Return the records of all environments as plain values, and the pieces they share.
 
         Args:
             obs: The observations to act on, [n, ...] per leaf.
             rewards: The last rewards, [n].
 
         Raises:
-            EnvError: As for `record_of`, or if the options of a reset are no plain values.
+            EnvError: See `record_of`; also if the options of a reset are not plain values.
         """
         self._distribute()
         self._make_pieces()
@@ -245,20 +243,20 @@ class Journal:
         *,
         without_pieces: bool = False,
     ) -> EpisodeRecord:
-        """Return the record from which an environment is put back.
+        """Return the record from which an environment is restored.
 
         Args:
             i: The environment.
             obs: The observations to act on, [n, ...] per leaf.
             rewards: The last rewards, [n].
-            without_pieces: Whether to leave out the actions that are in pieces.
+            without_pieces: Whether to leave out the actions in pieces.
 
         Raises:
-            EnvError: If the last step failed, or none of the environments was ever reset.
+            EnvError: If the last call failed.
         """
         if not self._valid:
             raise EnvError(
-                "the state of the environments is not known, because the last call failed: call "
+                "the state of the environments is unknown, because the last call failed: call "
                 "reset() or load_state_dict() first"
             )
         base = self._bases[i]
@@ -279,39 +277,38 @@ class Journal:
     def read_state(
         self, state: Any, obs: Mapping[str, Array]
     ) -> tuple[int | None, list[EpisodeRecord], list[list[Piece]]]:
-        """Root seed, records and pieces of a state that was kept; no records before a reset.
+        """Read root seed, records and pieces from a saved state; no records before the first reset.
 
         Args:
             state: Result of `MazeVectorEnv.state_dict`.
-            obs: Arrays of observations of these environments, [n, ...] per leaf.
+            obs: Observation arrays of these environments, [n, ...] per leaf.
 
         Raises:
-            EnvError: If the state is not one of as many environments, with such actions and
-                observations.
+            EnvError: If the number of environments, the actions or the observations do not match.
         """
         n = self._n
         root = state.get("root_seed", ...) if isinstance(state, dict) else ...
         envs = state.get("envs") if isinstance(state, dict) else None
         if not isinstance(envs, list) or not (root is None or (type(root) is int and root >= 0)):
             expected = "expected root_seed and envs"
-            raise EnvError(f"the state is not one of a vector environment: {expected}")
+            raise EnvError(f"the state is not that of a vector environment: {expected}")
         if root is None:
             return None, [], []
         if len(envs) != n:
             raise EnvError(
-                f"the state is one of {len(envs)} environments, but there are {n}: resume with as "
-                "many"
+                f"the state has {len(envs)} environments, but there are {n}: resume with the same "
+                "number"
             )
         known = pieces_from(state.get("pieces", {}), self._columns)
         records = [record_from(env, i, self._columns, obs, known) for i, env in enumerate(envs)]
         return root, records, [[known[name] for name in env["pieces"]] for env in envs]
 
     def load(self, records: Sequence[EpisodeRecord], pieces: Sequence[list[Piece]]) -> None:
-        """Continue from records that all environments were put back by.
+        """Continue from the records with which all environments were restored.
 
         Args:
-            records: One per environment.
-            pieces: The pieces that hold the first of their actions, see `read_state`.
+            records: One record per environment.
+            pieces: The pieces with the first actions of each environment, see `read_state`.
         """
         self.begin(None)
         self.episodes = [record.episodes for record in records]
@@ -340,7 +337,7 @@ class Journal:
             longest.nbytes, longest.is_kept = 0, False
 
     def _make_pieces(self) -> None:
-        """Let a piece take the place of long lists, and replace pieces that few episodes need."""
+        """Move long lists into a new piece, and shrink pieces that few episodes still need."""
         users: dict[Piece, list[int]] = {}
         for i, base in enumerate(self._bases):
             for piece in base.pieces:
@@ -352,7 +349,7 @@ class Journal:
                     base.pieces[base.pieces.index(piece)] = smaller
         rest = {i: joined(base.actions) for i, base in enumerate(self._bases) if base.actions}
         sizes = {i: nbytes_of(actions) for i, actions in rest.items()}
-        # Short lists are those of episodes that will not last, and would outlive them in a piece.
+        # Short lists belong to recent episodes, which would end before the others of the piece.
         long = [i for i in rest if 2 * sizes[i] >= max(sizes.values())]
         if sum(sizes[i] for i in long) >= PIECE_NBYTES:
             new = Piece({i: rest[i] for i in long})
@@ -362,27 +359,27 @@ class Journal:
 
 
 def nbytes_of(actions: Mapping[str, Array]) -> int:
-    """Size of actions."""
+    """Return the size of actions in bytes."""
     return sum(part.nbytes for part in actions.values())
 
 
 def count_of(actions: Mapping[str, Array]) -> int:
-    """Number of actions, [k, ...] per part."""
+    """Return the number of actions in arrays [k, ...] per part."""
     return min(map(len, actions.values()), default=0)
 
 
 def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Copies of actions [k, ...] per part, one after the other."""
+    """Concatenate actions [k, ...] per part."""
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def pieces_from(given: Any, columns: Mapping[str, Array]) -> dict[str, Piece]:
-    """The pieces of a state by name, checked."""
+    """Check and return the pieces of a state, by name."""
     pieces: dict[str, Piece] = {}
     for name, part in given.items() if isinstance(given, dict) else [("pieces", given)]:
         content: Any = part.read() if isinstance(part, StatePart) else None
         if not isinstance(content, dict):
-            raise EnvError(f"the actions that environments share are damaged: {name} is {part!r}")
+            raise EnvError(f"the shared actions in the state are damaged: {name} is {part!r}")
         pieces[name] = Piece(
             {i: checked_columns(its, columns, "actions", True) for i, its in content.items()}
         )
@@ -396,10 +393,10 @@ def record_from(
     obs: Mapping[str, Array],
     known: Mapping[str, Piece],
 ) -> EpisodeRecord:
-    """The record of environment i, checked, with the actions that are in pieces."""
+    """Check and return the record of environment i, including the actions in pieces."""
     expected = sorted(["pieces", *(item.name for item in fields(EpisodeRecord))])
     if not isinstance(given, dict) or sorted(given) != expected:
-        raise EnvError(f"the state of environment {i} is not one: expected the keys {expected}")
+        raise EnvError(f"the state of environment {i} is invalid: expected the keys {expected}")
     record = EpisodeRecord(**{key: value for key, value in given.items() if key != "pieces"})
     counts = (record.steps, record.base_episodes - 1, record.episodes - record.base_episodes)
     for name in ("options", "own"):
@@ -419,10 +416,10 @@ def record_from(
 def checked_columns(
     given: Any, expected: Mapping[str, Array], name: str, any_length: bool
 ) -> dict[str, Array]:
-    """Copies of arrays that fit those of the environments.
+    """Check and copy arrays that must match those of the environments.
 
     Raises:
-        EnvError: If a key, dtype or shape differs, or lengths do.
+        EnvError: If a key, dtype, shape or length differs.
     """
     keys = sorted(given) if isinstance(given, dict) else given
     if keys != sorted(expected):

@@ -1,4 +1,4 @@
-"""Training on Atari: the loss of a life ends an episode, and rewards are their signs."""
+"""Atari training with third-party vector environments: episodes per life, sign rewards."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class AtariLives:
-    """Ends the episode of a step where a life was lost (Mnih et al. 2015, Methods).
+    """Terminates an episode when a life is lost (Mnih et al. 2015, Methods).
 
-    The game continues, so the next episode begins with the frame that the last one ended with. Raw
-    returns and lengths of whole games are in `EpisodeEnd.counted`.
+    The game continues: the next episode begins with the last frame of the previous one. Raw returns
+    and lengths of whole games are in `EpisodeEnd.counted`.
 
     Args:
         name: Name of the environments in messages.
@@ -31,12 +31,12 @@ class AtariLives:
         self._lives = np.zeros(num_envs, np.int64)
 
     def begin(self, infos: Mapping[str, Any]) -> None:
-        """Follow new games from the infos of their resets."""
+        """Begin new games, given the infos of their resets."""
         self._returns[:] = self._lengths[:] = 0
         self._lives = self._read(infos)
 
     def apply(self, batch: StepBatch[Array], infos: Mapping[str, Any]) -> None:
-        """Change a step with raw rewards in place; `infos` are those of the step."""
+        """Modify a step with raw rewards in place, given its infos."""
         before, self._lives = self._lives, self._read(infos)
         self._returns += batch.rewards
         self._lengths += is_transition(batch.end)
@@ -45,7 +45,7 @@ class AtariLives:
             end.counted = float(self._returns[i]), int(self._lengths[i])
             self._returns[i] = self._lengths[i] = 0
         batch.rewards = np.sign(batch.rewards)
-        # At 0 lives some games show a few more frames before they end, which then is the end.
+        # With 0 lives, some games show a few more frames before they end by themselves.
         lost = (self._lives < before) & (self._lives > 0) & (batch.end == RUNNING)
         if not lost.any():
             return

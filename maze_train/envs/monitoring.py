@@ -1,4 +1,4 @@
-"""Layers of a wrapped environment: what they declare, count, remember, and continue with."""
+"""Wrapper stacks: metadata, saved state, episode statistics, and games that span episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from maze_train.spaces.masks import mask_layout
 
 
 def layers_of(env: Env) -> Iterator[Any]:
-    """The wrappers of an environment from the outside in, then the environment itself."""
+    """Yield the wrappers of an environment from the outside in, then the environment itself."""
     layer: Any = env
     while isinstance(layer, gymnasium.Wrapper):
         yield layer
@@ -28,13 +28,13 @@ def layers_of(env: Env) -> Iterator[Any]:
 
 
 class ContinuingWrapper(Wrapper):
-    """Base of wrappers that end an episode in the middle of a game.
+    """Base class of wrappers that end an episode in the middle of a game.
 
     Attributes:
-        goes_on: Whether the next reset continues with the running game; set it to False to begin a
-            new game.
-        game_end: How the game ended while a reset continued with it: whether it terminated, and the
-            info; None: it did not.
+        goes_on: Whether the next reset continues the running game; set it to False to begin a new
+            game.
+        game_end: Whether the game terminated, and its info, if it ended while a reset continued it;
+            otherwise None.
     """
 
     goes_on: bool = False
@@ -42,20 +42,20 @@ class ContinuingWrapper(Wrapper):
 
 
 def continuing_layers(env: Env) -> list[ContinuingWrapper]:
-    """Return the layers whose next reset may continue with the running game."""
+    """Return the wrappers whose next reset may continue the running game."""
     return [layer for layer in layers_of(env) if isinstance(layer, ContinuingWrapper)]
 
 
 def gives_state(layer: Any) -> bool:
-    """Whether a layer gives its state itself."""
+    """Whether a layer has `state_dict` and `load_state_dict`."""
     return all(callable(getattr(layer, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-# -- the state that environments give ------------------------------------------------------------
+# -- saved states --------------------------------------------------------------------------------
 
-# An environment with `state_dict()` and `load_state_dict(state)` is not replayed: its state is
-# saved, which consists of plain values and arrays. Every layer around it must have both methods,
-# or be known here.
+# An environment with `state_dict()` and `load_state_dict(state)` is not replayed. Its state, plain
+# values and arrays, is saved instead. Every wrapper around it must have both methods or be listed
+# here.
 
 STATELESS = (
     known.ClipAction,
@@ -71,17 +71,17 @@ STATELESS = (
     known.ReshapeObservation,
     known.ResizeObservation,
 )
-"""Wrappers of gymnasium whose state a reset with a seed restores."""
+"""Gymnasium wrappers whose state is restored by a seeded reset."""
 
 REMEMBERED: dict[type[Any], tuple[str, ...]] = {
     known.TimeLimit: ("_elapsed_steps",),
     **dict.fromkeys(STATELESS, ()),
 }
-"""Attributes in which known wrappers remember; those of this package name them in `remembers`."""
+"""State attributes of known wrappers; wrappers of this package list them in `remembers`."""
 
 
 def offers_own_state(env: Env) -> bool:
-    """Whether the environment and all its wrappers can give their state."""
+    """Whether the states of the environment and all its wrappers can be saved."""
     *around, inner = layers_of(env)
     return gives_state(inner) and all(
         gives_state(layer) or remembered_by(layer) is not None for layer in around
@@ -89,10 +89,10 @@ def offers_own_state(env: Env) -> bool:
 
 
 def own_state(env: Env) -> dict[str, Any]:
-    """The state of an environment that offers it, as plain values and copies of arrays.
+    """Return the state of an environment and its wrappers as plain values and copied arrays.
 
     Raises:
-        EnvError: If the state holds anything else.
+        EnvError: If the state contains anything else.
     """
     names, states = [], []
     for layer in layers_of(env):
@@ -107,14 +107,14 @@ def own_state(env: Env) -> dict[str, Any]:
 
 
 def load_own_state(env: Env, state: Any) -> None:
-    """Give an environment the state that it had; layer by layer, from the inside out.
+    """Restore the state of an environment and its wrappers, from the inside out.
 
     Args:
         env: The environment, after a reset with the seed of the episode.
         state: Result of `own_state`.
 
     Raises:
-        EnvError: If the state is of an environment with other layers.
+        EnvError: If the state belongs to an environment with other wrappers.
     """
     layers = list(layers_of(env))
     names = [type(layer).__name__ for layer in layers]
@@ -122,8 +122,8 @@ def load_own_state(env: Env, state: Any) -> None:
     states = state.get("states") if isinstance(state, dict) else None
     if given != names or not isinstance(states, list) or len(states) != len(names):
         raise EnvError(
-            f"its own state is of the layers {given}, but it consists of {names}: restore it with "
-            "the same wrappers"
+            f"the saved state has the layers {given}, but the environment has {names}: restore it "
+            "with the same wrappers"
         )
     for layer, part in zip(reversed(layers), reversed(states), strict=True):
         if gives_state(layer):
@@ -134,7 +134,7 @@ def load_own_state(env: Env, state: Any) -> None:
 
 
 def restore_attribute(layer: Any, name: str, value: Any) -> None:
-    """Set an attribute; arrays by key are overwritten, because others hold them too."""
+    """Set an attribute; arrays in a dict are overwritten in place, because they may be shared."""
     if not isinstance(value, dict):
         setattr(layer, name, value)
         return
@@ -143,21 +143,21 @@ def restore_attribute(layer: Any, name: str, value: Any) -> None:
 
 
 def remembered_by(layer: Any) -> tuple[str, ...] | None:
-    """The attributes in which a known wrapper remembers; None for others."""
-    # Of the very class: a subclass may remember more.
+    """Return the state attributes of a known wrapper; None for other wrappers."""
+    # Exact class, because a subclass may have more state.
     found: tuple[str, ...] | None = vars(type(layer)).get("remembers")
     return REMEMBERED.get(type(layer)) if found is None else found
 
 
 def plain_copy(value: Any, path: str) -> Any:
-    """A deep copy of plain values, lists, tuples, dicts with keys of text, and arrays of numbers.
+    """Return a deep copy of plain values, lists, tuples, dicts with str keys, and numeric arrays.
 
     Args:
         value: The value to copy.
         path: Name in messages.
 
     Raises:
-        EnvError: If there is anything else in it, naming its path.
+        EnvError: If it contains anything else. The error names the path.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -169,20 +169,20 @@ def plain_copy(value: Any, path: str) -> Any:
         return {key: plain_copy(part, f"{path}[{key!r}]") for key, part in value.items()}
     raise EnvError(
         f"{path} is {type(value).__name__} {str(value)[:80]!r}: expected None, bool, int, float, "
-        "str, lists, dicts with keys of text, or numpy arrays of numbers"
+        "str, lists, dicts with str keys, or numpy arrays of numbers"
     )
 
 
-# -- statistics and games -----------------------------------------------------------------------
+# -- statistics, games ---------------------------------------------------------------------------
 
 FRAME_STACK, MONITORED = "frame_stack", "monitored"
-"""Keys of the metadata of an environment by which wrappers declare themselves."""
+"""Keys of the metadata that wrappers set."""
 
 
 class MonitoringWrapper(Wrapper):
-    """Counts the return and length of episodes, whatever wrappers around it make of them.
+    """Records raw returns and lengths of episodes, regardless of outer wrappers.
 
-    The metadata says `monitored`: statistics of training then use only what `take` returns.
+    It sets the metadata `monitored`, so that training metrics only use the results of `take`.
 
     Args:
         env: The environment.
@@ -198,13 +198,13 @@ class MonitoringWrapper(Wrapper):
         self._ended: tuple[float, int] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin to count an episode; a running one ends here."""
+        """Begin an episode; a running one ends."""
         self.end()
         obs, info = self.env.reset(seed=seed, options=options)
         return obs, info
 
     def step(self, action: Any) -> Step:
-        """Step and count."""
+        """Step the environment, and update return and length."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
         self._length += 1
@@ -213,19 +213,19 @@ class MonitoringWrapper(Wrapper):
         return obs, reward, terminated, truncated, info
 
     def end(self) -> None:
-        """End the running episode, if it has begun."""
+        """End the running episode, if one has begun."""
         if self._length:
             self._ended = self._return, self._length
             self._return, self._length = 0.0, 0
 
     def take(self) -> tuple[float, int] | None:
-        """Return (once) the return and length of the episode that ended last, else None."""
+        """Return the return and length of the last ended episode once, then None."""
         ended, self._ended = self._ended, None
         return ended
 
 
 def monitor_of(env: Env) -> MonitoringWrapper | None:
-    """Return the monitor of raw rewards within the wrappers of training, if there is one."""
+    """Return the innermost monitor of raw rewards, if there is one."""
     found = [layer for layer in layers_of(env) if isinstance(layer, MonitoringWrapper)]
     return found[-1] if found else None
 
@@ -233,15 +233,15 @@ def monitor_of(env: Env) -> MonitoringWrapper | None:
 def continue_game(
     env: Env, continuing: Sequence[ContinuingWrapper]
 ) -> tuple[Any, tuple[bool, dict[str, Any]] | None]:
-    """Continue with a game after a wrapper ended an episode; limits of steps around it count on.
+    """Continue a game after a wrapper ended an episode; outer step limits are not restarted.
 
     Args:
         env: The environment.
-        continuing: Its layers that continue with a game.
+        continuing: The wrappers that continue the game.
 
     Returns:
-        The observation to act on, and how the game ended if it did: continuing takes steps without
-        the agent.
+        The observation to act on, and the end of the game if it ended during the steps taken to
+        continue it.
     """
     for game in continuing:
         game.game_end = None
@@ -257,15 +257,15 @@ def continue_game(
 
 
 def metadata_of(env: Any) -> Mapping[str, Any]:
-    """The metadata of an environment; empty if its class has none, or None."""
+    """Return the metadata of an environment; empty if undefined."""
     return getattr(env, "metadata", None) or {}
 
 
 def described_metadata(env: Env) -> dict[str, Any]:
-    """The metadata of an environment, with `frame_stack` and `monitored` as they hold outside.
+    """Return the metadata of an environment, with valid `frame_stack` and `monitored`.
 
-    A stack counts only where nothing around it changes observations: no
-    `gymnasium.ObservationWrapper` lies outside, and the space of the leaf is still the same.
+    A frame stack is valid only if no outer `gymnasium.ObservationWrapper` may change observations
+    and the space of the leaf is unchanged.
     """
     metadata = dict(metadata_of(env))
     declared = metadata.pop(FRAME_STACK, {})
@@ -300,7 +300,7 @@ class AllLegalWrapper(Wrapper):
         super().__init__(env)
         masks = mask_layout(env.observation_space, env.action_space)
         if masks is None:
-            problem = f"the observations of one agent have no {MASK_KEY}; leave it out"
+            problem = f"single-agent observations have no {MASK_KEY}; remove this setting"
             raise ConfigError("env.empty_mask", problem, "all_legal")
         self._masks, self._view = masks, FlatView(env.observation_space)
 
@@ -310,7 +310,7 @@ class AllLegalWrapper(Wrapper):
         return self._filled(obs), info
 
     def step(self, action: Any) -> Step:
-        """Step."""
+        """Step the environment."""
         obs, *rest = self.env.step(action)
         return self._filled(obs), *rest
 
@@ -322,7 +322,7 @@ class AllLegalWrapper(Wrapper):
 
 
 def mask_size(action_space: Space) -> int:
-    """Entries of a mask over all parts of an action space that can be masked."""
+    """Return the size of a mask over all maskable parts of an action space."""
     return sum(sum(choice_sizes(leaf)) for leaf in flat_spaces(action_space).values())
 
 
@@ -331,12 +331,12 @@ def note_on_ignored_mask(
     observation_space: Space,
     action_space: Space,
 ) -> str | None:
-    """A line for people where environments give legal actions that `ActionMaskWrapper` could use.
+    """Return a note if infos contain legal actions that `ActionMaskWrapper` could use.
 
     Args:
-        infos: Infos of vector environments, with masks.
-        observation_space: Observation space of one of them.
-        action_space: Its action space.
+        infos: Infos of a vector environment with masks.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
     """
     if mask_layout(observation_space, action_space) is not None:
         return None

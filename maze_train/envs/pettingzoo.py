@@ -1,4 +1,4 @@
-"""Environments of PettingZoo, by name and as those of this package.
+"""PettingZoo environments: lookup by name, and adapters to `MultiAgentEnv`.
 
 Source: Terry et al. (2021), arXiv:2009.14471; the API of PettingZoo 1.27.
 """
@@ -27,7 +27,7 @@ from maze_train.spaces.masks import mask_layout
 EXTRA = "pettingzoo"
 PREFIX = "pettingzoo:"
 MPE = "mpe2"
-"""The package that the environments under `mpe/` have moved to."""
+"""Package that now contains the environments of the family `mpe`."""
 
 
 RESET = ("observations", "infos")
@@ -36,7 +36,7 @@ STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
 def kinds() -> tuple[type, type]:
-    """PettingZoo's two classes of environments: `ParallelEnv` and `AECEnv`.
+    """Return PettingZoo's base classes `ParallelEnv` and `AECEnv`.
 
     Raises:
         MissingExtraError: If PettingZoo is not installed.
@@ -46,7 +46,7 @@ def kinds() -> tuple[type, type]:
 
 
 def adapted(env: Any) -> Any:
-    """An environment of PettingZoo as a `MultiAgentEnv`; anything else as it is."""
+    """Convert a PettingZoo environment to a `MultiAgentEnv`; return other objects unchanged."""
     parallel, aec = kinds()
     if isinstance(env, parallel):
         return CyclingAgents(env) if is_cycle(env) else ParallelAgents(env)
@@ -54,9 +54,9 @@ def adapted(env: Any) -> Any:
 
 
 def without_checks(env: Any) -> Any:
-    """An `AECEnv` without PettingZoo's outermost wrappers that only check how it is called.
+    """Remove the outermost PettingZoo wrappers of an `AECEnv` that only check its use.
 
-    Each passes on every attribute that is read, which takes longer than a move in a board game.
+    Each of them forwards every attribute access, which takes longer than a move in a board game.
     """
     wrappers = importlib.import_module("pettingzoo.utils.wrappers")
     while type(env) in (wrappers.OrderEnforcingWrapper, wrappers.AssertOutOfBoundsWrapper):
@@ -65,25 +65,24 @@ def without_checks(env: Any) -> Any:
 
 
 def is_cycle(env: Any) -> bool:
-    """Whether PettingZoo made a `ParallelEnv` of an `AECEnv`, with nothing but checks around it."""
+    """Whether a `ParallelEnv` was converted from an `AECEnv` that has only checking wrappers."""
     conversions = importlib.import_module("pettingzoo.utils.conversions")
     is_converted = type(env) is conversions.aec_to_parallel_wrapper
     return is_converted and without_checks(env.aec_env) is env.unwrapped
 
 
 class PettingZooAgents(MultiAgentEnv):
-    """Base of the adapters of both kinds of environments.
+    """Base class of adapters of PettingZoo environments.
 
-    Legal actions in infos under `action_mask` become a part of the observations, as in
-    `ActionMaskWrapper`, if an agent has them after the first reset. An info without them says that
-    all actions are legal.
+    Legal actions in infos (`action_mask`) are added to the observations, as in `ActionMaskWrapper`,
+    if the infos of the first reset have them. If an info has none, all actions are legal.
 
     Args:
-        env: The environment of PettingZoo.
+        env: The PettingZoo environment.
 
     Raises:
-        EnvError: If the environment does not name its agents; in reset and step, if it breaks the
-            rules of PettingZoo.
+        EnvError: If the environment declares no agents; in `reset` and `step`, if it violates the
+            PettingZoo API.
     """
 
     def __init__(self, env: Any) -> None:
@@ -94,7 +93,7 @@ class PettingZooAgents(MultiAgentEnv):
             )
         self.env = env
         self.possible_agents: Sequence[str] = tuple(env.possible_agents)
-        # The attribute is declared by PettingZoo's classes, and not set.
+        # PettingZoo's classes declare the attribute without setting it.
         self.metadata: Mapping[str, Any] = dict(metadata_of(env))
         self.teams: Mapping[str, Sequence[str]] = self.metadata.get(TEAMS, {})
         self.render_mode: str | None = getattr(env, "render_mode", None)
@@ -110,18 +109,18 @@ class PettingZooAgents(MultiAgentEnv):
             }
 
     def observation_space(self, agent: str) -> Space:
-        """The space of the observations of an agent."""
+        """Return the observation space of an agent."""
         masks = self._masks.get(agent)
         found: Space = self.env.observation_space(agent)
         return found if masks is None else masks.space
 
     def action_space(self, agent: str) -> Space:
-        """The space of the actions of an agent."""
+        """Return the action space of an agent."""
         found: Space = self.env.action_space(agent)
         return found
 
     def render(self) -> Any:
-        """Return what the environment renders."""
+        """Render the environment."""
         return self.env.render()
 
     def close(self) -> None:
@@ -130,10 +129,10 @@ class PettingZooAgents(MultiAgentEnv):
 
     @abstractmethod
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
-        """Infos of some reset."""
+        """Reset the environment, and return the infos."""
 
     def _observed(self, agent: str, obs: Any, info: Mapping[str, Any]) -> Any:
-        """An observation, with the legal actions of the info if they belong there."""
+        """Return an observation, with the legal actions of the info if required."""
         masks = self._masks.get(agent)
         return obs if masks is None else masks.observe(obs, info)
 
@@ -141,26 +140,26 @@ class PettingZooAgents(MultiAgentEnv):
         """Return the rewards that an `AECEnv` reports after a step.
 
         Raises:
-            EnvError: If an agent has a sum of rewards without ever having had a reward.
+            EnvError: If an agent has a sum of rewards but never had a reward.
         """
         rewards = dict(env.rewards)
         self._paid.update(agent for agent, reward in rewards.items() if reward)
-        # Every AECEnv has these sums, since `last` returns them.
+        # `AECEnv.last` requires these sums, so they always exist.
         sums = env._cumulative_rewards.items()
         if hidden := [agent for agent, total in sums if total and agent not in self._paid]:
             raise EnvError(
-                f"the rewards of the agents {hidden} are in `_cumulative_rewards` alone, and are "
-                "0 in `rewards`: let step() set `rewards` of all agents, call "
+                f"the rewards of the agents {hidden} are only in `_cumulative_rewards`, and are 0 "
+                "in `rewards`: step() must set `rewards` of all agents, call "
                 "_accumulate_rewards(), and not clear `rewards` before the next step"
             )
         return rewards
 
 
 class ParallelAgents(PettingZooAgents):
-    """An environment of PettingZoo in which all living agents act at once (`ParallelEnv`).
+    """Adapter of a `ParallelEnv`, in which all living agents act simultaneously.
 
-    An agent that stays in `agents` after its end may still get rewards, so its end is reported when
-    it leaves them, or when no agent acts any more.
+    An agent that remains in `agents` after its end may still receive rewards. Therefore its end is
+    reported when it is removed, or when no agent acts any more.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
@@ -171,7 +170,7 @@ class ParallelAgents(PettingZooAgents):
         return self._turn(obs, {}, {}, {}, infos)
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Continue to the next turn."""
+        """Advance to the next turn."""
         return self._turn(*by_agent("step", self.env.step(actions), STEP))
 
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
@@ -199,8 +198,8 @@ class ParallelAgents(PettingZooAgents):
         blind = [agent for agent in acting if agent not in obs]
         if blind:
             raise EnvError(
-                f"the agents {blind} are in `agents` of the environment, and it gave observations "
-                f"of {sorted(obs)}: expected those of all living agents"
+                f"the agents {blind} are in `agents` of the environment, but it returned "
+                f"observations of {sorted(obs)} only: expected observations of all living agents"
             )
         left = [agent for agent in self._ended if not acting or agent not in self.env.agents]
         self._over.update(left)
@@ -221,14 +220,14 @@ class ParallelAgents(PettingZooAgents):
 
 
 class CyclingAgents(ParallelAgents):
-    """A `ParallelEnv` that PettingZoo made of an `AECEnv`, whose agents act in turn in each step.
+    """Adapter of a `ParallelEnv` that PettingZoo converted from an `AECEnv`.
 
-    Turns are those of PettingZoo's conversion, which also makes an observation before each action
-    and drops it.
+    Its turns are the same as those of PettingZoo's conversion, which also computes, and discards,
+    an observation before each action.
     """
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Continue to the next turn."""
+        """Advance to the next turn."""
         env = self.env.unwrapped
         rewards = dict.fromkeys(env.agents, 0.0)
         for _ in range(len(env.agents)):
@@ -246,12 +245,12 @@ class CyclingAgents(ParallelAgents):
 
 
 class AlternatingAgents(PettingZooAgents):
-    """An environment of PettingZoo in which agents act one after the other (`AECEnv`).
+    """Adapter of an `AECEnv`, in which agents act one after the other.
 
-    Every turn is an action of one living agent. Rewards are those of all agents that the
-    environment reports after it; the sums that it keeps as well are not read. The steps without an
-    action that remove ended agents are made here. An agent may get rewards until it is removed, so
-    its end is reported then.
+    Every turn is an action of one living agent. The rewards are those that the environment reports
+    for all agents after it; the cumulative sums are not used. Steps without an action, which remove
+    ended agents, are performed here. An agent may receive rewards until it is removed, so its end
+    is reported then.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
@@ -261,10 +260,10 @@ class AlternatingAgents(PettingZooAgents):
         return self._turn({})
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Continue to the next turn."""
+        """Advance to the next turn."""
         (action,) = actions.values()
         self.env.step(action)
-        # Agents that leave take their rewards with them.
+        # Removing agents also removes their rewards, so they are read first.
         return self._turn(self._rewards_of(self.env))
 
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
@@ -273,7 +272,7 @@ class AlternatingAgents(PettingZooAgents):
         return found
 
     def _turn(self, rewards: dict[str, float]) -> Turn:
-        """Let agents leave that have ended, until one is to act."""
+        """Remove ended agents until an agent is to act."""
         env = self.env
         terminated: set[str] = set()
         truncated: set[str] = set()
@@ -285,7 +284,7 @@ class AlternatingAgents(PettingZooAgents):
             seen[name] = self._observed(name, env.observe(name), infos[name])
 
         while True:
-            # Read once: wrappers pass on each attribute.
+            # Read once, because wrappers forward each attribute access.
             agents, ends = env.agents, (env.terminations, env.truncations)
             agent = env.agent_selection if agents else None
             over = {name for flags in ends for name, flag in flags.items() if flag}
@@ -313,12 +312,12 @@ def by_agent(method: str, result: Any, names: Sequence[str]) -> tuple[Mapping[st
     """Check and return the result of a method of a `ParallelEnv`.
 
     Args:
-        method: Its name.
-        result: The returned value.
-        names: Names of what is expected.
+        method: Name of the method.
+        result: The result.
+        names: Names of the expected items.
 
     Raises:
-        EnvError: If that is not a tuple with a mapping for each name.
+        EnvError: If the result is not a tuple with one mapping per name.
     """
     if not isinstance(result, tuple) or len(result) != len(names):
         expected = f"expected ({', '.join(names)}), a dict by agent each"
@@ -329,19 +328,19 @@ def by_agent(method: str, result: Any, names: Sequence[str]) -> tuple[Mapping[st
 
 
 def maker_named(env_id: str) -> Callable[..., Any]:
-    """The function that makes an environment, the parallel one where there are two.
+    """Return the function that creates an environment; the parallel version is preferred.
 
     Args:
         env_id: `pettingzoo:family/name`, such as `pettingzoo:classic/tictactoe_v3`.
 
     Raises:
-        ConfigError: If there is no such environment, or a package that it needs is missing.
+        ConfigError: If there is no such environment, or a required package is missing.
         MissingExtraError: If PettingZoo or the package of its family is not installed.
     """
     name = module_named(env_id)
     try:
         with warnings.catch_warnings():
-            # Importing modules is the older of two ways, and the one by which all names are known.
+            # Importing modules is deprecated, but it is the only way to list all names.
             warnings.simplefilter("ignore", DeprecationWarning)
             module = importlib.import_module(name)
     except Exception as error:
@@ -354,7 +353,7 @@ def maker_named(env_id: str) -> Callable[..., Any]:
 
 
 def module_named(env_id: str) -> str:
-    """The module of an environment, which is not imported.
+    """Return the module of an environment without importing it.
 
     Raises:
         ConfigError: If there is no such environment.
@@ -376,7 +375,7 @@ def module_named(env_id: str) -> str:
 
 
 def nearest_names(env_id: str) -> list[str]:
-    """Ids of installed environments whose name is near an id without family; none without extra."""
+    """Return similar ids of installed environments, for an id without family; may be empty."""
     try:
         names = {known.rpartition("/")[2]: PREFIX + known for known in installed()}
     except MissingExtraError:
@@ -385,7 +384,7 @@ def nearest_names(env_id: str) -> list[str]:
 
 
 def installed() -> dict[str, str]:
-    """The modules of all environments that are installed, by `family/name`.
+    """Return the modules of all installed environments by `family/name`.
 
     Raises:
         MissingExtraError: If PettingZoo is not installed.

@@ -1,4 +1,4 @@
-"""Many environments, stepped by the workers of a place; failed workers are started again."""
+"""Vector environment that is stepped by a pool of workers, with restarts of failed workers."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ CALLS = {
     "step": "a step",
     "reset": "a reset",
     "begin_anew": "a reset",
-    "restore": "playing episodes again",
-    "own_states": "telling the state of its environments",
+    "restore": "replaying episodes",
+    "own_states": "saving the state of its environments",
     "load_own_states": "loading the state of its environments",
-    "busy_s": "telling its time",
+    "busy_s": "reporting its time",
     "map": "mapping the shared memory",
 }
-"""Names of the calls of workers in messages."""
+"""Description of each method, for messages."""
 
 DOES_NOT_REPEAT = (
-    "the environment does not repeat an episode from its seed and actions, as if it had its own "
-    "random generator or kept something between episodes"
+    "the environment does not repeat an episode from its seed and actions; it may have a "
+    "separate random generator or keep state between episodes"
 )
 NEW_EPISODES = (
-    "checkpoint.allow_new_episodes=true resumes all the same: its running episodes are dropped and "
-    "new ones begin, so results differ from those of an uninterrupted run. An environment with "
-    "state_dict() and load_state_dict() resumes exactly"
+    "Set checkpoint.allow_new_episodes=true to drop its running episodes and begin new ones; "
+    "results then differ from those of an uninterrupted run. An environment with state_dict() "
+    "and load_state_dict() resumes exactly"
 )
-"""What it means if an environment cannot be put back, the remedy, and its cost."""
+"""Cause and remedies if an environment cannot be restored."""
 
 
 class WorkerRepair:
-    """Restarts of the workers of a vector environment.
+    """Restarts failed workers of a vector environment.
 
     Args:
         pool: The workers.
-        slices: Indices of the environments of each.
-        spaces: Observation and action space of an environment.
-        memory: Memory into which they step.
-        journal: Journal of the running episodes; None: workers are never started again.
+        slices: Indices of the environments of each worker.
+        spaces: Observation and action space of one environment.
+        memory: Memory into which the workers step.
+        journal: Journal of the running episodes; None if workers are never restarted.
     """
 
     def __init__(
@@ -86,35 +86,35 @@ class WorkerRepair:
         self._pairs: list[tuple[Array, Array]] = []
 
     def keep(self, buffers: StepBuffers) -> None:
-        """Let `remember` copy these observations and rewards."""
+        """Register the observations and rewards that `remember` copies."""
         self._obs = {key: column.copy() for key, column in buffers.obs.items()}
         self._rewards = buffers.rewards.copy()
         self._pairs = [(self._obs[key], buffers.obs[key]) for key in buffers.obs]
         self._pairs.append((self._rewards, buffers.rewards))
 
     def remember(self) -> None:
-        """Keep the numbers from before a step, to which a new worker has to come."""
+        """Copy the values before a step, which a restarted worker must reproduce."""
         for kept, column in self._pairs:
             kept[...] = column
 
     def repeat(
         self, failure: WorkerFailedError, root_seed: int, method: str, *args: Any
     ) -> StepReport | None:
-        """Start a worker again until it does the call; returns its report.
+        """Restart a worker until it completes the call; return its report.
 
         Args:
             failure: Failure of the worker.
-            root_seed: Seed of the run of episodes.
-            method: The call.
-            *args: Its arguments.
+            root_seed: Seed of the sequence of episodes.
+            method: Method of the call.
+            *args: Arguments of the call.
 
         Raises:
-            MazeTrainError: If it is not to be started again.
-            SpaceError: If the environments of a new worker differ in their spaces.
+            MazeTrainError: If the worker cannot be restarted.
+            SpaceError: If the environments of the restarted worker have different spaces.
         """
         given_up = 0
         while True:
-            outlook = "begin new episodes" if given_up else "are put back where they were"
+            outlook = "begin new episodes" if given_up else "are restored"
             self._pool.restart(
                 failure,
                 f"{failure.text}{self._seeds_of(failure, root_seed, method)}",
@@ -123,7 +123,7 @@ class WorkerRepair:
             try:
                 self._begin_again(failure.index)
             except WorkerFailedError as another:
-                failure = another.with_traceback(None)  # before it came to the episodes
+                failure = another.with_traceback(None)  # failed before restoring episodes
                 continue
             try:
                 if given_up:
@@ -134,13 +134,13 @@ class WorkerRepair:
                 given_up += 1
 
     def _begin_again(self, index: int) -> None:
-        """Give a new worker its memory."""
+        """Map the memory in a restarted worker."""
         spaces = self._pool.ask(index, "describe")[:2]
         check_spaces(self._slices[index].start, spaces, self._spaces)
         self._pool.ask(index, "map", self._memory)
 
     def _put_back(self, index: int, root_seed: int, method: str, *args: Any) -> StepReport | None:
-        """Put the environments of a new worker back, and let it do the call."""
+        """Restore the environments of a restarted worker, and repeat the call."""
         if method == "step":
             assert self._journal is not None
             part = self._slices[index]
@@ -155,19 +155,19 @@ class WorkerRepair:
         return report
 
     def _begin_anew(self, index: int, root_seed: int, method: str, given_up: int) -> StepReport:
-        """Begin new episodes in a new worker, after `given_up` attempts."""
+        """Begin new episodes in a restarted worker, after `given_up` failed attempts."""
         started = [self._started(i, method) + given_up - 1 for i in self._slices[index]]
         report: StepReport = self._pool.ask(index, "begin_anew", root_seed, started)
         report.lost *= given_up
         return report
 
     def _started(self, i: int, method: str) -> int:
-        """Number of episodes that an environment has started when it does the call."""
+        """Return the number of episodes that an environment has begun at the time of the call."""
         assert self._journal is not None
         return 1 if method == "reset" else self._journal.episodes[i]
 
     def _seeds_of(self, failure: WorkerFailedError, root_seed: int, method: str) -> str:
-        """The seeds of the episodes of a worker, for a message that does not name one."""
+        """Return the seeds of the episodes of a worker, for messages without a seed."""
         if failure.raised or self._journal is None:
             return ""
         seeds = [
@@ -178,67 +178,57 @@ class WorkerRepair:
 
 
 def episode_seed(root: int, index: int, num_envs: int, episodes: int) -> int:
-    """The seed of the last one of `episodes` >= 1 episodes of an environment."""
+    """Return the seed of the last one of `episodes` (>= 1) episodes of an environment."""
     seeds = EpisodeSeeds(root, index, num_envs)
     seeds.episodes_started = episodes - 1
     return seeds.next()
 
 
 MUCH_NBYTES = 10_000_000
-"""Size of the actions of running episodes from which on a run says so."""
+"""Size in bytes of the stored actions above which a note is printed."""
 
 LONG_EPISODES = (
-    "the actions of running episodes take more than 10 MB, which checkpoints keep (up to "
-    f"{MAX_NBYTES >> 20:,} MB) and a resumed run plays again: let the environment offer "
-    "state_dict() and load_state_dict(), or set env.max_episode_steps"
+    "the actions of running episodes exceed 10 MB. Checkpoints contain them (up to "
+    f"{MAX_NBYTES >> 20:,} MB), and a resumed run replays them: add state_dict() and "
+    "load_state_dict() to the environment, or set env.max_episode_steps"
 )
 
 
 class PooledVectorEnv(MazeVectorEnv):
-    """Steps its environments in the workers of a place, each of which has a slice of them.
+    """Vector environment whose environments are stepped by the workers of a backend.
 
-    In this process, the fastest place for environments that take microseconds and the easiest one
-    to debug, they are stepped one after the other. Worker processes are for environments that take
-    tens of microseconds or more per step. The numbers are the same, bit for bit, wherever they are
-    stepped and whatever the number of workers. Observations, copies and infos are described at
-    `MazeVectorEnv`.
+    In this process, environments are stepped sequentially, which is fastest if a step takes
+    microseconds, and easiest to debug. Worker processes pay off from tens of microseconds per step.
+    Results are bit-for-bit identical for all backends and numbers of workers.
 
-    In this process an environment that raises leaves the vector environment open for another
-    reset. A worker process that raises, dies or hangs ends the whole vector environment with a
-    `WorkerError`; no process is left. With `on_worker_failure="restart"` of the place it is started
-    again with a line on stderr; its environments play their episodes again up to the step that
-    failed, and make that step, so that no number is another one. Where that fails too, the worker
-    is started once more, and its environments begin new episodes, as described at `MazeVectorEnv`.
-    A number that is not finite is no failure of the worker.
-
-    A journal keeps the actions of the running episodes: an episode is played again from its seed
-    and its actions. An environment that offers `state_dict()` and `load_state_dict(state)` itself,
-    as all of its wrappers have to, is not played again.
+    If an environment raises in this process, the vector environment can be reset. If a worker
+    process raises, dies or hangs, the vector environment is closed with a `WorkerError`. With
+    `on_worker_failure="restart"`, the worker is restarted with a warning instead: its environments
+    replay their episodes and repeat the step, so results do not change. If that fails too, it is
+    restarted once more and its environments begin new episodes (see `MazeVectorEnv`). A journal
+    stores the actions for replays, except for environments that, with all their wrappers, provide
+    `state_dict()` and `load_state_dict(state)`.
 
     Args:
-        env_factories: One function per environment, each of which returns a new environment.
-            Lambdas and local classes are fine.
-        place: Where they are stepped, see `maze_train.workers.places`; None: in this process.
-        copy: Whether to return copies of the observations; false: the internal buffers, which the
-            next step overwrites.
-        step_infos: Whether to return the infos of every step, which have to travel between
-            processes; false: only those of resets and last steps.
-        info_keys: Keys of the numbers to keep of last infos; None: keep last infos and those of
-            resets as they are.
-        on_non_finite: Reaction to NaN, infinities, and numbers that float32 cannot hold, in
-            rewards, observations, and last observations of truncated episodes: `raise`, or `skip`:
-            the episode is dropped as described at `MazeVectorEnv`. In the first observation of an
-            episode they are always an error.
-        keeps_terminal_obs: Whether that holds for last observations of terminated episodes too.
-        can_be_restored: Whether the actions of running episodes are kept, so that `state_dict` can
-            say where the environments are. They use memory until an episode ends.
-        first_env: Number of the first environment in messages.
+        env_factories: One function per environment that returns a new environment; may be lambdas.
+        place: Backend of the workers, see `maze_train.workers.places`; None selects this process.
+        copy: Whether to return copies of the observations; False returns internal buffers, which
+            the next step overwrites.
+        step_infos: Whether to return the infos of every step, which must be sent between processes;
+            False returns only the infos of resets and last steps.
+        info_keys: Keys of the values to keep from final infos; None keeps whole infos.
+        on_non_finite: What to do about values that are not finite in float32, in rewards,
+            observations and final observations of truncated episodes: `raise`, or `skip`, which
+            drops the episode. In the first observation of an episode they always raise.
+        keeps_terminal_obs: Whether final observations of terminated episodes must be finite too.
+        can_be_restored: Whether to store the actions of running episodes for `state_dict`.
+        first_env: Index of the first environment in messages.
 
     Raises:
-        ConfigError: If there is no factory, or one refuses its settings, or an argument is out of
-            its range.
-        EnvError: If an environment cannot be built, or differs in its spaces from the first. It
-            is a WorkerError where a worker process raises, dies or hangs.
+        ConfigError: If there is no factory, a factory rejects its settings, or an argument is out
+            of range.
+        EnvError: If an environment cannot be built, or its spaces differ from those of the first; a
+            WorkerError if a worker process raises, dies or hangs.
         SpaceError: If a space cannot be flattened, or differs between workers.
     """
 
@@ -290,7 +280,7 @@ class PooledVectorEnv(MazeVectorEnv):
             raise
 
     def _share_memory(self, num_envs: int) -> None:
-        """Learn the spaces from the workers, and give them the memory to step into."""
+        """Query the spaces from the workers, and map the memory for steps in them."""
         described = self._pool.call_new("describe")
         observation_space, action_space, metadata, self.render_mode, _ = described[0]
         self.offers_own_state = any(offers for *_, offers in described)
@@ -306,7 +296,7 @@ class PooledVectorEnv(MazeVectorEnv):
         if self.can_be_restored or self._pool.may_restart:
             self._journal = Journal(buffers.actions)
         self._repair: WorkerRepair | None = None
-        if not self._pool.workers:  # What workers of this process raise goes through.
+        if not self._pool.workers:  # Exceptions of workers in this process propagate.
             spaces = (observation_space, action_space)
             self._repair = WorkerRepair(self._pool, self._slices, spaces, memory, self._journal)
             if self._pool.may_restart:
@@ -317,7 +307,7 @@ class PooledVectorEnv(MazeVectorEnv):
 
     @property
     def envs(self) -> list[Env]:
-        """The environments that live in this process; none where workers are elsewhere."""
+        """The environments in this process; empty if workers are remote."""
         slices = [worker for worker in self._pool.workers if isinstance(worker, TrainingSlice)]
         return [env for part in slices for env in part.envs]
 
@@ -328,32 +318,32 @@ class PooledVectorEnv(MazeVectorEnv):
 
     @property
     def worker_restarts(self) -> int:
-        """Number of workers that were started again."""
+        """Number of worker restarts."""
         return self._pool.restarts
 
     def busy_s(self) -> float:
-        """Seconds for which environments were stepped so far, over all workers.
+        """Return the total time in seconds that workers spent stepping environments.
 
         Raises:
-            WorkerError: If a worker is gone.
+            WorkerError: If a worker has died.
         """
         return float(sum(self._pool.call_all("busy_s")))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ArrayTree, dict[str, Any]]:
-        """Start a run of episodes.
+        """Begin new episodes in all environments.
 
         Args:
-            seed: Names the run of episodes, an integer >= 0; None draws one.
-            options: Passed to the reset of every environment, not to later autoresets.
+            seed: Seed of all following episodes, an integer >= 0; None draws one.
+            options: Passed to this reset of every environment, but not to later autoresets.
 
         Returns:
             The first observations, [num_envs, ...], and the infos of the resets.
 
         Raises:
-            EnvError: If an environment raises or returns something invalid. It is a WorkerError
-                where a worker process raises, dies or hangs.
+            EnvError: If an environment raises or returns something invalid; a WorkerError if a
+                worker process raises, dies or hangs.
         """
         self._check_not_stepping("reset()")
         arguments = self._seed_for(seed, options), options
@@ -370,7 +360,7 @@ class PooledVectorEnv(MazeVectorEnv):
         return self._observations(), infos
 
     def step_async(self, actions: Any) -> None:
-        """Let the workers begin a step, see `MazeVectorEnv`.
+        """Start a step in all workers; see `MazeVectorEnv`.
 
         Raises:
             WorkerError: If this vector environment is closed.
@@ -400,22 +390,23 @@ class PooledVectorEnv(MazeVectorEnv):
             batch.final_obs = final_obs[""] if self._is_single else final_obs
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Let the workers close their environments and end; kill those that take too long."""
+        """Close the environments and stop the workers, killing those that take too long."""
         self._closing.close()
 
-    # -- the state of running episodes -----------------------------------------------------------
+    # -- state of running episodes -----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """State of every environment, see `MazeVectorEnv.state_dict`.
+        """Return the state of every environment; see `MazeVectorEnv.state_dict`.
 
         Returns:
-            `root_seed` and, in `envs`, one dict per environment: the fields of
-            `maze_train.envs.journal.EpisodeRecord`. No seed and no dicts before the first reset.
-            The first actions of long episodes are in `pieces`, as parts that do not change.
+            `root_seed`, and in `envs` one dict per environment with the fields of
+            `maze_train.envs.journal.EpisodeRecord`. Before the first reset, the seed is None and
+            `envs` is empty. `pieces` contains the first actions of long episodes as immutable
+            parts.
 
         Raises:
-            EnvError: If the state is not known because the last call failed, or holds something
-                else than plain values, or a step is on its way.
+            EnvError: If the state is unknown because the last call failed, if it contains other
+                than plain values, or during a step.
         """
         journal = self._checked_journal("state_dict()")
         if self.root_seed is None:
@@ -432,7 +423,7 @@ class PooledVectorEnv(MazeVectorEnv):
     def load_state_dict(
         self, state: dict[str, Any], *, allow_new_episodes: bool = False
     ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
-        """Put every environment where it was, see `MazeVectorEnv.load_state_dict`."""
+        """Restore every environment; see `MazeVectorEnv.load_state_dict`."""
         journal = self._checked_journal("load_state_dict()")
         root, records, pieces = journal.read_state(state, self._buffers.obs)
         began: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
@@ -460,7 +451,7 @@ class PooledVectorEnv(MazeVectorEnv):
         return self._observations(), began
 
     def _checked_journal(self, call: str) -> Journal:
-        """The journal, if the state of the environments may be asked for now."""
+        """Return the journal, if the state may be accessed now."""
         if self.closed:
             raise EnvError(f"{call} was called after close()")
         self._check_not_stepping(call)
@@ -469,14 +460,14 @@ class PooledVectorEnv(MazeVectorEnv):
         return self._journal
 
     def own_states(self) -> Sequence[dict[str, Any] | None]:
-        """Return the states that the environments give of themselves, see `MazeVectorEnv`."""
+        """Return the states that environments provide; see `MazeVectorEnv`."""
         states: list[dict[str, Any] | None] = []
         problem = None
         self._call("own_states")
         try:
             for index, part in enumerate(self._slices):
                 given: Any = [None] * len(part)
-                # The next step finds a worker that died. Until then the journal knows as much.
+                # The next step reports a dead worker. Until then, the journal is sufficient.
                 with suppress(WorkerFailedError):
                     given = self._pool.receive(index)
                 problem = problem or (given if isinstance(given, str) else None)
@@ -489,15 +480,16 @@ class PooledVectorEnv(MazeVectorEnv):
         return states
 
     def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Restore the states that the environments gave of themselves, see `MazeVectorEnv`."""
+        """Restore the states from `own_states`; see `MazeVectorEnv`."""
         if len(states) != self.num_envs:
-            raise EnvError(f"there are {len(states)} states of {self.num_envs} environments")
+            raise EnvError(f"got {len(states)} states for {self.num_envs} environments")
         self._call_each("load_own_states", [(states[x.start : x.stop],) for x in self._slices])
 
-    # -- calls of the workers --------------------------------------------------------------------
+    # -- calls of workers
+    # ----------------------------------------------------------------------------
 
     def _call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of every worker with its own arguments; returns the results."""
+        """Call a method of every worker with different arguments; return the results."""
         try:
             for index, own in enumerate(arguments):
                 self._pool.call(index, method, *own)
@@ -516,16 +508,16 @@ class PooledVectorEnv(MazeVectorEnv):
             raise
 
     def _gather(self, method: str, *args: Any) -> StepReport | None:
-        """Join what workers report of a call; those that failed are repaired and called again."""
+        """Join the reports of all workers; failed workers are restarted and repeat the call."""
         reports: list[StepReport | None] = []
         failures: list[WorkerFailedError] = []
         try:
-            # Waiting for one after the other wakes this process less often than waiting for all.
+            # Receiving in order wakes this process less often than waiting for any worker.
             for index in self._indices:
                 try:
                     reports.append(self._pool.receive(index))
                 except WorkerFailedError as error:
-                    # Without its frames, which would keep this object alive.
+                    # Drop the frames of the traceback: they would keep this object alive.
                     failures.append(error.with_traceback(None))
             for failure in failures:
                 assert self._repair is not None
@@ -543,9 +535,9 @@ class PooledVectorEnv(MazeVectorEnv):
         return joined
 
     def _give_up(self) -> None:
-        """Forget where the environments are; close unless all workers wait for the next call.
+        """Invalidate the journal; close unless all workers are idle.
 
-        After Ctrl+C, results that were not received would be taken for later ones.
+        After Ctrl-C, pending results would be mistaken for later ones.
         """
         if self._journal is not None:
             self._journal.invalidate()
@@ -554,4 +546,4 @@ class PooledVectorEnv(MazeVectorEnv):
 
 
 SequentialVectorEnv = PooledVectorEnv
-"""Steps in this process where no place is given."""
+"""Alias; without `place`, environments are stepped in this process."""

@@ -1,4 +1,4 @@
-"""Packages that register environments, and messages about those that cannot be built."""
+"""Packages that register environments, and errors for environments that cannot be built."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from maze_train.envs.faults import explained
 
 @dataclass(frozen=True)
 class EnvPackage:
-    """A package of environments: its name for pip, its module, and beginnings of its ids."""
+    """Package of environments: its pip name, extra, module, and id prefixes."""
 
     package: str
     extra: str
@@ -35,16 +35,16 @@ class EnvPackage:
 
     @property
     def installed(self) -> bool:
-        """Whether its module is there."""
+        """Whether the module is installed."""
         return importlib.util.find_spec(self.module) is not None
 
 
 OF_OLD_GYM = ("gymnasium.envs", "shimmy", "shimmy.openai_gym_compatibility")
-"""Modules of what makes old gym environments, whose arguments name modules to import. Of gymnasium
-itself that is what stands for shimmy where this is not installed."""
+"""Entry points of environments of the old gym, whose arguments name modules to import. Gymnasium
+itself provides a placeholder for shimmy if it is not installed."""
 
 HARMLESS = frozenset((*sys.stdlib_module_names, "cuda"))
-"""Modules that a text may name for other reasons: `http://...`, `cuda:0`."""
+"""Names that may appear in texts for other reasons: `http://...`, `cuda:0`."""
 
 ATARI = EnvPackage("ale-py", "atari", "ale_py", ("ALE/",))
 ROBOTS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
@@ -55,19 +55,19 @@ OTHERS = (
 
 
 def register_atari() -> None:
-    """Make the `ALE/` ids known to gymnasium.
+    """Register the `ALE/` ids with Gymnasium.
 
     Raises:
         MissingExtraError: If ale-py is not installed.
     """
     ale_py = import_extra("ale-py", "atari", "the ALE environments", "ale_py")
     gymnasium.register_envs(ale_py)
-    # Else every game that is made writes a banner.
+    # Otherwise every game prints a banner.
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 def register_installed() -> None:
-    """Make the ids of these packages known, as far as they are installed."""
+    """Register the ids of the known packages that are installed."""
     if ATARI.installed:
         register_atari()
     for each in OTHERS:
@@ -78,9 +78,9 @@ def register_installed() -> None:
 
 
 def module_of_id(env_id: str) -> str:
-    """The module that gymnasium imports for an id, or shimmy if its arguments say which; or empty.
+    """Return the module that Gymnasium imports for an id, shimmy for ids of the old gym, or "".
 
-    As gymnasium does it, an id without a version is the same as one with it.
+    As in Gymnasium, the version of an id is optional.
     """
     module, colon, _ = env_id.partition(":")
     if colon:
@@ -90,7 +90,7 @@ def module_of_id(env_id: str) -> str:
 
 
 def module_of_argument(text: str) -> str:
-    """The same of an argument, which may be an id; or empty, as for a module that is not there."""
+    """Return `module_of_id` of an argument that may be an id; "" if the module does not exist."""
     module = module_of_id(text)
     package = module.partition(".")[0]
     if not package.isidentifier() or package in HARMLESS:
@@ -101,7 +101,7 @@ def module_of_argument(text: str) -> str:
 
 @cache
 def _old_gym_ids(registered: tuple[int, str]) -> set[str]:
-    """The ids of old gym environments, with and without versions, until others are registered."""
+    """Return the ids of old gym environments, with and without version; cached per registry."""
     found = set()
     for spec in gymnasium.registry.values():
         for entry in (spec.entry_point, spec.vector_entry_point):
@@ -112,7 +112,7 @@ def _old_gym_ids(registered: tuple[int, str]) -> set[str]:
 
 
 def missing_package(env_id: str) -> MissingExtraError | None:
-    """The error for an id of a package that is not installed; None for any other id."""
+    """Return an error if the id belongs to a known package that is not installed, else None."""
     for each in (ATARI, *OTHERS):
         if env_id.startswith(each.prefixes) and not each.installed:
             return MissingExtraError(each.package, each.extra, "this environment")
@@ -120,7 +120,7 @@ def missing_package(env_id: str) -> MissingExtraError | None:
 
 
 def import_env_module(env_id: str) -> None:
-    """Import the module of `module:Id`; one that is not there is left to gymnasium.
+    """Import the module of `module:Id`; Gymnasium reports a missing module.
 
     Raises:
         ConfigError: If the module raises something other than a ModuleNotFoundError.
@@ -136,7 +136,7 @@ def import_env_module(env_id: str) -> None:
 
 
 def known_about(env_id: str) -> str:
-    """What is known about an id that is not registered, as a sentence; empty: nothing."""
+    """Return a hint about an unregistered id as a sentence; may be empty."""
     module, _, name = env_id.rpartition(":")
     if _is_of_old_gym(name):
         return (
@@ -156,22 +156,22 @@ def known_about(env_id: str) -> str:
 
 
 def _is_of_old_gym(name: str) -> bool:
-    """Whether the package gym, which an imported module brings, has an id."""
+    """Whether the package gym, if a module has imported it, has an id."""
     gym = sys.modules.get("gym")
-    with suppress(Exception):  # whatever its versions raise for an unknown id
+    with suppress(Exception):  # versions of gym raise different errors for unknown ids
         return gym is not None and bool(gym.spec(name))
     return False
 
 
 def _registers(module: str, name: str) -> bool:
-    """Whether a name in a module is a function of its package that may register environments."""
+    """Whether a module attribute is a function of its package that may register environments."""
     found = vars(sys.modules[module]).get(name) if name.startswith("register") else None
     package = module.partition(".")[0]
     return inspect.isfunction(found) and found.__module__.partition(".")[0] == package
 
 
 def _package_of(name: str) -> str:
-    """An installed module with a part of its name in an id, of a package that needs gymnasium."""
+    """Return an installed module that needs Gymnasium and shares a part of its name with an id."""
     for module, packages in metadata.packages_distributions().items():
         parts = [part for part in module.lower().split("_") if len(part) >= LEAST_PART]
         if module not in OURS and any(part in name.lower() for part in parts):
@@ -182,24 +182,24 @@ def _package_of(name: str) -> str:
 
 
 OURS = ("maze_train", ATARI.module, *(each.module for each in OTHERS))
-"""Modules whose ids are registered already."""
+"""Modules whose ids are already registered."""
 
 LEAST_PART = 4
-"""Letters of a part of a module's name that say something about an id."""
+"""Minimum length of a part of a module's name to be compared with an id."""
 
 REMEDIES = (
     ("gymnasium-robotics", "", "use version 4 or newer of this environment"),
     ("box2d", "Box2D", 'pip install "maze-train[box2d]"'),
     ("mujoco", "mujoco", 'pip install "maze-train[mujoco]"'),
 )
-"""Remedies for an import error, by a word of its text, if a module is not installed."""
+"""Hints for import errors: a word of the message, a module that must be missing, the hint."""
 
 MAX_LENGTH = 300
-"""Characters of the message of an environment that are shown."""
+"""Maximum number of characters shown of an error message."""
 
 
 def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> MazeTrainError:
-    """The error for a registered environment that gymnasium did not make.
+    """Return the error for a registered environment that Gymnasium could not create.
 
     Raises:
         KeyboardInterrupt: The error itself, if it is one.
@@ -220,14 +220,14 @@ def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> 
 
 
 def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
-    """The error for an environment whose package could not be imported, with the remedy."""
+    """Return the error for an environment whose package could not be imported, with a hint."""
     text = str(error)
     cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-    # An error inside a package is not one of a missing one, whatever text it was given.
+    # An import error within a package differs from a missing package, whatever its message.
     name = cause.name if isinstance(cause, ImportError) else None
     is_missing = isinstance(cause, ModuleNotFoundError) and str(name).lower() in text.lower()
     if name is not None and not is_missing:
-        problem = f"a package that it needs does not work: {type(cause).__name__}: {cause}"
+        problem = f"a required package cannot be imported: {type(cause).__name__}: {cause}"
         return ConfigError("env.id", problem, env_id)
     remedies = [
         f"; {advice}"
@@ -244,13 +244,13 @@ CALLERS = ("maze_train.envs.", "gymnasium.envs.registration")
 def build_failure(
     name: str, config: EnvConfig, error: BaseException, make: Callable[..., Any] | None = None
 ) -> MazeTrainError:
-    """The error for an environment whose constructor raised, or refused its arguments.
+    """Return the error for an environment whose constructor raised or rejected its arguments.
 
     Args:
-        name: What the user calls it.
-        config: Its settings.
-        error: What was raised.
-        make: The class or function that was called, whose arguments are named; None: unknown.
+        name: Name of the environment for the user.
+        config: Settings of the environment.
+        error: The exception.
+        make: The class or function that was called, to list its arguments; None if unknown.
 
     Raises:
         KeyboardInterrupt: The error itself, if it is one.
@@ -258,16 +258,16 @@ def build_failure(
     if isinstance(error, TypeError) and is_of_call(error, config.kwargs):
         text = refusal(make, error, "env.kwargs.{}=<value>") if make else str(error)
         return ConfigError("env.kwargs", f"{name} does not take these: {text}", config.kwargs)
-    # In one line: what reads a file may quote it.
+    # In one line, because the message may quote the contents of a file.
     text = " ".join(explained(error).split())[:MAX_LENGTH]
     return EnvError(f"building {name} with {config.kwargs} failed: {text}")
 
 
 def is_of_call(error: TypeError, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the arguments of a call did not fit its parameters.
+    """Whether the arguments of a call did not match its parameters.
 
-    Then no code of the environment was run, or only a function that passes its arguments on, so the
-    error names one of them. Gymnasium raises another error, which repeats the arguments.
+    In that case no code of the environment ran, except functions that forward their arguments, and
+    the error names one of them. Gymnasium raises a different error, which repeats the arguments.
     """
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if unexpected is not None and unexpected[1] in kwargs:
@@ -279,10 +279,10 @@ def is_of_call(error: TypeError, kwargs: Mapping[str, Any]) -> bool:
 
 
 def nearest_ids(env_id: str) -> list[str]:
-    """Up to three registered ids closest to `env_id`, best first, each in its newest version.
+    """Return up to three registered ids similar to `env_id`, best first, in their newest version.
 
-    A wrong version counts for nothing and a missing namespace for little: `CartPole-v7` is near
-    `CartPole-v1`, and `Pong-v5` near `ALE/Pong-v5`.
+    Versions are ignored, and a missing namespace matters little: `CartPole-v7` is similar to
+    `CartPole-v1`, and `Pong-v5` to `ALE/Pong-v5`.
     """
     register_installed()
     newest: dict[str, int] = {}
@@ -299,6 +299,6 @@ def nearest_ids(env_id: str) -> list[str]:
 
 
 def split_version(env_id: str) -> tuple[str, int]:
-    """Name and version of an id; the version is -1 when it has none."""
+    """Return the name and version of an id; the version is -1 if there is none."""
     match = re.fullmatch(r"(.+)-v(\d+)", env_id)
     return (match[1], int(match[2])) if match else (env_id, -1)

@@ -1,4 +1,4 @@
-"""A slice of training environments, whose running episodes can be restored."""
+"""Slice of training environments whose running episodes can be restored."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from maze_train.workers.pool import CallCancelledError
 
 
 class TrainingSlice(EnvSlice):
-    """Environments whose episodes follow from one seed, the worker of a `PooledVectorEnv`.
+    """Worker of a `PooledVectorEnv`, in which all episodes are derived from one seed.
 
-    The running episodes are restored from the records of a journal, or from the states that
-    environments give.
+    Running episodes are restored from the records of a journal, or from states that environments
+    provide.
     """
 
     _run: list[EpisodeSeeds]
 
     def reset(self, seed: int, options: dict[str, Any] | None) -> StepReport:
-        """Begin a run of episodes, which follows from the seed."""
+        """Begin a sequence of episodes derived from the seed."""
         self._begin_run(seed)
         report = StepReport()
         for i, source in enumerate(self._run):
-            # A copy: an environment may change it.
+            # Copied, because an environment may modify it.
             info = self.start(i, source.next(), copy.deepcopy(options))
             if self._keys is not None and not self._settings.step_infos:
                 info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}
@@ -40,11 +40,11 @@ class TrainingSlice(EnvSlice):
         return report
 
     def begin_anew(self, seed: int, episodes: Sequence[int]) -> StepReport:
-        """Begin the next episode in every environment; the running ones are dropped.
+        """Begin the next episode in every environment; the running episodes are dropped.
 
         Args:
-            seed: Seed of the run of episodes.
-            episodes: Number of episodes that each environment has started before.
+            seed: Seed of the sequence of episodes.
+            episodes: Number of episodes begun so far, by environment.
         """
         self._begin_run(seed)
         self.end.fill(DROPPED)
@@ -73,17 +73,17 @@ class TrainingSlice(EnvSlice):
     def restore(
         self, seed: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
     ) -> list[tuple[int, Difference]]:
-        """Restore every environment from its record by replaying the actions.
+        """Restore every environment by replaying the actions of its record.
 
         Args:
-            seed: Seed of the run of episodes.
-            records: One per environment.
+            seed: Seed of the sequence of episodes.
+            records: One record per environment.
             allow_new_episodes: Whether an environment whose replay differs begins a new episode. If
-                it differs within rounding, the episode always continues, with the observation of
-                the record.
+                the difference is within rounding, the episode always continues, with the recorded
+                observation.
 
         Returns:
-            The environments whose replay differed, and how.
+            The environments whose replay differed, with the differences.
         """
         self._begin_run(seed)
         problems = []
@@ -91,7 +91,7 @@ class TrainingSlice(EnvSlice):
             try:
                 problem = self._replay(i, record)
             except CallCancelledError:
-                raise  # no one needs the result
+                raise  # the result is not needed
             except BaseException as error:
                 problem = Difference(f"it raised {explained(error)}")
             self._counted(i)
@@ -99,7 +99,7 @@ class TrainingSlice(EnvSlice):
             self._episode_start[i] = -record.steps
             if problem is None:
                 continue
-            outcome = "" if problem.is_rounding else "could not be put back where it was: "
+            outcome = "" if problem.is_rounding else "could not be restored: "
             place = f"{record.num_actions} actions in the episode with seed {self.seeds[i]}"
             text = f"environment {self._number + i} {outcome}after {place}, {problem.text}"
             problems.append((self._first + i, replace(problem, text=text)))
@@ -112,12 +112,12 @@ class TrainingSlice(EnvSlice):
         return problems
 
     def _restore_obs(self, i: int, record: EpisodeRecord) -> None:
-        """Set the observation to act on to that of the record."""
+        """Set the observation to act on to the recorded one."""
         for key, column in self.obs.items():
             column[i] = record.obs[key]
 
     def _replay(self, i: int, record: EpisodeRecord) -> Difference | None:
-        """Replay an episode; returns the difference from the record, or None."""
+        """Replay an episode; return the difference from the record, if any."""
         env, seeds = self.envs[i], self._run[i]
         seeds.episodes_started = record.base_episodes - 1
         self._let_go(i)
@@ -157,7 +157,7 @@ class TrainingSlice(EnvSlice):
         return states
 
     def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Load the states that `own_states` returned; a reset has to follow."""
+        """Load states from `own_states`; must be followed by a reset."""
         self._begin_run(0)
         for i, state in enumerate(states):
             if state is not None:

@@ -1,4 +1,4 @@
-"""A simulator of tensors as a single environment of arrays."""
+"""A simulator as a single Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class SimulatorEnv(Env):
-    """A simulator of one environment as a single environment of gymnasium.
+    """Adapter from a simulator of one environment to a Gymnasium environment.
 
     Args:
-        simulator: A simulator with `num_envs` 1; closed with this.
-        render_mode: `rgb_array`, or None.
+        simulator: A simulator with `num_envs` = 1; closed together with the adapter.
+        render_mode: `rgb_array` or None.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 (as in the base)
@@ -39,14 +39,14 @@ class SimulatorEnv(Env):
         self._picture: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin an episode; without a seed, one that follows from the last seed."""
+        """Begin an episode; without a seed, it is derived from the previous seed."""
         super().reset(seed=seed)
         self._has_ended = False
         self._obs = self._first(self.simulator.reset_arrays(int(self.np_random.integers(2**31))))
         return self._obs, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the environment; an episode that ended waits for `reset`."""
+        """Step the environment."""
         parts = {key: np.asarray(part)[None] for key, part in self._action.read(action)}
         found = self.simulator.step_arrays(parts)
         end, info = int(found.end[0]), dict[str, Any]()
@@ -60,23 +60,24 @@ class SimulatorEnv(Env):
         return self._obs, float(found.rewards[0]), end == TERMINATED, end == TRUNCATED, info
 
     def _first(self, obs: Any) -> Any:
-        """The observation of the environment, in the form of the space."""
+        """Return the observation of the environment, in the structure of the space."""
         return self._observation.build({key: leaf[0] for key, leaf in obs.items()})
 
     def render(self) -> Any:
-        """A picture of the environment; after the end of an episode, the one before.
+        """Render the environment.
 
-        The simulator has begun the next episode then.
+        The simulator begins the next episode in the last step of an episode. The previous image is
+        returned then.
 
         Raises:
-            EnvError: If it cannot be drawn.
+            EnvError: If rendering is not supported.
         """
         if not self._has_ended or self._picture is None:
             self._picture = self.simulator.render()
         if self._picture is None:
             raise EnvError(
-                f"{self.simulator.name} cannot be drawn: expected a method render() that returns "
-                "a picture, uint8 [height, width, 3]; leave out video and render"
+                f"{self.simulator.name} cannot be rendered: expected a method render() that "
+                "returns an image, uint8 [height, width, 3]; disable video and rendering"
             )
         return self._picture
 
@@ -86,7 +87,7 @@ class SimulatorEnv(Env):
 
 
 def make_simulator_env(config: EnvConfig) -> SimulatorEnv:
-    """Build a single environment from a simulator of one."""
+    """Build a single environment from a simulator."""
     settings = dict(config.kwargs)
     mode = settings.pop("render_mode", None)
     return SimulatorEnv(simulator_of(replace(config, kwargs=settings), 1), mode)
@@ -95,15 +96,15 @@ def make_simulator_env(config: EnvConfig) -> SimulatorEnv:
 def simulator_of(
     config: EnvConfig, num_envs: int, device: Any = "cpu", at_most: int | None = None
 ) -> Simulator:
-    """Build the simulator that the settings name.
+    """Build the simulator selected by the settings.
 
     Args:
         config: Settings of the environment.
         num_envs: Number of environments.
-        device: Its device, unless the settings name one.
+        device: Device, unless the settings select one.
         at_most: See `make_simulator`.
     """
-    from maze_train.simulators.make import make_simulator  # needs PyTorch
+    from maze_train.simulators.make import make_simulator  # requires PyTorch
 
     simulator = make_simulator(
         config.id,

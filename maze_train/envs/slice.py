@@ -1,4 +1,4 @@
-"""A slice of environments in one process, which are stepped one after the other."""
+"""Slice of environments in one process that are stepped sequentially."""
 
 from __future__ import annotations
 
@@ -35,62 +35,63 @@ if TYPE_CHECKING:
     from maze_train.envs.agents import JointEnv
 
 SeedSource: TypeAlias = Callable[[int], int | None]
-"""Gives the seed of the next episode of an environment, by its row; None: it rests."""
+"""Returns the seed of the next episode of an environment, given its row; None pauses it."""
 
 
 @dataclass(frozen=True)
 class SliceSettings:
-    """How the environments of a slice are stepped."""
+    """Settings of a slice of environments."""
 
     step_infos: bool = False
     """Whether to report the infos of every step and reset, not only those of last steps."""
 
     info_keys: Sequence[str] | None = ()
-    """Keys of the numbers to report of last infos; None: report whole infos."""
+    """Keys of the values to report from final infos; None reports whole infos."""
 
     on_non_finite: str = "raise"
-    """Reaction to NaN and infinities, one of `ON_NON_FINITE`: `skip` drops the episode."""
+    """What to do about NaN and infinity, one of `ON_NON_FINITE`; `skip` drops the episode."""
 
     final_obs: Literal["none", "truncated", "all"] = "truncated"
-    """Episodes whose last observations must be finite: those that were truncated, or all. `none`:
-    last observations are not kept at all."""
+    """Episodes whose final observations are stored and must be finite: truncated ones, or all;
+    `none` does not store final observations."""
 
     whole_games: bool = False
-    """Whether each episode is a whole game, independent of earlier ones: it continues where a
-    wrapper ends an episode in the middle of a game (`EpisodicLifeWrapper`), and an environment that
-    offers `state_dict` begins it in the state of a new one."""
+    """Whether each episode is a whole game, independent of earlier ones. Wrappers that end an
+    episode within a game (`EpisodicLifeWrapper`) are overridden, and environments with `state_dict`
+    begin each episode from the state of a new environment."""
 
 
 class EnvSlice(Worker):
-    """The environments `first, first + 1, ...`, each with a row of all arrays.
+    """The environments `first, first + 1, ...`, each with one row of all arrays.
 
-    Where an episode ends, the seed source gives the seed of the next one, or the environment rests:
-    it is not stepped, and its rows keep their values. Its errors become an `EpisodeError`.
+    When an episode ends, the seed source returns the seed of the next one, or None. Then the
+    environment rests: it is not stepped, and its rows keep their values. Errors of environments are
+    raised as `EpisodeError`.
 
     Args:
         factories: Functions that build the environments.
-        first: Index of the first one.
+        first: Index of the first environment.
         num_envs: Number of environments of all slices.
-        number: Number of the first one in messages.
-        settings: How they are stepped.
-        context: Where the slice lives.
+        number: Index of the first environment in messages.
+        settings: Settings of the slice.
+        context: Context of the worker.
 
     Attributes:
         envs: The environments.
         observation: View of the observation space.
         action: View of the action space.
-        playing: Rows of the environments that do not rest, growing.
-        resting: Rows of the others.
+        playing: Rows of the environments that are not resting, in increasing order.
+        resting: Rows of the resting environments.
         seeds: Seed of the running or last episode of each environment.
         obs: Observations to act on, `[n, ...]` per leaf.
-        final_obs: Last observations of episodes that ended in the last step, `[n, ...]` per leaf.
+        final_obs: Final observations of episodes that ended in the last step, `[n, ...]` per leaf.
         actions: Actions of the next step, `[n, ...]` per leaf.
         rewards: Rewards of the last step, `[n]`.
-        end: How the last step ended, `[n]`, see `StepEnd`.
+        end: `StepEnd` codes of the last step, `[n]`.
 
     Raises:
-        ConfigError: If a factory refuses its settings.
-        EnvError: If an environment cannot be built, or differs in its spaces from the first.
+        ConfigError: If a factory rejects its settings.
+        EnvError: If an environment cannot be built, or its spaces differ from those of the first.
         SpaceError: If a space cannot be flattened.
     """
 
@@ -144,10 +145,10 @@ class EnvSlice(Worker):
         on_non_finite: str = "raise",
         final_obs: Literal["none", "all"] = "none",
     ) -> EnvSlice:
-        """Return environments that play whole games, each when it is asked to.
+        """Create a slice that plays whole games on request.
 
         Raises:
-            SpaceError: If masks do not fit the actions; and what the class raises.
+            SpaceError: If a mask does not fit the action space. See also the class.
         """
         settings = SliceSettings(on_non_finite=on_non_finite, final_obs=final_obs, whole_games=True)
         made = cls(Portable(factories, "env"), 0, len(factories), number, settings, WorkerContext())
@@ -160,24 +161,24 @@ class EnvSlice(Worker):
         return len(self.envs)
 
     def describe(self) -> tuple[Any, Any, Any, Any, bool]:
-        """Spaces, metadata and render mode, and whether an environment offers its state."""
+        """Return spaces, metadata, render mode, and whether an environment provides its state."""
         env, offers = self.envs[0], any(self._offers_own_state)
         metadata = described_metadata(env)
         return env.observation_space, env.action_space, metadata, env.render_mode, offers
 
     def close(self) -> None:
-        """Close every environment, all of them also when one raises."""
+        """Close all environments, then raise the first error."""
         close_all(self.envs)
 
     def busy_s(self) -> float:
-        """Seconds that steps took."""
+        """Return the time in seconds spent on steps."""
         return self._busy_s
 
     def map(self, memory: Any) -> None:
-        """Step into memory of all slices from now on.
+        """Set the memory, shared by all slices, into which environments step.
 
         Raises:
-            SpaceError: If a mask in the observations does not fit the actions.
+            SpaceError: If a mask in the observations does not fit the action space.
         """
         columns = StepBuffers.columns(self.observation, self.action, self._num_envs)
         buffers = StepBuffers.over(memory.buffer, columns)
@@ -193,7 +194,7 @@ class EnvSlice(Worker):
         self._columns = [*self.obs.values(), self.rewards, self.end]
 
     def written(self) -> list[Any]:
-        """Return what the last call wrote: the rows, and last observations of ended episodes."""
+        """Return the rows written by the last call, and final observations of ended episodes."""
         rows = [end.env - self._first for end in (self._report.ends if self._report else ())]
         final = [column[i : i + 1] for i in rows for column in self.final_obs.values()]
         return [*self._columns, *final]
@@ -204,11 +205,11 @@ class EnvSlice(Worker):
     # -- episodes --------------------------------------------------------------------------------
 
     def seed_from(self, source: SeedSource) -> None:
-        """Ask this source from now on."""
+        """Set the source of seeds for new episodes."""
         self._next_seed = source
 
     def begin(self) -> list[int]:
-        """Begin an episode where a resting environment gets a seed; returns the rows."""
+        """Begin an episode in each resting environment that gets a seed; return the rows."""
         began = []
         for i in sorted(self.resting):
             seed = self._next_seed(i)
@@ -218,7 +219,7 @@ class EnvSlice(Worker):
         return began
 
     def start(self, i: int, seed: int, options: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Begin an episode that is independent of earlier ones; returns the info."""
+        """Begin an episode that is independent of earlier ones; return the info."""
         try:
             self._let_go(i)
             obs, info = self._reset(i, seed, options)
@@ -238,23 +239,23 @@ class EnvSlice(Worker):
         self._arrange()
 
     def steps_of(self, i: int) -> int:
-        """Steps of the running episode of an environment, or of the one that ended last."""
+        """Return the number of steps of the running or last episode of an environment."""
         return self._steps - self._episode_start[i]
 
     def render(self, i: int) -> Any:
-        """Render an environment: a picture, where its render mode is `rgb_array`."""
+        """Render an environment; returns an image if its render mode is `rgb_array`."""
         try:
             return self.envs[i].render()
         except BaseException as error:
             raise self._fault(i, error) from error
 
     def _arrange(self) -> None:
-        """Step those environments from now on that do not rest."""
+        """Update the lists of environments that are stepped."""
         self.playing = [i for i in range(len(self.envs)) if i not in self.resting]
         self._in_turn = [(i, self.envs[i]) for i in self.playing]
 
     def _reset(self, i: int, seed: int, options: dict[str, Any] | None) -> Reset:
-        """Reset an environment; a game may continue there."""
+        """Reset an environment; the running game may continue."""
         self._episode_start[i], self.seeds[i] = self._steps, seed
         if self._settings.whole_games and self._offers_own_state[i]:
             self._forget_earlier_episodes(i)
@@ -262,7 +263,7 @@ class EnvSlice(Worker):
         return obs, faults.checked_info(info)
 
     def _forget_earlier_episodes(self, i: int) -> None:
-        """Restore the state in which no episode was played."""
+        """Restore the state of a new environment."""
         if i in self._unplayed:
             load_own_state(self.envs[i], self._unplayed[i])
         else:
@@ -275,16 +276,16 @@ class EnvSlice(Worker):
             layer.goes_on = False
 
     def _goes_on(self, i: int) -> bool:
-        """Whether a wrapper ended an episode of a game that is not over."""
+        """Whether a wrapper ended an episode within a running game."""
         return any(layer.goes_on for layer in self._continuing[i])
 
     def _counted(self, i: int) -> tuple[float, int] | None:
-        """Raw return and length of the game that ended last, once; None: none did."""
+        """Return raw return and length of the last ended game once, then None."""
         monitor = self._monitors[i]
         return None if monitor is None else monitor.take()
 
     def _fault(self, i: int, error: BaseException) -> faults.EpisodeError:
-        """The error about an environment that failed."""
+        """Return the error for a failed environment."""
         seed = self.seeds[i]
         return faults.EpisodeError(
             faults.episode_fault(self._number + i, self.steps_of(i), seed, error), seed
@@ -293,12 +294,12 @@ class EnvSlice(Worker):
     # -- steps -----------------------------------------------------------------------------------
 
     def step(self) -> StepReport | None:
-        """Take the actions in all environments that do not rest.
+        """Step all environments that are not resting.
 
-        Where an episode ends, the next one begins if the source has a seed.
+        When an episode ends, the next one begins if the source returns a seed.
 
         Returns:
-            The ends of episodes and infos to pass on, or None without any.
+            The ends of episodes and infos to report; None if there are none.
         """
         started = time.perf_counter()
         self._report = None
@@ -314,12 +315,12 @@ class EnvSlice(Worker):
         return self._report
 
     def _step_envs(self, infos: list[tuple[int, Any]] | None) -> float:
-        """Step the environments; returns the sum of the magnitudes of rewards."""
+        """Step the environments; return the sum of absolute rewards."""
         rewards, write_obs, total, i = self.rewards, self._write_obs, 0.0, 0
         try:
             for (i, env), action in zip(self._in_turn, self._next_actions(), strict=False):
                 obs, reward, terminated, truncated, info = env.step(action)
-                # As a float: an array of numbers would take None for NaN.
+                # `float` rejects None, which assignment to an array would convert to NaN.
                 rewards[i] = number = float(reward)
                 total += abs(number)
                 if terminated or truncated:
@@ -335,7 +336,7 @@ class EnvSlice(Worker):
         return total
 
     def _next_actions(self) -> Iterable[Any]:
-        """Copies, since environments may keep or change what they are given."""
+        """Return copies of the actions, because environments may keep or modify them."""
         rows = self.playing
         if len(rows) == len(self.envs):
             columns = {key: column.copy() for key, column in self.actions.items()}
@@ -344,7 +345,7 @@ class EnvSlice(Worker):
         return self._built(columns, len(rows))
 
     def _built(self, actions: Mapping[str, Array], count: int) -> Iterable[Any]:
-        """The first actions in the form of the space, one after the other."""
+        """Return the first actions one by one, in the structure of the space."""
         if self.action.is_single:
             column: Iterable[Any] = actions[""]
             return column
@@ -354,7 +355,7 @@ class EnvSlice(Worker):
         ]
 
     def _report_of_step(self) -> StepReport:
-        """The report of this step, made where there is something to report."""
+        """Return the report of this step, created on demand."""
         if self._report is None:
             self._report = StepReport()
         return self._report
@@ -362,7 +363,7 @@ class EnvSlice(Worker):
     def _end_episode(
         self, i: int, obs: Any, terminated: bool, truncated: bool, info: Any
     ) -> tuple[Any, dict[str, Any]] | None:
-        """Report the end of an episode; returns where to continue, None: the environment rests."""
+        """Report the end of an episode; return where to continue, None if the environment rests."""
         kept = self._settings.final_obs
         if self._settings.whole_games and not truncated and self._goes_on(i):
             following, game_end = continue_game(self.envs[i], self._continuing[i])
@@ -373,7 +374,7 @@ class EnvSlice(Worker):
         self.end[i] = TERMINATED if terminated else TRUNCATED
         if kept != "none":
             self._write_final_obs(i, obs)
-        # Before the reset: the environment may use the memory of the info again.
+        # Before the reset, because the environment may reuse the info.
         end = episode_end(self._first + i, faults.checked_info(info), self._keys, self._agents)
         try:
             faults.check_finite_reward(self.rewards[i])
@@ -389,12 +390,12 @@ class EnvSlice(Worker):
         return self._next_episode(i, end)
 
     def _next_episode(self, i: int, end: EpisodeEnd) -> tuple[Any, dict[str, Any]] | None:
-        """Start the next episode, perhaps in the same game; None: the environment rests."""
+        """Begin the next episode, possibly in the same game; None if the environment rests."""
         monitor, following = self._monitors[i], None
         if self._settings.whole_games:
             self._let_go(i)
             if monitor is not None:
-                monitor.end()  # a wrapper may have ended the episode from outside
+                monitor.end()  # an outer wrapper may have ended the episode
         elif self._goes_on(i):
             self._report_of_step().continuing.append(self._first + i)
         seed = self._next_seed(i)
@@ -408,20 +409,20 @@ class EnvSlice(Worker):
         return following
 
     def _drop(self, i: int) -> None:
-        """Give up an episode; the next reset begins a new game."""
+        """Drop an episode; the next reset begins a new game."""
         self.rewards[i], self.end[i] = 0.0, DROPPED
         self._report_of_step().lost.append(self._first + i)
         self._let_go(i)
 
     def _drop_non_finite(self) -> None:
-        """Look for numbers that are not finite, and raise or drop the episodes."""
+        """Find non-finite values; raise an error or drop the episodes."""
         bad = faults.non_finite_rows(self.obs) | faults.non_finite_rewards(self.rewards)
         for i in [k for k in self.playing if bad[k]]:
             try:
                 faults.check_finite_reward(self.rewards[i])
                 faults.check_finite(self._row(i))
             except faults.NonFiniteError as error:
-                # There is nothing to drop in the first observation of an episode.
+                # The first observation of an episode always raises: there is no episode to drop.
                 if not self._skips or self._episode_start[i] == self._steps:
                     raise self._fault(i, error) from error
             self._drop(i)

@@ -1,4 +1,4 @@
-"""A vector environment that steps in worker processes, for users of gymnasium's interface."""
+"""Gymnasium-style constructor of vector environments in worker processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maze_train.envs.types import Env
 from maze_train.workers.process_pool import LocalProcesses
 
 
-def SubprocVectorEnv(  # noqa: N802 (the name that users know)
+def SubprocVectorEnv(  # noqa: N802 (established name)
     env_factories: Sequence[Callable[[], Env]],
     *,
     n_workers: int = 0,
@@ -20,9 +20,9 @@ def SubprocVectorEnv(  # noqa: N802 (the name that users know)
     max_worker_restarts: int = 10,
     **settings: Any,
 ) -> PooledVectorEnv:
-    """A vector environment that steps in processes; the arguments are those of `LocalProcesses`.
+    """Create a vector environment in processes; see `LocalProcesses` for the arguments.
 
-    `**settings` are those of `PooledVectorEnv`.
+    `**settings` are arguments of `PooledVectorEnv`.
     """
     place = LocalProcesses(
         n_workers, timeout_s, on_worker_failure, max_worker_restarts, start_method

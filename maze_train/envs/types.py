@@ -1,4 +1,4 @@
-"""Types of gymnasium's interface for values of any kind."""
+"""Type aliases for Gymnasium's interface with arbitrary values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base of all vector environments, and the arrays that they step into."""
+"""Base class of all vector environments, and the arrays into which they step."""
 
 from __future__ import annotations
 
@@ -36,55 +36,54 @@ StepResult: TypeAlias = "tuple[ArrayTree, npt.NDArray[np.float64], Array, Array,
 
 
 class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
-    """Base of vector environments that step into `StepBuffers`.
+    """Base class of vector environments that step into `StepBuffers`.
 
-    Autoreset is SAME_STEP: where an episode ends, the returned observation is the first of the next
-    episode, and `infos["final_obs"][i]` and `infos["final_info"]` belong to the last step of the
-    old one, under the masks `infos["_final_obs"]` and `infos["_final_info"]`. Every episode starts
-    from its own seed, see `maze_train.core.seeding.EpisodeSeeds`.
+    Autoreset mode is SAME_STEP: when an episode ends, the returned observation is the first of the
+    next episode, and `infos["final_obs"][i]` and `infos["final_info"]` belong to the last step of
+    the old one, under the masks `infos["_final_obs"]` and `infos["_final_info"]`. Each episode has
+    a separate seed, see `maze_train.core.seeding.EpisodeSeeds`.
 
-    A step has two halves, so that the caller can compute while environments are on their way:
-    `step_async` sends the actions, and `step_wait` waits for the results. `step` is both. What
-    works meanwhile are the worker processes of `SubprocVectorEnv`; other vector environments do all
-    of the work in `step_wait`. Between the two only `close` may be called, and the numbers in
-    internal buffers mean nothing.
+    `step` consists of `step_async`, which sends the actions, and `step_wait`. In between, worker
+    processes of `SubprocVectorEnv` work concurrently with the caller; other vector environments do
+    all the work in `step_wait`. Between the two, only `close` may be called, and internal buffers
+    are undefined.
 
     Observations of Dict and Tuple spaces are flat dicts of arrays, see
-    `maze_train.spaces.describe`. With `copy=False`, which training uses, the returned observation
-    arrays are the internal buffers and are overwritten by the next step; final observations,
-    rewards and flags are always copies.
+    `maze_train.spaces.describe`. With `copy=False`, as in training, returned observations are
+    internal buffers, which the next step overwrites; final observations, rewards and flags are
+    always copies.
 
-    An episode that was given up in a step, because a worker process could not be repaired or a
-    number that is not finite was skipped, is in `infos["lost"]`, a mask `[num_envs]` that is there
-    only then. Such a row is no transition: `infos["ignored"][i]` is True as well, the reward is 0,
-    the flags are False, and the returned observation is the first of the next episode.
+    If an episode is dropped because of a failed worker or a skipped non-finite value, it is marked
+    in the mask `infos["lost"]`, which exists only then. Such a row is not a transition:
+    `infos["ignored"][i]` is True, the reward is 0, the flags are False, and the returned
+    observation is the first of the next episode.
 
-    `state_dict` and `load_state_dict` let the running episodes continue in other objects, where
-    `can_be_restored` is set.
+    If `can_be_restored`, the running episodes can be saved and restored with `state_dict` and
+    `load_state_dict`.
 
     Args:
         copy: Whether to return copies of the observations.
-        step_infos: Whether to return the infos of every step and autoreset; false: only those of
-            resets and `final_info`.
+        step_infos: Whether to return the infos of every step and autoreset; False returns only
+            those of resets and `final_info`.
 
     Attributes:
-        env_observation_space: Observation space of one environment, as the environment gives it.
-        single_observation_space: The same, flat.
-        single_action_space: Action space of one environment, as the environment gives it.
-        root_seed: The seed of the last reset, given or drawn; None before the first one.
-        frame_stack: Observations that are stacks of the last n frames along their first dimension,
-            newest last: n by key (the key of a lone observation is empty).
-        monitored: Whether wrappers end episodes early or change rewards for training, so that only
-            `EpisodeEnd.counted`, or `r` and `l` in `final_info["episode"]`, has the returns and
-            lengths of episodes.
+        env_observation_space: Observation space of one environment, before flattening.
+        single_observation_space: Flattened observation space.
+        single_action_space: Action space of one environment, before flattening.
+        root_seed: Seed of the last reset, given or drawn; None before the first reset.
+        frame_stack: Number of stacked frames n by key of the observation (empty for a single leaf);
+            frames are along the first dimension, newest last.
+        monitored: Whether training wrappers end episodes early or change rewards, so that raw
+            returns and lengths are only in `EpisodeEnd.counted`, or `r` and `l` in
+            `final_info["episode"]`.
         agents: Names of the agents of a multi-agent environment; empty for a single agent.
-        can_be_restored: Whether the running episodes can be kept: not those of vector environments
-            of other packages.
-        simulator: The `Simulator` behind it, which gives and takes tensors; None: there is none.
-        first_env: Number of the first environment in messages.
-        keeps_terminal_obs: Whether last observations of terminated episodes are stored, so that
-            they must be finite as those of truncated ones.
-        notify: Prints a line about unexpected behaviour of environments; None: it is not printed.
+        can_be_restored: Whether running episodes can be saved; False for third-party vector
+            environments.
+        simulator: The underlying `Simulator`, if any.
+        first_env: Index of the first environment in messages.
+        keeps_terminal_obs: Whether final observations of terminated episodes are stored, so that
+            they must be finite like those of truncated episodes.
+        notify: Prints a note about unexpected behaviour of environments; None prints nothing.
     """
 
     root_seed: int | None = None
@@ -94,7 +93,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     simulator: Any = None
     notify: Callable[[str], object] | None = None
     is_exact: bool = True
-    """Whether the episodes continue exactly as `load_state_dict` got them."""
+    """Whether `load_state_dict` restored the episodes exactly."""
     frame_stack: dict[str, int]
     monitored: bool
     agents: tuple[str, ...]
@@ -116,23 +115,23 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @property
     def worker_restarts(self) -> int:
-        """Number of workers that were started again."""
+        """Number of worker restarts."""
         return 0
 
     def step(self, actions: Any) -> StepResult:
         """Step every environment once.
 
         Args:
-            actions: [num_envs, ...]. If the action space is a Dict or Tuple, a value of
-                `action_space`, or a flat dict of such arrays.
+            actions: [num_envs, ...]. For a Dict or Tuple action space, an element of `action_space`
+                or a flat dict of such arrays.
 
         Returns:
             Observations, rewards (float64), terminated, truncated (bool), [num_envs, ...] each, and
             infos.
 
         Raises:
-            EnvError: If an environment raises or returns something invalid, or was never reset. It
-                is a WorkerError where a worker process raises, dies or hangs.
+            EnvError: If an environment raises or returns something invalid, or was not reset; a
+                WorkerError if a worker process raises, dies or hangs.
             ShapeError: If the actions have the wrong shape.
             SpaceError: If the actions have the wrong type.
         """
@@ -140,13 +139,13 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Begin a step, and do not wait for it.
+        """Start a step without waiting for it.
 
         Args:
-            actions: As `step` takes them; they are copied.
+            actions: See `step`; they are copied.
 
         Raises:
-            EnvError: If there was no reset before, or the last step was not waited for.
+            EnvError: If the environments were not reset, or the last step is not finished.
             ShapeError: If the actions have the wrong shape.
             SpaceError: If the actions have the wrong type.
         """
@@ -155,24 +154,24 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self._is_stepping = True
 
     def step_wait(self) -> StepResult:
-        """Wait for the step that `step_async` began.
+        """Wait for the step started by `step_async`.
 
         Returns:
-            What `step` returns.
+            See `step`.
 
         Raises:
-            EnvError: As `receive`.
+            EnvError: See `receive`.
         """
         batch = self.receive()
         ends = batch.obs, batch.rewards, batch.terminated, batch.truncated
         return *ends, infos_of(batch, self.num_envs)
 
     def receive(self) -> StepBatch[Array]:
-        """Wait for the step that `step_async` began; infos are not converted to gymnasium's form.
+        """Wait for the step started by `step_async`, and return it as a `StepBatch`.
 
         Raises:
-            EnvError: If no step was begun, or an environment raises or returns something invalid.
-                It is a WorkerError where a worker process raises, dies or hangs.
+            EnvError: If no step was started, or an environment raises or returns something invalid;
+                a WorkerError if a worker process raises, dies or hangs.
         """
         if self.closed or not self._is_stepping:
             why = "after close()" if self.closed else "without step_async(actions) before it"
@@ -184,7 +183,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @abstractmethod
     def _finish_step(self) -> StepBatch[Array]:
-        """Finish a step after its actions were put into the buffers."""
+        """Finish a step whose actions are in the buffers."""
 
     def _check_not_stepping(self, call: str) -> None:
         if self._is_stepping and not self.closed:
@@ -193,53 +192,53 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """State of every environment, as plain values and arrays; between two steps only.
+        """Return the state of every environment as plain values and arrays, between steps only.
 
-        It does not depend on how the environments are spread over processes.
+        It does not depend on the distribution of the environments over processes.
 
         Raises:
-            EnvError: If the state is not known, or cannot be kept.
+            EnvError: If the state is unknown or cannot be saved.
         """
         raise self._not_restored("state_dict()")
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_new_episodes: bool = False
     ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
-        """Put every environment where it was.
+        """Restore every environment.
 
         Args:
-            state: Result of `state_dict`, of as many environments of the same kind.
-            allow_new_episodes: Whether an environment that does not do the same again begins its
-                next episode instead.
+            state: Result of `state_dict` for the same number of environments of the same kind.
+            allow_new_episodes: Whether an environment whose replay differs begins its next episode
+                instead.
 
         Returns:
-            The observations to act on, [num_envs, ...], which mean nothing after a state from
-            before the first reset; and which environments begin a new episode, [num_envs].
+            The observations to act on, [num_envs, ...], which are undefined if the state was saved
+            before the first reset; and a mask [num_envs] of environments that begin a new episode.
 
         Raises:
-            EnvError: If the state does not fit, an environment raises, or it does not do the same
-                again and must not begin a new episode; or episodes cannot be restored.
+            EnvError: If the state does not fit, an environment raises, its replay differs and new
+                episodes are not allowed, or restoring is not supported.
         """
         raise self._not_restored("load_state_dict()")
 
     offers_own_state: bool = False
-    """Whether an environment offers `state_dict` and `load_state_dict`."""
+    """Whether an environment has `state_dict` and `load_state_dict`."""
 
     def own_states(self) -> Sequence[dict[str, Any] | None]:
-        """Return the states that the environments give of themselves, between two steps.
+        """Return the states that environments provide, between steps.
 
-        They hold what lasts longer than an episode, such as the stage of a curriculum.
+        They contain what persists across episodes, such as the stage of a curriculum.
 
         Returns:
-            One state per environment, or per simulator; None for one that offers none.
+            One state per environment, or per simulator; None if an environment provides none.
 
         Raises:
-            EnvError: If a state is not made of plain values and arrays.
+            EnvError: If a state contains other than plain values and arrays.
         """
         return []
 
     def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Restore the result of `own_states`; a reset has to follow.
+        """Restore states from `own_states`; must be followed by a reset.
 
         Raises:
             EnvError: If a state does not fit.
@@ -247,9 +246,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     def _not_restored(self, call: str) -> EnvError:
         return EnvError(
-            f"{call}: the running episodes of {type(self).__name__} cannot be kept, because "
-            "vector environments of other packages neither return their state nor take one seed "
-            "per episode: use env.backend=gymnasium"
+            f"{call}: the running episodes of {type(self).__name__} cannot be saved, because "
+            "third-party vector environments neither return their state nor take one seed per "
+            "episode: use env.backend=gymnasium"
         )
 
     def _describe(
@@ -262,10 +261,10 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Set the public attributes that follow from one environment.
 
         Args:
-            observation_space: Its observation space, as the environment gives it.
-            action_space: Its action space.
+            observation_space: Observation space of the environment, before flattening.
+            action_space: Action space of the environment.
             num_envs: Number of environments.
-            metadata: Its metadata, see `maze_train.envs.monitoring.described_metadata`.
+            metadata: Metadata, see `maze_train.envs.monitoring.described_metadata`.
         """
         self.num_envs = num_envs
         self.metadata = {**metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -274,7 +273,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self.observation_space = batched(self.single_observation_space, num_envs)
         self.single_action_space = action_space
         self.action_space = batch_space(action_space, num_envs)
-        # Turns of several agents are separate rows, which share no frames.
+        # In multi-agent environments, turns are separate rows without shared frames.
         several = agent_spaces(observation_space, action_space)
         declared = metadata.get("frame_stack", {}) if several is None else {}
         self.frame_stack = fitting_stacks(observation_space, declared)
@@ -284,11 +283,11 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
 
     def _seed_for(self, seed: int | None, options: Mapping[str, Any] | None) -> int:
-        """The seed of a reset, drawn when none is given."""
+        """Return the seed of a reset; it is drawn if None."""
         if options is not None and "reset_mask" in options:
             raise SpaceError(
-                "reset(options={'reset_mask': ...}): not supported, a reset begins new episodes in "
-                "all environments; where an episode ended, the next one has begun already"
+                "reset(options={'reset_mask': ...}): not supported; a reset begins new episodes in "
+                "all environments, and ended episodes are reset automatically"
             )
         if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
             raise SpaceError(f"reset(seed={seed!r}): expected an integer >= 0, or None")
@@ -299,9 +298,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Copy actions into the buffers.
 
         Raises:
-            EnvError: If there was no reset before.
-            ShapeError: If they do not have one row per environment, in the shape of the space.
-            SpaceError: If they are floats where the space holds integers, or a part is missing.
+            EnvError: If the environments were not reset.
+            ShapeError: If there is not one row per environment in the shape of the space.
+            SpaceError: If actions are floats but the space is integer, or a part is missing.
         """
         if self.root_seed is None:
             raise EnvError("step() was called before the first reset(): call reset() first")
@@ -316,7 +315,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             column[...] = part
 
     def _parts_of(self, actions: Any) -> Mapping[str, Any]:
-        """Actions by leaf, of a flat dict or of a value of `action_space`."""
+        """Return actions by leaf, from a flat dict or an element of `action_space`."""
         if self._action.is_single:
             return {"": actions}
         if isinstance(actions, Mapping) and actions.keys() >= self._buffers.actions.keys():
@@ -330,7 +329,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             ) from None
 
     def _observations(self) -> ArrayTree:
-        """The observations to return."""
+        """Return the observations, copied if requested."""
         columns = self._buffers.obs
         if self.copy:
             columns = {key: column.copy() for key, column in columns.items()}
@@ -338,13 +337,13 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
 
 def fitting_stacks(space: Space, declared: Mapping[str, int]) -> dict[str, int]:
-    """The declared stacks of frames whose leaf really has n as its first dimension."""
+    """Return the declared frame stacks whose leaves have n as first dimension."""
     shapes = {key: leaf.shape or () for key, leaf in FlatView(space).leaves.items()}
     return {key: n for key, n in declared.items() if shapes.get(key, ())[:1] == (n,)}
 
 
 def batched(space: Space, n: int) -> Space:
-    """The space of n values, with the order of the keys kept."""
+    """Return the space of batches of n values, keeping the order of keys."""
     if not isinstance(space, gymnasium.spaces.Dict):
         return batch_space(space, n)
     parts = OrderedDict((key, batch_space(part, n)) for key, part in space.spaces.items())
@@ -352,32 +351,32 @@ def batched(space: Space, n: int) -> Space:
 
 
 def zeroed_columns(view: FlatView, n: int) -> dict[str, Array]:
-    """Zeroed arrays for n values of a space, by leaf."""
+    """Return zeroed arrays for n elements of a space, by leaf."""
     return Columns.of(view.leaves, stored=False).batched(n).arrays()
 
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """Buffers that one step of `n` environments reads and writes.
+    """Arrays that one step of `n` environments reads and writes.
 
-    Observations and actions are keyed by leaf; a space that is one leaf has the key `""`.
+    Observations and actions are keyed by leaf; the key of a single leaf is `""`.
     """
 
     obs: dict[str, Array]
     """Observations to act on, [n, ...] per leaf."""
     final_obs: dict[str, Array]
-    """Last observations of the episodes that ended in this step, [n, ...] per leaf; other rows mean
-    nothing."""
+    """Final observations of episodes that ended in this step, [n, ...] per leaf; other rows are
+    undefined."""
     actions: dict[str, Array]
-    """Actions to take, [n, ...] per leaf."""
+    """Actions of the step, [n, ...] per leaf."""
     rewards: npt.NDArray[np.float64]
-    """[n]."""
+    """Rewards, [n]."""
     end: npt.NDArray[np.uint8]
-    """Codes of `StepEnd`, [n]."""
+    """`StepEnd` codes, [n]."""
 
     @staticmethod
     def columns(observation: FlatView, action: FlatView, n: int) -> Columns:
-        """Columns of the buffers; `over` gets memory of `nbytes` bytes."""
+        """Return the columns of the buffers; `over` requires memory of their `nbytes`."""
         views = {"obs": observation, "final_obs": observation, "actions": action}
         found: dict[str, Spec] = {}
         for name, view in views.items():
@@ -388,13 +387,13 @@ class StepBuffers:
 
     @classmethod
     def over(cls, memory: Any, columns: Columns) -> StepBuffers:
-        """The buffers in `memory`, a writable buffer."""
+        """Create the buffers over `memory`, a writable buffer."""
         arrays = columns.arrays(memory)
         obs, final_obs, actions = (leaves_of(arrays, x) for x in ("obs", "final_obs", "actions"))
         return cls(obs, final_obs, actions, arrays["rewards"], arrays["end"])
 
     def rows(self, first: int, stop: int) -> StepBuffers:
-        """The part of the environments first, ..., stop - 1, as views."""
+        """Return views of the rows first, ..., stop - 1."""
         obs, final_obs, actions = (
             {key: array[first:stop] for key, array in columns.items()}
             for columns in (self.obs, self.final_obs, self.actions)
@@ -408,7 +407,8 @@ def row_writer(
 ) -> Callable[[int, Any], None]:
     """Return a function `write(i, observation)` that copies an observation into row i.
 
-    Rows of columns `[rows, n, ...]` hold batches of n observations. `is_last`: see `within_range`.
+    With columns `[rows, n, ...]`, rows hold batches of n observations. `is_last`: see
+    `within_range`.
     """
     writers = {
         key: within_range(key, view.leaves[key], column, column_writer(key, column), is_last)
@@ -425,13 +425,13 @@ def row_writer(
 
 
 FILL_MASKS = "; with env.empty_mask=all_legal all actions are legal then"
-"""Remedy for masks that rule out every action."""
+"""Hint for masks that rule out every action."""
 
 
 def masked_writer(
     write: Callable[[int, Any], None], masks: MaskLayout, columns: dict[str, Array]
 ) -> Callable[[int, Any], None]:
-    """`write`, and then a check that every choice has a legal action in row i."""
+    """Extend `write` by a check that every choice in row i has a legal action."""
     leaves = {leaf: columns[leaf] for leaf in masks.leaves}
 
     def write_checked(i: int, observation: Any) -> None:
@@ -444,12 +444,12 @@ def masked_writer(
 
 
 def column_writer(key: str, column: Array) -> Callable[[int, Any], None]:
-    """A function `write(i, value)` that copies a value into row i of a column."""
+    """Return a function `write(i, value)` that copies a value into row i of a column."""
     shape, dtype = column.shape[1:], column.dtype
 
     def write(i: int, value: Any) -> None:
-        # Assignment alone would broadcast a wrong shape, and cut floats down to integers, without a
-        # word.
+        # Plain assignment would silently broadcast a wrong shape, and truncate floats to
+        # integers.
         if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
             value = converted(key, value, shape, dtype)
         column[i] = value
@@ -464,10 +464,10 @@ def within_range(
     write: Callable[[int, Any], None],
     is_last: bool = False,
 ) -> Callable[[int, Any], None]:
-    """`write`, and then a check that categories exist: an encoder would read others instead.
+    """Extend `write` by a check that categories are in the space; encoders would misread others.
 
-    In the last observation of an episode (`is_last`) a category just outside becomes the nearest
-    one: counters run one step beyond their space there.
+    In the final observation of an episode (`is_last`), a category just outside is clipped, because
+    counters may exceed their space by one there.
     """
     if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
         return write
@@ -489,11 +489,10 @@ def within_range(
 
 
 def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """`value` as an array that may be stored under `dtype`.
+    """Convert `value` to an array that can be stored under `dtype`.
 
     Raises:
-        SpaceError: If its shape is not `shape`, or it is not a number of the kind that the space
-            holds.
+        SpaceError: If the shape differs, or the values do not fit the kind of dtype.
     """
     name = f"observation {key!r}" if key else "the observation"
     array = as_array(key, value)
@@ -507,13 +506,13 @@ def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
 
 
 def as_array(key: str, value: Any) -> Array:
-    """One leaf of an observation as an array.
+    """Convert a leaf of an observation to an array.
 
     Raises:
-        SpaceError: If it cannot be converted, such as a list of lists of unequal lengths.
+        SpaceError: If conversion fails, for example for lists of unequal lengths.
     """
     try:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         name = f"observation {key!r}" if key else "the observation"
-        raise SpaceError(f"{name} is no array of numbers: {error}") from error
+        raise SpaceError(f"{name} is not an array of numbers: {error}") from error

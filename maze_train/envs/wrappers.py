@@ -1,8 +1,7 @@
-"""Wrappers of single environments that gymnasium does not have.
+"""Wrappers of single environments that Gymnasium does not provide.
 
-Name them, and those of gymnasium, by `_target_` in `env.wrappers` or `env.training_wrappers`.
-Gymnasium has `gymnasium.wrappers.RepeatAction` (the same action for several steps) and
-`gymnasium.wrappers.ClipReward`, for example.
+Select them, or wrappers of Gymnasium such as `gymnasium.wrappers.RepeatAction` and
+`gymnasium.wrappers.ClipReward`, by `_target_` in `env.wrappers` or `env.training_wrappers`.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ RANDOM_RESET_ATTEMPTS = 100
 
 
 class ActionMaskWrapper(Wrapper):
-    """Observes the legal actions that the environment gives as `info["action_mask"]`.
+    """Adds the legal actions in `info["action_mask"]` to the observation.
 
-    They become the key `action_mask` of the observation (`maze_train.spaces.masks`): of a Dict
-    observation a further key; any other is found under the key `observation` next to it. The mask
-    has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
+    The mask becomes the key `action_mask` (`maze_train.spaces.masks`) of a Dict observation; any
+    other observation moves to the key `observation`. The mask has one entry for each action of all
+    Discrete and MultiDiscrete parts, in any shape.
 
     Args:
-        env: The environment, whose infos have a mask after each reset and step, but for the last
-            step of an episode.
+        env: The environment. Its infos must have a mask after each reset and step; it is optional
+            in the last step of an episode.
 
     Raises:
-        SpaceError: If no action can be masked, or observations have a mask already.
-        EnvError: When an info lacks the mask, or has one of another size.
+        SpaceError: If no action can be masked, or observations already have a mask.
+        EnvError: In `reset` and `step`, if the mask is missing or has the wrong size.
     """
 
     remembers: ClassVar = ()
@@ -66,31 +65,31 @@ class ActionMaskWrapper(Wrapper):
         return self._observe(obs, info, False), info
 
     def step(self, action: Any) -> Step:
-        """Step."""
+        """Step the environment."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         has_ended = terminated or truncated
         return self._observe(obs, info, has_ended), reward, terminated, truncated, info
 
     def _observe(self, obs: Any, info: Mapping[str, Any], has_ended: bool) -> dict[str, Any]:
-        """The observation with the mask, which the info of a last step may lack."""
+        """Return the observation with the mask, which the final info may lack."""
         if MASK_KEY not in info and not has_ended:
             raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
         return self._masks.observe(obs, info)
 
 
 class MaskOfInfo:
-    """Adds the legal actions from an info to the observation.
+    """Adds the legal actions in an info to the observation.
 
     Args:
-        name: Whose observations they are, for messages.
-        observation_space: Observations without a mask.
-        action_space: Actions; some of them are Discrete or MultiDiscrete.
+        name: Name in messages.
+        observation_space: Observation space without the mask.
+        action_space: Action space; some parts must be Discrete or MultiDiscrete.
 
     Attributes:
-        space: Observations with a mask.
+        space: Observation space with the mask.
 
     Raises:
-        SpaceError: If no action can be masked, or observations have a mask already.
+        SpaceError: If no action can be masked, or observations already have a mask.
     """
 
     def __init__(
@@ -105,18 +104,18 @@ class MaskOfInfo:
         if isinstance(observation_space, spaces.Dict):
             parts = dict(observation_space.spaces)
         if MASK_KEY in parts:
-            raise SpaceError(f"observations have the key {MASK_KEY!r} already: leave this out")
+            raise SpaceError(f"observations already have the key {MASK_KEY!r}: remove this wrapper")
         self._size = mask_size(action_space)
         if not self._size:
             problem = f"the action space {action_space} has no Discrete or MultiDiscrete part"
-            raise SpaceError(f"{name}: {problem}: leave it out")
+            raise SpaceError(f"{name}: {problem}: remove this wrapper")
         self.space = spaces.Dict(OrderedDict({**parts, MASK_KEY: spaces.MultiBinary(self._size)}))
 
     def observe(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        """The observation with the mask; all actions are legal where the info has none.
+        """Return the observation with the mask; without one in the info, all actions are legal.
 
         Raises:
-            EnvError: If the mask has another size.
+            EnvError: If the mask has the wrong size.
         """
         mask: Array = np.ravel(info.get(MASK_KEY, np.ones(self._size, np.int8)))
         if mask.size != self._size:
@@ -129,14 +128,14 @@ class MaskOfInfo:
 
 
 class RewardScalingWrapper(gymnasium.RewardWrapper[Any, Any]):
-    """Multiplies rewards by a number.
+    """Multiplies rewards by a constant.
 
     Args:
         env: The environment.
         scale: The factor, > 0.
 
     Raises:
-        ConfigError: If the factor is out of its range.
+        ConfigError: If the factor is out of range.
     """
 
     remembers: ClassVar = ()
@@ -147,29 +146,28 @@ class RewardScalingWrapper(gymnasium.RewardWrapper[Any, Any]):
         self.scale = scale
 
     def reward(self, reward: SupportsFloat) -> float:
-        """The scaled reward."""
+        """Return the scaled reward."""
         return self.scale * float(reward)
 
 
 class RandomResetWrapper(Wrapper):
-    """Takes a random number of random actions after each reset, so that episodes begin apart.
+    """Takes a random number of random actions after each reset, to decorrelate episodes.
 
-    Number and actions follow from the seed of the reset, without touching the generator of
-    `env.action_space`. Actions are legal by the mask in the observation
-    (`maze_train.spaces.masks`), or in the info when there is one Discrete action. Where the episode
-    ends meanwhile, the environment is reset with a seed that follows from the one before, and the
-    number drawn again. Time limits inside of this wrapper count the actions.
+    Number and actions are determined by the seed of the reset; the generator of `env.action_space`
+    is not used. Actions respect the mask in the observation (`maze_train.spaces.masks`), or the
+    mask in the info for a Discrete action space. If the episode ends during these actions, the
+    environment is reset with a derived seed and the number is drawn again. Inner time limits count
+    the actions.
 
     Args:
         env: The environment.
-        min_initial_steps: Fewest actions, >= 0.
-        max_initial_steps: Most actions, >= `min_initial_steps`.
+        min_initial_steps: Minimum number of actions, >= 0.
+        max_initial_steps: Maximum number of actions, >= `min_initial_steps`.
 
     Raises:
-        ConfigError: If an argument is out of its range.
+        ConfigError: If an argument is out of range.
         SpaceError: If a mask does not fit the action space.
-        EnvError: When it is reset, if episodes always end within the first actions, or no action is
-            legal.
+        EnvError: In `reset`, if episodes always end within these actions, or no action is legal.
     """
 
     remembers: ClassVar = ()
@@ -188,7 +186,7 @@ class RandomResetWrapper(Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode and take random actions."""
         if seed is not None:
-            # their own Streams: the environment draws from the seed itself.
+            # Separate streams, because the environment uses the seed itself.
             seeds = Seeds(seed)
             self._random = seeds.generator("number of initial steps")
             self._seeds = seeds.generator("further resets")
@@ -203,7 +201,7 @@ class RandomResetWrapper(Wrapper):
                     break
             else:
                 return obs, info
-            # Without a seed, environments that keep no generator would draw from anywhere.
+            # Always pass a seed: environments without a stored generator would not be reproducible.
             obs, info = self.env.reset(seed=int(self._seeds.integers(2**31)), options=options)
         raise EnvError(
             f"RandomResetWrapper: {RANDOM_RESET_ATTEMPTS} episodes in a row ended within the first "
@@ -212,7 +210,7 @@ class RandomResetWrapper(Wrapper):
         )
 
     def _legal(self, obs: Any, info: Mapping[str, Any]) -> Iterator[tuple[str, list[Array]]]:
-        """The masks of all choices of each part that has some."""
+        """Yield the masks of the choices of each part that has masks."""
         if not self._masks.has_masks:
             if MASK_KEY in info and isinstance(self._actions, spaces.Discrete):
                 yield "", [np.asarray(info[MASK_KEY])]
@@ -224,19 +222,19 @@ class RandomResetWrapper(Wrapper):
 
 
 class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
-    """Offers a few evenly spaced values of each dimension of bounded continuous actions.
+    """Replaces bounded continuous actions by a few evenly spaced values per dimension.
 
-    Choice i of k stands for `low + i / (k - 1) * (high - low)`, bounds included. A Box of one value
-    becomes a Discrete space, a larger one a MultiDiscrete space with one choice per value. Inside
-    of Dict and Tuple spaces, parts are named by key (nested keys joined by `/`).
+    Choice i of k selects `low + i / (k - 1) * (high - low)`, including the bounds. A Box with one
+    value becomes Discrete, a larger Box becomes MultiDiscrete with one choice per value. Parts of
+    Dict and Tuple spaces are identified by key (nested keys joined by `/`).
 
     Args:
         env: The environment.
-        num_bins: Number of choices per value, >= 2: one number for all Boxes, or numbers by key,
-            which leave other parts as they are.
+        num_bins: Number of choices per value, >= 2: one number for all Boxes, or numbers by key;
+            other parts are unchanged.
 
     Raises:
-        ConfigError: If a number is out of its range, a key is unknown, or a Box has no bounds.
+        ConfigError: If a number is out of range, a key is unknown, or a Box is unbounded.
     """
 
     remembers: ClassVar = ()
@@ -253,7 +251,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
         self.action_space = with_leaves(env.action_space, leaves)
 
     def action(self, action: Any) -> Any:
-        """The continuous action that a discrete one stands for."""
+        """Return the continuous action for a discrete one."""
         values = {
             key: self._value(key, part) if key in self._tables else part
             for key, part in self._view.read(action)
@@ -267,20 +265,21 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
 
 
 class ObservationStackWrapper(Wrapper):
-    """Observes the last n observations, stacked along a new first dimension, newest last.
+    """Stacks the last n observations along a new first dimension, newest last.
 
     A grey image `[84, 84]` becomes `[n, 84, 84]`, a colour image `[n, height, width, 3]`, a vector
-    `[n, size]`. An episode begins with n times its first observation. The metadata declares
-    `frame_stack`, n by key of the leaf, so that a rollout stores each observation once.
+    `[n, size]`. At the beginning of an episode, the stack is n copies of the first observation. The
+    metadata declares `frame_stack` (n by key of the leaf), so that a rollout stores each
+    observation only once.
 
     Args:
         env: The environment.
-        n: How many observations, >= 1.
-        keys: Which parts of a Dict or Tuple observation (nested keys joined by `/`); None: every
-            Box but action masks, of what several agents observe.
+        n: Number of observations, >= 1.
+        keys: Parts of a Dict or Tuple observation (nested keys joined by `/`); None selects every
+            Box except action masks, for all agents.
 
     Raises:
-        ConfigError: If n is out of its range, or a part is unknown or no Box.
+        ConfigError: If n is out of range, or a part is unknown or not a Box.
     """
 
     remembers: ClassVar = ("_stacks",)
@@ -307,7 +306,7 @@ class ObservationStackWrapper(Wrapper):
         self.metadata = {**metadata, FRAME_STACK: declared}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin an episode; all of the stack is its first observation."""
+        """Begin an episode, and fill the stack with its first observation."""
         obs, info = self.env.reset(seed=seed, options=options)
         stacked = self._observe(obs)
         for stack in self._stacks.values():
@@ -315,38 +314,38 @@ class ObservationStackWrapper(Wrapper):
         return self._copy(stacked), info
 
     def step(self, action: Any) -> Step:
-        """Step; the newest observation pushes out the oldest."""
+        """Step the environment; the newest observation replaces the oldest."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         for stack in self._stacks.values():
             stack[:-1] = stack[1:]
         return self._copy(self._observe(obs)), reward, terminated, truncated, info
 
     def _observe(self, obs: Any) -> dict[str, Any]:
-        """Write the newest observation into the stacks; returns the leaves."""
+        """Write the newest observation into the stacks; return the leaves."""
         leaves = dict(self._view.read(obs))
         for key, put in self._put.items():
             put(-1, leaves[key])
         return leaves
 
     def _copy(self, leaves: dict[str, Any]) -> Any:
-        """The observation with copies of the stacks."""
+        """Return the observation with copies of the stacks."""
         for key, stack in self._stacks.items():
             leaves[key] = stack.copy()
         return self._view.build(leaves)
 
 
 class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Observes smaller images: of each `factor` x `factor` pixels the mean.
+    """Shrinks images by averaging blocks of `factor` x `factor` pixels.
 
-    Rows and columns that fill no such square are cut off. Images are found as `is_image` says; in
-    Dict and Tuple observations, and in those of several agents, all of them.
+    Incomplete blocks at the bottom and right are cropped. Images are detected by `is_image`, in all
+    parts of Dict, Tuple and multi-agent observations.
 
     Args:
         env: The environment.
-        factor: Pixels along each side that become one, >= 1.
+        factor: Side length of a block in pixels, >= 1.
 
     Raises:
-        ConfigError: If the factor is out of its range, or too little is left of an image.
+        ConfigError: If the factor is out of range, or an image becomes too small.
         SpaceError: If there is no image.
     """
 
@@ -359,7 +358,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         self._view = FlatView(env.observation_space)
         leaves = dict(self._view.leaves)
         self._rows: dict[str, int] = {}
-        """The dimension of the rows of each image, before that of its columns."""
+        """Axis of the rows of each image; the next axis is that of the columns."""
         for key, leaf in self._view.leaves.items():
             if isinstance(leaf, spaces.Box) and is_image(leaf):
                 is_last = image_layout(leaf).channels_last
@@ -374,7 +373,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         self.observation_space = with_leaves(env.observation_space, leaves)
 
     def observation(self, observation: Any) -> Any:
-        """The observation with smaller images."""
+        """Return the observation with smaller images."""
         leaves = {
             key: self._shrunk(key, part) if key in self._rows else part
             for key, part in self._view.read(observation)
@@ -382,7 +381,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         return self._view.build(leaves)
 
     def _shrunk(self, key: str, image: Any) -> Array:
-        """The means, rounded."""
+        """Return the rounded block means."""
         image, f, axis = np.asarray(image), self.factor, self._rows[key]
         ends = [size - size % f for size in image.shape[axis : axis + 2]]
         parts = (
@@ -395,7 +394,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def _observed(env: Env, keys: list[str]) -> list[str]:
-    """Those keys of leaves that an agent observes, without action masks."""
+    """Return the keys of leaves that an agent observes, except action masks."""
     several = agent_spaces(env.observation_space, env.action_space)
     own = {key: key for key in keys}
     if several is not None:
@@ -410,7 +409,7 @@ def _observed(env: Env, keys: list[str]) -> list[str]:
 
 
 def with_leaves(space: Space, leaves: Mapping[str, Space], path: tuple[Any, ...] = ()) -> Space:
-    """A space nested like `space`, with the leaves given by joined key."""
+    """Return a space nested like `space`, with leaves given by joined key."""
     if isinstance(space, spaces.Dict):
         parts = [
             (name, with_leaves(part, leaves, (*path, name))) for name, part in space.spaces.items()
@@ -424,7 +423,7 @@ def with_leaves(space: Space, leaves: Mapping[str, Space], path: tuple[Any, ...]
 
 
 def bins_by_key(view: FlatView, num_bins: int | Mapping[str, int]) -> dict[str, int]:
-    """Number of choices for each Box that is to be discretized."""
+    """Return the number of choices of each Box to discretize."""
     boxes = [key for key, leaf in view.leaves.items() if isinstance(leaf, spaces.Box)]
     bins = dict.fromkeys(boxes, num_bins) if isinstance(num_bins, int) else dict(num_bins)
     unknown = sorted(set(bins) - set(boxes))
@@ -438,11 +437,11 @@ def bins_by_key(view: FlatView, num_bins: int | Mapping[str, int]) -> dict[str, 
 
 
 def choices(key: str, box: Any, n: int) -> Array:
-    """The n values of each dimension, [size of the Box, n]."""
+    """Return the n values of each dimension, [size of the Box, n]."""
     low, high = (np.asarray(bound, np.float64).reshape(-1, 1) for bound in (box.low, box.high))
     if not box.is_bounded():
         name = f"the action {key!r}" if key else "the action"
-        raise ConfigError("num_bins", f"{name} has no bounds to divide between: {box}", n)
+        raise ConfigError("num_bins", f"{name} is unbounded and cannot be discretized: {box}", n)
     table = low + np.linspace(0.0, 1.0, n) * (high - low)
     if box.dtype.kind != "f":
         table = np.rint(table)
@@ -452,20 +451,20 @@ def choices(key: str, box: Any, n: int) -> Array:
 
 
 def discrete_space(box: Any, n: int) -> Space:
-    """The space of choices among n values per dimension of a Box."""
+    """Return the space of choices among n values per dimension of a Box."""
     size = int(np.prod(box.shape))
     return spaces.Discrete(n) if size == 1 else spaces.MultiDiscrete([n] * size)
 
 
 class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Shows some entries of a vector only, such as positions without velocities.
+    """Selects entries of vector observations, for example to hide velocities.
 
     Args:
-        env: Environment whose observations are vectors, a Box `[D]`.
-        indices: The entries that are left, in [0, D), in this order.
+        env: Environment with vector observations, a Box `[D]`.
+        indices: Indices of the entries to keep, in [0, D), in this order.
 
     Raises:
-        ConfigError: If an index is out of its range, or there is no index.
+        ConfigError: If an index is out of range, or there is none.
         SpaceError: If observations are not vectors.
     """
 
@@ -490,5 +489,5 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         )
 
     def observation(self, observation: Any) -> Any:
-        """The entries that are left."""
+        """Return the selected entries."""
         return np.asarray(observation)[self._indices]

@@ -232,7 +232,7 @@ def test_environments_that_can_not_be_put_back(start, place):
     records = [record for actor in state["actors"] for record in actor["env"]["envs"]]
     running = [record["steps"] > 0 for record in records]
     second, _ = start(Forgetful, place)
-    with pytest.raises(EnvError, match=r"could not be put back.*checkpoint\.allow_new_episodes"):
+    with pytest.raises(EnvError, match=r"could not be restored.*checkpoint\.allow_new_episodes"):
         second.load_state_dict(state)
     third, _ = start(Forgetful, place, allow_new_episodes=True)
     assert third.load_state_dict(state).tolist() == running
@@ -265,7 +265,7 @@ def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, cap
     told = capfd.readouterr().err
     words = r"worker \d \(environments \d to \d\) died in .* SIGKILL.*; it is started again \(re"
     assert len(re.findall(words, told)) == 3
-    assert told.count("put back where they were after the last rollout") == 3
+    assert told.count("restored to their state after the last rollout") == 3
 
 
 @slow

@@ -338,7 +338,7 @@ def test_envpool_knows_no_options(monkeypatch):
     """They are refused; without the package, the extra that has it is reported."""
     pytest.importorskip("envpool")
     vector = make("envpool", "CartPole-v1", 1)
-    with pytest.raises(EnvError, match="knows no options"):
+    with pytest.raises(EnvError, match="supports no options"):
         vector.reset(seed=0, options={"level": 1})
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(MissingExtraError, match=r"maze-train\[envpool\]"):
@@ -385,7 +385,7 @@ def test_own_vector_environment(capsys):
     """
     for limit in (None, 3):
         vector = own("OwnVectorEnv", kwargs={"length": 4}, limit=limit)
-        assert ("have no limit of steps" in capsys.readouterr().err) is (limit == 3)
+        assert ("have no step limit" in capsys.readouterr().err) is (limit == 3)
         assert isinstance(vector, SameStepVectorEnv)
         assert (vector._env.num_threads, vector.num_envs) == (2, 2)
         returns, cuts = episodes(vector, balance, 2, seed=0)
@@ -420,7 +420,7 @@ REFUSED = [
     ("gymnasium", CART, {}, r"env\.backend = 'gymnasium'"),
     ("envpool", "ALE/Pung-v5", {}, r"env\.id = 'ALE/Pung-v5'.*nearest ids: Pong-v5"),
     ("envpool", CART, {"kwargs": {"gravity": 3.0}}, r"env\.kwargs = .*take these.*gravity"),
-    ("envpool", "Go9x9-v1", {}, "several players"),
+    ("envpool", "Go9x9-v1", {}, "multi-player environments"),
     ("envpool", None, {"target": "a.b"}, r"env\._target_"),
 ]
 
@@ -444,7 +444,7 @@ def test_settings_that_do_not_fit(backend, env_id, settings, words):
         ("crowded_vector_env", {}, "crowded_vector_env has 3 environments, expected 2"),
         ("OwnVectorEnv", {"max_episode_steps": 3}, r"env\.max_episode_steps = 3: OwnVe.* resets"),
         ("OwnVectorEnv", {"kwargs": {"tall": True}}, r"env\.kwargs = .*does not take.*tall"),
-        ("made", {"kwargs": {"length": 4}}, r"env\.kwargs = .*is made already"),
+        ("made", {"kwargs": {"length": 4}}, r"env\.kwargs = .*is already an instance"),
     ],
 )
 def test_own_environment_errors(name, settings, words):

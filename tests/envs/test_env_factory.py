@@ -115,7 +115,7 @@ TIME_AWARE = "gymnasium.wrappers.TimeAwareObservation"
         ),
         (
             wrapped("training_wrappers", _target_=TIME_AWARE),
-            r"(?s)training_wrappers\[0\].*put the wrapper into env",
+            r"(?s)training_wrappers\[0\].*move the wrapper to env",
         ),
     ],
     ids=str,

@@ -94,7 +94,7 @@ def test_joint_observations_of_turns() -> None:
     assert [sorted(got) for got in env.env.actions] == [["a"], ["a", "b"], ["c"], ["b"]]
     assert env.env.actions[2] == {"c": ACTION["c"]}
     assert env.metadata["agents"] == ("a", "b", "c")
-    with pytest.raises(EnvError, match="while no one acts: call reset"):
+    with pytest.raises(EnvError, match="while no agent acts: call reset"):
         env.step(ACTION)
 
 
@@ -118,27 +118,27 @@ FIRST = Turn({"a": A, "b": B})
         ([FIRST, Turn({"a": A}, terminated="a")], None),
         (
             [FIRST, Turn({"a": A, "b": B}, terminated="a"), FIRST],
-            r"obs names the agents \['a'\], which have ended before",
+            r"obs names the agents \['a'\], which have already ended",
         ),
         (
             [FIRST, Turn({"a": A, "b": B}, truncated="a"), Turn({"b": B}, terminated="a")],
-            r"terminated names the agents \['a'\], which have ended before",
+            r"terminated names the agents \['a'\], which have already ended",
         ),
         (
             [FIRST, Turn({"a": A, "b": B}, terminated="a"), Turn({"b": B}, {"a": 1.0, "b": 1.0})],
-            r"rewards names the agents \['a'\], which have ended before .*End these agents later",
+            r"rewards names the agents \['a'\], which have already ended .*End these agents later",
         ),
         (
             [FIRST, Turn({"a": A, "b": B}, truncated="a"), Turn({"b": B}, {"a": np.nan})],
-            r"rewards names the agents \['a'\], which have ended before",
+            r"rewards names the agents \['a'\], which have already ended",
         ),
         (
             [FIRST, Turn({"a": A, "b": B}, terminated="a"), Turn({"b": B}, {"a": 0.0, "b": 1.0})],
             None,
         ),
-        ([Turn({"a": A}, {"b": 1.0})], r"reset\(\) gave rewards \{'b': 1.0\}"),
-        ([Turn({})], "no one acts: expected those of the agents that act first"),
-        ([Turn({"a": A}, terminated="a")], "no one acts: expected those"),
+        ([Turn({"a": A}, {"b": 1.0})], r"reset\(\) returned rewards \{'b': 1.0\}"),
+        ([Turn({})], "no agent acts: return the observations of the agents that act first"),
+        ([Turn({"a": A}, terminated="a")], "no agent acts: return the obs"),
         (
             [Turn({"a": A[:1]})],
             r"agent 'a': the observation has shape \(1,\), its space",

@@ -204,7 +204,7 @@ def test_an_environment_that_differs(make):
         state = one.state_dict()
         seed = episode_seed(5, 1, 3, 1)
         words = (
-            rf"environment 1 could not be put back.*after 4 actions.*seed {seed}.*the observation "
+            rf"environment 1 could not be restored.*after 4 actions.*seed {seed}.*the observation "
             r"differs by up to \d.*checkpoint\.allow_new_episodes=true"
         )
         with pytest.raises(EnvError, match=words):
@@ -234,7 +234,7 @@ def test_what_is_not_done_again(make, case):
     state = state_after([before], 4)
     state["envs"][0] |= changes
     with make([after]) as vector:
-        with pytest.raises(EnvError, match=f"environment 0 could not be put back .*{words}"):
+        with pytest.raises(EnvError, match=f"environment 0 could not be restored.*{words}"):
             vector.load_state_dict(state)
         assert vector.load_state_dict(state, allow_new_episodes=True)[1].tolist() == [True]
 
@@ -271,7 +271,7 @@ def test_a_difference_within_rounding(make, case, capsys):
         one.step([0])
         state = one.state_dict()
         if not is_rounding:
-            with pytest.raises(EnvError, match=r"differs by .*its running episodes are dropped"):
+            with pytest.raises(EnvError, match=r"differs by .*drop its running episodes"):
                 two.load_state_dict(state)
             return
         obs, began = two.load_state_dict(state)
@@ -321,8 +321,11 @@ def test_steps_are_counted_on(make, env):
         (lambda state, env: env["actions"].update({"": np.zeros((2, 1), int)}), "shape"),
         (lambda state, env: env["obs"].update({"": np.zeros(3, np.float32)}), "shape"),
         (lambda state, env: env["obs"].update({"x": np.zeros(3)}), "have the keys"),
-        (lambda state, env: env.update(own={"layers": ["X"], "states": []}), "own state is of"),
-        (lambda state, env: env.update(own={}), r"own state is of the layers.*same wrappers"),
+        (
+            lambda state, env: env.update(own={"layers": ["X"], "states": []}),
+            "the saved state has the layers",
+        ),
+        (lambda state, env: env.update(own={}), r"the saved state has the layers.*same wrappers"),
     ],
 )
 def test_a_state_that_does_not_fit(case):

@@ -331,13 +331,13 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
     ("maker", "message"),
     [
         (lambda: Walkers(hides=True), r"the agents \['c'\] are in `agents` of the environment"),
-        (Returns, r"obs names the agents \['a'\], which have ended before in this episode"),
+        (Returns, r"obs names the agents \['a'\], which have already ended in this episode"),
         (lambda: Rounds(leaves=False), r"agent 'p' has ended, and step\(None\) does not remove"),
         (type("Nameless", (Rounds,), {"possible_agents": None}), "has no possible_agents"),
-        (InSums, r"rewards of the agents \['p', 'q', 'r'\] are in `_cumulative_rewards` alone"),
+        (InSums, r"rewards of the agents \['p', 'q', 'r'\] are only in `_cumulative_rewards`"),
         (
             lambda: pettingzoo.utils.aec_to_parallel(CircleInSums(has_masks=False)),
-            r"rewards of the agents \['p', 'q', 'r'\] are in `_cumulative_rewards` alone",
+            r"rewards of the agents \['p', 'q', 'r'\] are only in `_cumulative_rewards`",
         ),
         (walking("step", None), r"step\(\) returned NoneType None: expected \(observations, rew"),
         (

@@ -343,7 +343,7 @@ def test_nothing_else_between_the_halves(make):
             two.step_async([0, 2])
             words = rf"{name}\(\) was called between step_async\(\) and step_wait\(\): call step_w"
             if not two.can_be_restored and "state" in name:
-                words = r"cannot be kept.*env\.backend=gymnasium"
+                words = r"cannot be saved.*env\.backend=gymnasium"
             with pytest.raises(EnvError, match=words):
                 call()
             assert_equal_steps(expected, two.step_wait())

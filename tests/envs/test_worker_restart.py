@@ -109,8 +109,7 @@ def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
         words %= tuple(episode_seed(1, i, 3, 1) for i in (1, 2))
     assert re.fullmatch(
         rf"warning: worker 1 \(environments 1 to 2\):? {words}; "
-        r"it is started again \(restart 1 of at most 10\), and its environments are put back where "
-        "they were",
+        r"it is started again \(restart 1 of at most 10\), and its environments are restored",
         begin,
     )
     assert text.count("warning: ") == 1
@@ -138,7 +137,7 @@ def test_a_failure_that_comes_again(how, capfd):
         assert [record["steps"] for record in vector.state_dict()["envs"]] == [4, 1, 1]
     text = capfd.readouterr().err
     assert text.count("warning: ") == 2
-    assert "put back where they were" in text
+    assert "restored" in text
     assert "begin new episodes" in text
 
 
@@ -152,7 +151,7 @@ def test_an_observation_that_differs(capfd):
         assert infos["lost"].tolist() == [False, True]
         assert vector.worker_restarts == 2
     assert re.search(
-        r"worker 1 \(environments 1 to 1\): environment 1 could not be put back where it was: "
+        r"worker 1 \(environments 1 to 1\): environment 1 could not be restored: "
         r"after 1 actions in the episode with seed \d+, the observation differs by up to \S+; it",
         capfd.readouterr().err,
     )
@@ -251,7 +250,7 @@ def test_a_long_replay_is_no_hang():
         assert vector.load_state_dict(state)[0][0, 1] == 20.0
     with (
         workers([lambda: FailingEnv("hang", 3)], n_workers=1, timeout_s=1.0) as vector,
-        pytest.raises(WorkerError, match="hangs: it did not finish playing episodes again"),
+        pytest.raises(WorkerError, match="hangs: it did not finish replaying episodes"),
     ):
         vector.load_state_dict(state)
 

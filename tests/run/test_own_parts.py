@@ -230,7 +230,7 @@ def test_vector_environments() -> None:
     train(vector_env(3), run_dir="object", **alone)
     more = {**alone, "runner.concurrency": 4, "algorithm": {"name": "impala", "num_actors": 2}}
     assert rows("id") == rows("function") == rows("object")
-    with pytest.raises(EnvError, match="is in use already, or closed"):
+    with pytest.raises(EnvError, match="is already in use, or closed"):
         train(vector_env(2), run_dir="impala", **more)
     with pytest.raises(ConfigError, match=r"evaluation\.n_episodes = 2: .* for training alone"):
         train(vector_env(3), **{**alone, "evaluation.n_episodes": 2})

@@ -462,7 +462,7 @@ def test_a_policy_plays_in_a_lone_environment(tmp_path):
     result = short("ppo", tmp_path / "run", {**POLES, **SHORT}, total_steps=192)
     policy = load_policy(result.run_dir, OWN)
     env = EnvFactory(EnvConfig(target=POLES["_target_"], backend="tensor", **SHORT))()
-    with pytest.raises(EnvError, match=r"TensorCartPole cannot be drawn: .* render\(\)"):
+    with pytest.raises(EnvError, match=r"TensorCartPole cannot be rendered: .* render\(\)"):
         env.render()
     obs, _ = env.reset(seed=1)
     again, _ = env.reset(seed=1)
