@@ -138,7 +138,7 @@ def test_policies_of_other_spaces():
     make, closed = closing_env()
     other = partial(WalkEnv, "box", "box")()
     trained = TrainedPolicy(model_for(WalkEnv), other.observation_space, other.action_space)
-    with pytest.raises(ConfigError, match=r"its action_space is Box.*environment is Discrete"):
+    with pytest.raises(ConfigError, match=r"its action_space is Box.*environment has Discrete"):
         RolloutGenerator(make, trained)
     assert len(closed) == 8
 

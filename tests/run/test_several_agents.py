@@ -217,7 +217,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ),
         (
             {"env.wrappers": [{"_target_": "gymnasium.wrappers.NormalizeReward"}]},
-            r"env\.wrappers\[0\] = 'gymnasium.*': changes the mean of the rewards, and agents",
+            r"env\.wrappers\[0\] = 'gymnasium.*': changes the mean of the rewards, but agents",
         ),
         (
             {
