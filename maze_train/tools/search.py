@@ -67,10 +67,10 @@ STUDY = "search"
 """Name of the study in its journal."""
 
 DEFAULTS = {"median": {"n_warmup_steps": 30}}
-"""Arguments of samplers and pruners that differ from those of Optuna."""
+"""Default arguments of samplers and pruners that differ from Optuna's."""
 
 MAY_DIFFER = ("tracking", "checkpoint", "trust", "moved")
-"""Sections of settings that change no value of a trial."""
+"""Sections of settings that do not affect the values of trials."""
 
 
 def open_journal(directory: Path) -> BaseStorage:
@@ -91,10 +91,10 @@ def open_journal(directory: Path) -> BaseStorage:
 
 @contextmanager
 def reading_journal(directory: Path) -> Iterator[None]:
-    """Turn errors of Optuna about a damaged journal into an error of the study's directory.
+    """Convert Optuna's errors about a damaged journal to RunDirectoryError.
 
     Raises:
-        RunDirectoryError: If reading it fails in the block.
+        RunDirectoryError: If the block fails to read the journal.
     """
     damages = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
     try:
@@ -105,12 +105,12 @@ def reading_journal(directory: Path) -> Iterator[None]:
 
 
 def release_journal(directory: Path) -> None:
-    """Remove the journal lock of a killed process, for which Optuna would wait.
+    """Remove the stale journal lock of a killed process, on which Optuna would block.
 
-    No one else may use the directory.
+    No other process may use the directory.
 
     Raises:
-        RunDirectoryError: If it cannot be removed.
+        RunDirectoryError: If the lock cannot be removed.
     """
     lock = directory / f"{JOURNAL}.lock"
     try:
@@ -124,7 +124,7 @@ def open_study(storage: BaseStorage, mode: str) -> Study:
 
     Args:
         storage: The storage.
-        mode: `max` or `min`: whether larger or smaller values are better.
+        mode: `max` or `min`: whether to maximise or minimise.
     """
     study: Study = optuna().create_study(
         storage=storage, study_name=STUDY, direction=f"{mode}imize", load_if_exists=True
@@ -133,10 +133,10 @@ def open_study(storage: BaseStorage, mode: str) -> Study:
 
 
 def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Write the common settings of the trials, or compare them with an existing file.
+    """Write the common settings of the trials, or compare them with the existing file.
 
     Raises:
-        ConfigError: If the study in the directory is one of other settings.
+        ConfigError: If the existing study has different settings.
         RunDirectoryError: If the file is damaged.
     """
     path = directory / STUDY_FILE
@@ -165,11 +165,11 @@ def part_named(kind: str, node: str | Mapping[str, Any], seed: int | None = None
 
     Args:
         kind: `sampler` or `pruner`.
-        node: First part of the name of its class, or a mapping with `name` and its arguments.
-        seed: For a class that takes one; added to that of the arguments.
+        node: First part of the class name, or a mapping with `name` and the arguments.
+        seed: Seed for classes that have one; added to the seed in the arguments.
 
     Raises:
-        ConfigError: If there is not one of that name, or it does not take the arguments.
+        ConfigError: If the name is unknown, or the arguments are invalid.
     """
     given: dict[str, Any] = {"name": node} if isinstance(node, str) else dict(node)
     name, module = str(given.pop("name", "")), getattr(optuna(), f"{kind}s")
@@ -192,7 +192,7 @@ def part_named(kind: str, node: str | Mapping[str, Any], seed: int | None = None
 
 
 GRID = 5
-"""Percents of a run from one report to the next."""
+"""Interval between reports in percent of a run."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class TrialRecord(JobRecord):
     """Record of a finished trial; its value is the objective."""
 
     pruned_at: int = 0
-    """Percent of the run at which it was pruned; 0: it finished."""
+    """Percentage of the run at which it was pruned; 0 if it finished."""
 
     word: ClassVar[str] = "trial"
 
@@ -214,7 +214,7 @@ class TrialTask:
     """Directory of the study."""
 
     settings: Mapping[str, Any]
-    """The settings of the runs without seed and directory."""
+    """Settings of the runs, without seed and directory."""
 
     seeds: Sequence[int]
     metric: str
@@ -228,17 +228,16 @@ class TrialTask:
     """Pruner of Optuna."""
 
     def directory_of(self, seed: int) -> Path:
-        """Return the directory of the run of a seed."""
+        """Return the run directory for a seed."""
         directory = self.study / str(self.number)
         return directory / f"seed_{seed}" if len(self.seeds) > 1 else directory
 
 
 class PruningCallback(Callback):
-    """Reports the metric of a run to its study, and ends the run if the pruner decides so.
+    """Reports the metric of a run to the study, and stops the run if the pruner decides so.
 
-    Trials may have epochs of different lengths, so values are reported by the percent of the run
-    that is done, on a grid that is the same for all: the last value holds at each point that was
-    passed since.
+    Trials may have epochs of different lengths, so values are reported on a common grid of
+    percentages of the run. Each grid point gets the latest value available when it is reached.
 
     Args:
         task: The trial.
@@ -253,11 +252,11 @@ class PruningCallback(Callback):
         self._id = self._storage.get_trial_id_from_study_id_trial_number(study_id, task.number)
 
     def on_run_start(self, run: TrainingView) -> None:
-        """End a resumed run that had been pruned."""
+        """Stop a resumed run that has already been pruned."""
         self._prune(run)
 
     def on_epoch_end(self, run: TrainingView) -> None:
-        """Report the metric if the epoch has it."""
+        """Report the metric if it was logged in this epoch."""
         value = run.metrics.get(self._metric, math.nan)
         percent = math.floor(100 * run.progress.fraction + 1e-9)
         known = self._storage.get_trial(self._id).intermediate_values
@@ -275,7 +274,7 @@ class PruningCallback(Callback):
 
 
 def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
-    """Run a trial; a failure is in its record, with the traceback on standard error."""
+    """Run a trial; on failure, record the message and print the traceback to stderr."""
     try:
         values = []
         for seed in task.seeds:
@@ -296,7 +295,7 @@ def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
     """Start or resume a run; return its value and the percentage at which it was pruned.
 
     Raises:
-        TrainingError: If it has no value.
+        TrainingError: If the run has no finite value of the metric.
     """
     run_dir = str(task.directory_of(seed))
     values = {**task.settings, "seed": seed, "run_dir": run_dir, "resume": AUTO}
@@ -321,7 +320,7 @@ def search(
     ranges: str | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> SearchResult:
-    """Search for good settings: `maze-run -cn search`.
+    """Search for hyperparameters with Optuna; the same as `maze-run -cn search`.
 
         result = search(
             "CartPole-v1",
@@ -333,18 +332,18 @@ def search(
         )
         train("CartPole-v1", "ppo", **result.best)
 
-    Trials run in forks of this process, which must not have used a GPU.
+    Trials run in forked processes, so this process must not have used a GPU.
 
     Args:
         env: A registered id, an environment class or function with a name, or the settings of the
             `env` section as a mapping; as in `train`.
         algorithm: The name of an algorithm, or its settings as a mapping with `_target_`.
-        ranges: Ranges by dotted setting, `{"low": a, "high": b}` or a list of values; or the name
-            of a file of `conf/search`.
+        ranges: Search space by dotted setting, `{"low": a, "high": b}` or a list of values; or the
+            name of a file in `conf/search`.
         **settings: Settings of `SearchConfig` and of the runs by name.
 
     Raises:
-        ConfigError: If a setting or a range is wrong; nothing has been written then.
+        ConfigError: If a setting or a range is invalid; raised before anything is written.
         TrainingError: If all trials failed.
         MissingExtraError: If Optuna is not installed.
     """
@@ -367,13 +366,13 @@ def run_search(
 
     Args:
         config: The search.
-        settings: Values of the settings that all runs have, as `configure` takes them.
-        given: The settings of the user, as on the command line, for the best command.
-        directory: Directory of the study, unless the configuration names one.
+        settings: Settings common to all runs, as for `configure`.
+        given: The user's overrides as on the command line, to print the best command.
+        directory: Directory of the study if the configuration does not name one.
 
     Raises:
-        ConfigError: If a setting is wrong; nothing has been written then.
-        KeyboardInterrupt: After a signal, when all trials have ended; the study can continue.
+        ConfigError: If a setting is invalid; raised before anything is written.
+        KeyboardInterrupt: After a signal, once all trials have ended; the study can be resumed.
         TrainingError: If all trials failed.
     """
     for kind in ("sampler", "pruner"):
@@ -382,7 +381,7 @@ def run_search(
     if base.evaluation.opponents:
         settings = {**settings, "evaluation.opponents": base.evaluation.opponents}
     if not base.tracking.csv:
-        notify(f"note: trials write {METRICS} all the same, since they continue with what it holds")
+        notify(f"note: trials write {METRICS} anyway, since it is needed to resume them")
     space = Space(config.ranges, settings)
     default = Path("outputs", "studies", f"{task_name(config_to_dict(base))}-{base.algorithm.name}")
     path = Path(config.study or directory or default).absolute()
@@ -398,15 +397,15 @@ class _Search:
 
     config: SearchConfig
     settings: Mapping[str, Any]
-    """Values of the settings that all runs have."""
+    """Settings common to all runs."""
 
     base: TrainConfig
-    """The configuration that they make."""
+    """Configuration built from `settings`."""
 
     space: Space
     directory: Path
     given: Sequence[str]
-    """The settings of the user, as on the command line."""
+    """The user's overrides, as on the command line."""
 
     def __post_init__(self) -> None:
         config, base = self.config, self.base
@@ -444,7 +443,7 @@ class _Search:
         before = len(self.study.trials)
         if before:
             is_full = before >= self.config.n_trials
-            rest = "begins no other one; set n_trials to have more" if is_full else "continues"
+            rest = "is complete; increase n_trials to run more" if is_full else "is resumed"
             notify(f"{PROGRAM}: the study in {self.directory} has {before} trials, and {rest}")
         if before < self.config.n_trials:
             self._import_parts()
@@ -452,7 +451,7 @@ class _Search:
             self.processes.run(self._jobs())
         except KeyboardInterrupt:
             self._write()
-            notify(f"{PROGRAM}: the same command continues with the study in {self.directory}")
+            notify(f"{PROGRAM}: run the same command again to resume the study in {self.directory}")
             raise
         result = self._write()
         if not result.best and all(row["state"] == "failed" for row in result.rows):
@@ -462,7 +461,7 @@ class _Search:
         return result
 
     def _import_parts(self) -> None:
-        """Import what a run needs before trials are forked."""
+        """Import the modules needed for training before forking trials."""
         for name in ("learner_class", "trainer_class", "builder_class"):
             path = getattr(self.base.algorithm, name)
             if path:
@@ -483,24 +482,24 @@ class _Search:
         """Yield interrupted trials, then new ones, each chosen when a process is free."""
         for trial in self.study.get_trials(states=(self.states.RUNNING,)):
             if trial.params.keys() == self.space.ranges.keys():
-                with reading_journal(self.directory):  # its choices may be others
+                with reading_journal(self.directory):  # the stored choices may be different
                     job = self._job(trial)
                 yield job
-            else:  # the process ended while the settings were chosen
+            else:  # the process was killed while sampling the settings
                 self._fail(trial.number, "its settings were not chosen")
         if not self.study.trials and self.config.begin_with_given:
             try:
                 self.study.enqueue_trial(self.space.given(self.base))
             except ConfigError as error:
-                notify(f"note: no trial has the settings as they are: {error}")
+                notify(f"note: no trial uses the configured settings: {error}")
         while True:
             waiting = self.study.get_trials(states=(self.states.WAITING,))
             number = len(self.study.trials) - len(waiting)
             if number >= self.config.n_trials:
                 return
-            # A new one for each trial, so that a study that was stopped continues as if it was not.
+            # A new sampler per trial, so that a resumed study samples the same settings.
             self.study.sampler = part_named("sampler", self.config.sampler, self.seed + number)
-            with reading_journal(self.directory):  # a waiting trial may have other choices
+            with reading_journal(self.directory):  # stored choices may be different
                 trial_number = self.study.ask(self.space.distributions).number
                 job = self._job(self.study.trials[trial_number])
             yield job
@@ -523,7 +522,7 @@ class _Search:
         return ProcessJob(record, directory / LOG_FILE, lambda: run_trial(task, record))
 
     def _take(self, job: RunningJob) -> None:
-        """Report the outcome of a trial to the study; an interrupted one can resume."""
+        """Report the outcome of a trial to the study, unless it was interrupted."""
         record = job.outcome
         assert isinstance(record, TrialRecord)
         took = duration(job.seconds)
@@ -553,7 +552,7 @@ class _Search:
 
 
 def _selection_metric(config: TrainConfig) -> str:
-    """Return the metric that selects the best policy, as far as the settings tell."""
+    """Return the metric that selects the best policy, as determined by the settings."""
     has_env = config.env.id is not None or config.env.target is not None
     losses = [VALIDATION_LOSS] * (config.algorithm.learns_from == "dataset")
     return config.evaluation.metric_of_run(has_env, losses)

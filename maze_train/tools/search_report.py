@@ -1,4 +1,4 @@
-"""Outcome of a search: table, plot, best settings; and the search space."""
+"""Results of a search (table, plot, best settings), and the search space."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 def optuna() -> Any:
-    """Return the package Optuna, set to report failures only.
+    """Import Optuna, with logging limited to errors.
 
     Raises:
-        MissingExtraError: If it is not installed.
+        MissingExtraError: If Optuna is not installed.
     """
     package = import_extra("optuna", "optuna", "a search")
     package.logging.set_verbosity(package.logging.ERROR)
@@ -68,15 +68,15 @@ def short_names(keys: Collection[str]) -> dict[str, str]:
 
 
 class Space:
-    """The ranges of a search, checked against the settings of its runs.
+    """The search space, checked against the settings of the runs.
 
     Args:
         ranges: Ranges by dotted name of the setting.
-        settings: Values of the other settings, as `configure` takes them.
+        settings: Values of the other settings, as for `configure`.
 
     Raises:
-        ConfigError: If there is no such setting, or it does not take the ends of its range or one
-            of its choices.
+        ConfigError: If a setting does not exist, or does not accept a bound of its range or one of
+            its choices.
     """
 
     def __init__(self, ranges: Mapping[str, SearchRange], settings: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Space:
         """Distributions of Optuna by setting; choices are texts."""
 
     def place(self, key: str, text: str) -> float:
-        """Return the x position of a value: the number itself or the index of the choice."""
+        """Return the x position of a value: the value itself or the index of the choice."""
         choices = list(self._choices[key])
         return choices.index(text) if choices else float(text.removeprefix(LINEAR))
 
@@ -103,7 +103,7 @@ class Space:
         """Return Optuna's parameters for the given settings.
 
         Raises:
-            ConfigError: If no value of a range gives the setting exactly.
+            ConfigError: If a range does not contain the setting exactly.
         """
         values, params = config_to_dict(config), {}
         param: Any
@@ -119,17 +119,17 @@ class Space:
         return params
 
     def _number(self, key: str, value: Any) -> tuple[float | None, str]:
-        """Return the number of a range that gives exactly this value of a setting.
+        """Return the value in a range that corresponds exactly to a value of a setting.
 
         Returns:
-            The number, or None and the reason why there is no such number.
+            The value, or None and the reason why there is none.
         """
         found = self.ranges[key]
         assert found.low is not None
         assert found.high is not None
         number = value
         if found.linear:
-            problem = "its range has schedules that fall to 0 (linear_<start>), not this value"
+            problem = "its range has schedules that decrease to 0 (linear_<start>), not this value"
             if not (isinstance(value, str) and value.startswith(LINEAR)):
                 return None, f"{problem}; leave linear out of the range to search constants"
             number = float(value.removeprefix(LINEAR))
@@ -159,13 +159,13 @@ class Space:
         """Return a value as converted by the configuration.
 
         Raises:
-            ConfigError: If it is refused.
+            ConfigError: If the value is invalid.
         """
         setting = self._setting(key, value)
         try:
             return _select(config_to_dict(configure({**self._settings, key: setting})), key)
         except ConfigError as error:
-            problem = f"a run does not take it: {error}"
+            problem = f"not a valid setting: {error}"
             raise ConfigError(join(GROUP, key), problem, setting) from error
 
 
@@ -183,24 +183,24 @@ STYLES: dict[str, dict[str, Any]] = {
     "complete": {"marker": "o", "color": BLUE, "markersize": 5.0, "linestyle": ""},
     "pruned": {"marker": "x", "color": GREY, "markersize": 5.0, "linestyle": ""},
 }
-"""Marks of the trials by state."""
+"""Markers of the trials by state."""
 
 COLUMNS = 3
-"""Settings next to each other, at most."""
+"""Maximum number of settings per row of the plot."""
 
 SHOWN = {True: (25.0, 100.0), False: (0.0, 75.0)}
-"""By whether larger is better: percentiles of the values of ended trials, between which the picture
-shows all."""
+"""Percentiles of the values of ended trials that the plot always shows, by whether larger is
+better."""
 
 MIN_TRIALS = 4
-"""Trials that finish for which importances are reported."""
+"""Minimum number of finished trials for reporting importances."""
 
 
 def draw_search(result: SearchResult, study: Study, space: Space) -> Figure:
     """Draw the trials of a study without the global state of pyplot.
 
-    Optuna's own pictures are not used: they set the style of the process, leave out pruned trials,
-    and put all settings into one row.
+    Optuna's plots are not used: they change the global style, omit pruned trials, and put all
+    settings into one row.
 
     Args:
         result: The trials.
@@ -285,40 +285,40 @@ def _scale(axes: Axes, found: Any) -> None:
 CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "trials.csv", "trials.md", "search.png"
 BEST_FILE = "best.yaml"
 MAX_ROWS = 10
-"""Trials that are printed; the files have all of them."""
+"""Maximum number of trials to print; the files contain all trials."""
 
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "interrupted"}
 ERROR, SECONDS = "error", "seconds"
-"""Attributes of a trial: the message of one that failed, and how long it took."""
+"""User attributes of a trial: error message, and duration in seconds."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search: its trials, and the best one."""
+    """Result of a search: all trials, and the best one."""
 
     study: Path
     """Directory of the study."""
 
     metric: str
-    """The metric that decides."""
+    """The optimised metric."""
 
     rows: list[dict[str, Any]] = field(repr=False)
-    """One row per trial: texts and numbers by the names of the columns of trials.csv."""
+    """One row per trial: values by column of trials.csv."""
 
     settings: tuple[str, ...]
     """The settings that were searched."""
 
     best: dict[str, Any]
-    """The best settings by dotted name; empty: no trial finished."""
+    """The best settings by dotted name; empty if no trial finished."""
 
     best_trial: int | None
     """Number of the best trial."""
 
     best_value: float
-    """Its value; NaN if missing."""
+    """Value of the best trial; NaN if missing."""
 
     given: tuple[str, ...] = ()
-    """Settings of all runs, as on the command line."""
+    """Settings common to all runs, as on the command line."""
 
     larger_is_better: bool = True
 
@@ -331,7 +331,7 @@ class SearchResult:
 
     @property
     def outcome(self) -> str:
-        """Number of trials by state, and the best one, in a line."""
+        """Summary line: number of trials by state, and the best trial."""
         states = [row["state"] for row in self.rows]
         counts = [f"{states.count(s)} {s}" for s in STATES.values() if s in states]
         plural = "" if len(states) == 1 else "s"
@@ -369,7 +369,7 @@ class SearchResult:
         return printable("\n".join([*lines, "", self.line] if self.best else lines))
 
     def markdown(self) -> str:
-        """Format all trials as Markdown with the picture and the best settings."""
+        """Format all trials as Markdown with the plot and the best settings."""
         lines = ["# Search", "", self.outcome, ""]
         if self.best:
             lines += ["```bash", self.line, "```", "", f"![trials]({PICTURE_FILE})", ""]
@@ -404,10 +404,10 @@ def result_of(
 
 
 def write_result(result: SearchResult, picture: Figure | None = None) -> None:
-    """Write tables, best settings, and the picture if there is one.
+    """Write tables, best settings, and the plot if there is one.
 
     Raises:
-        ConfigError: If they cannot be written.
+        ConfigError: If the files cannot be written.
     """
     texts = {MARKDOWN_FILE: result.markdown()}
     texts |= {CSV_FILE: csv_text(result.rows, nan="")} if result.rows else {}

@@ -164,8 +164,8 @@ def test_a_study_goes_on_with_the_same_command(
         assert f"maze-run: error: {message}" in capfd.readouterr().err
     assert maze_run(*ONE, "tracking.csv=false", "checkpoint.interval=3", "n_trials=6") == 0
     told = capfd.readouterr().err
-    assert "note: trials write metrics.csv all the same" in told
-    assert "has 6 trials, and begins no other one; set n_trials" in told
+    assert "note: trials write metrics.csv anyway" in told
+    assert "has 6 trials, and is complete; increase n_trials" in told
 
 
 def test_a_hopeless_trial_is_pruned(
@@ -234,7 +234,7 @@ def test_a_search_that_is_interrupted_goes_on(
     command = (*ONE, "n_trials=3", "n_jobs=2")
     assert maze_run(*command) == 130
     study = maze_run.folder / "s"
-    assert "the same command continues with the study in" in capfd.readouterr().err
+    assert "run the same command again to resume the study in" in capfd.readouterr().err
     assert column(study, "state") == ["interrupted"] * 2
     gammas = column(study, "algorithm.gamma")
     seconds = [float(text) for text in column(study, "seconds")]
@@ -272,7 +272,7 @@ def test_what_the_first_trial_has(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The settings as they are, unless they lie elsewhere or are not wanted."""
-    told = "note: no trial has the settings as they are: algorithm.gamma = 0.99: lies outside"
+    told = "note: no trial uses the configured settings: algorithm.gamma = 0.99: lies outside"
     for study, settings, is_told in (
         ("a", ("algorithm.gamma=0.7",), False),
         ("b", ("algorithm.gamma=0.7", "begin_with_given=false"), False),

@@ -72,12 +72,12 @@ def test_ranges_are_found_at_any_depth() -> None:
         ({}, "search = {}: expected ranges: search=a2c"),
         (
             {"algorithm.learning_rate": [1e-3]},
-            "search.algorithm.learning_rate = 0.001: a run does not take it: "
+            "search.algorithm.learning_rate = 0.001: not a valid setting: "
             "algorithm.learning_rate = 0.001: unknown; did you mean algorithm.lr?",
         ),
         (
             {"algorithm.gamma": {"low": 0.9, "high": 1.1}},
-            "search.algorithm.gamma = 1.1: a run does not take it: algorithm.gamma = 1.1: expected",
+            "search.algorithm.gamma = 1.1: not a valid setting: algorithm.gamma = 1.1: expected",
         ),
         ({"algorithm.batch_size": [64, 2.5]}, "search.algorithm.batch_size = 2.5: a run does not"),
     ],
