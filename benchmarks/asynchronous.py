@@ -1,15 +1,15 @@
-"""Transitions per second that IMPALA learns from, against Sample Factory's APPO and RLlib's IMPALA.
+"""Training throughput of IMPALA, compared with Sample Factory's APPO and RLlib's IMPALA.
 
     python benchmarks/asynchronous.py [--rounds 1] [--seconds 20] [--only pong]
         [--actors 1 2 4] [--peers-python sf=VENV/bin/python rllib=VENV/bin/python]
 
-The peers need other versions of gymnasium, so each runs in its own virtual environment, from
-its script in `asynchronous_peers/`. All sides have the same networks, rollouts of 20 steps, 16
-(Pong: 8) environments per actor, updates of about 640 (320) transitions, and one thread of PyTorch
-in each process. Each measurement is a fresh process, the sides in turn. What is counted are the
-transitions of finished updates, decisions of the agent and not frames, after a warm-up; start-up is
-outside. The table shows medians over the rounds, and medians of the ratios to the best peer of the
-same round. `wait` is the share of time in which no update was under way.
+The peers require different versions of gymnasium, so each one runs its script in
+`asynchronous_peers/` in a separate virtual environment. All libraries use the same networks,
+rollouts of 20 steps, 16 (Pong: 8) environments per actor, updates of about 640 (320) transitions,
+and one PyTorch thread per process. Each measurement runs in a new process; the libraries take
+turns. The throughput counts transitions of finished updates (agent decisions, not frames) after a
+warm-up, without start-up. The table shows medians over the rounds, and medians of the ratios to the
+best peer of the same round. `wait` is the fraction of time without a running update.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from pathlib import Path
 PEERS = {"sf": "sample_factory_appo.py", "rllib": "rllib.py"}
 SIDES = ("ours", *PEERS)
 ENVS = {"cartpole": ("CartPole-v1", 16), "pong": ("ALE/Pong-v5", 8)}
-"""Ids, and environments per actor."""
+"""Environment ids, and number of environments per actor."""
 
 WARM_UP_UPDATES = 20
 WARM_UP_SECONDS = 3.0
 MOST_SECONDS = 120.0
-"""What a measurement may take in addition to its time, before it is ended."""
+"""Additional time in seconds after which a measurement is stopped."""
 GRACE_SECONDS = 5.0
 CLEANERS = ("torch_shm_manager", "multiprocessing.resource_tracker")
 SET_CHILD_SUBREAPER = 36
-"""Of prctl(2)."""
+"""Constant of prctl(2)."""
 
 
 def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
-    """Transitions per second of this package, and the share of time without an update."""
+    """Return transitions per second of this package, and the fraction of time without an update."""
     from maze_train import Statistics, TrainerServices, load_config
     from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
@@ -81,7 +81,7 @@ def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
 def run_process(
     side: str, env: str, actors: int, arguments: argparse.Namespace
 ) -> dict[str, float] | None:
-    """One measurement in a fresh process; None, with a printed line, where it failed."""
+    """Run one measurement in a new process; on failure, print a message and return None."""
     script = Path(__file__)
     command = [sys.executable, str(script), "--one", side]
     if side in PEERS:
@@ -91,9 +91,9 @@ def run_process(
 
 
 def result_of(command: list[str], seconds: float, name: str) -> dict[str, float] | None:
-    """What a fresh process prints in its last line; None, with a printed line, where it failed."""
+    """Return the result in the last output line of a new process; None if it failed."""
     with tempfile.TemporaryDirectory() as folder:
-        # Files, since processes that are left over would keep pipes open.
+        # Files instead of pipes, which leftover processes would keep open.
         output, log = Path(folder) / "output", Path(folder) / "log"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
         has_ended = False
@@ -115,17 +115,17 @@ def result_of(command: list[str], seconds: float, name: str) -> dict[str, float]
 
 
 def adopt_orphans() -> None:
-    """Have processes that lose their parent become children of this one, where Linux is running."""
+    """Make this process the parent of orphaned descendants (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants(grace: float) -> None:
-    """End what a measurement left running: each process that is ended passes on its children.
+    """Terminate all processes left behind by a measurement, including their children.
 
     Args:
-        grace: Seconds in which they may end by themselves, >= 0. Cleaners always have some: they
-            remove shared memory and semaphores when no one else is left.
+        grace: Seconds to wait before terminating them, >= 0. Resource trackers always get some
+            time, since they remove shared memory and semaphores last.
     """
     if sys.platform != "linux":
         return
@@ -143,7 +143,7 @@ def end_descendants(grace: float) -> None:
 
 
 def compare(env: str, actors: int, sides: list[str], arguments: argparse.Namespace) -> None:
-    """Measure all sides in turn and print their lines of the table."""
+    """Measure all libraries in turn and print their rows of the table."""
     rounds = [
         {side: run_process(side, env, actors, arguments) for side in sides}
         for _ in range(arguments.rounds)
@@ -168,7 +168,7 @@ def compare(env: str, actors: int, sides: list[str], arguments: argparse.Namespa
 
 
 def present_sides(pythons: dict[str, str]) -> list[str]:
-    """The sides that can be measured; a line is printed for each other one."""
+    """Return the libraries that can be measured; print a line for each missing one."""
     sides = ["ours"]
     for peer in PEERS:
         if peer not in pythons:
@@ -181,7 +181,7 @@ def present_sides(pythons: dict[str, str]) -> list[str]:
 
 
 def main() -> None:
-    """Compare, or measure once when called by itself."""
+    """Run the comparison, or a single measurement in a subprocess."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20.0)

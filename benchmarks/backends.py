@@ -2,8 +2,8 @@
 
     python benchmarks/backends.py [--env CartPole-v1] [--num-envs 8 64] [--seconds 3]
 
-Each measurement is a fresh process, the backends in turn, several rounds; the table shows medians.
-Rows in which an environment only begins a new episode are not counted.
+Each measurement runs in a new process; the backends take turns for several rounds. The table shows
+medians. Rows in which an environment is only reset are not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BACKENDS = ("dev", "local", "native", "envpool")
 
 
 def measure(backend: str, env_id: str, num_envs: int, seconds: float) -> float:
-    """Steps per second of vector environments as a runner builds them for training."""
+    """Return steps per second of vector environments built as for training."""
     from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, SubprocVectorEnv
     from maze_train.envs.foreign import make_foreign_env
 
@@ -53,7 +53,7 @@ def measure(backend: str, env_id: str, num_envs: int, seconds: float) -> float:
 
 
 def main() -> None:
-    """Compare, or measure once when called by itself."""
+    """Run the comparison, or a single measurement in a subprocess."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--num-envs", type=int, nargs="+", default=[8, 64])

@@ -1,11 +1,11 @@
-"""How often a trained policy wins a board game of PettingZoo against fixed players.
+"""Win rates of trained policies in PettingZoo board games against fixed opponents.
 
     python benchmarks/board_games.py RUN [RUN ...] [--games 1000] [--seat player_1]
 
-A run is a directory, or `<run>@final` for the policy that training ended with. It plays each seat
-against random moves and, in tic-tac-toe, against perfect play, with its most likely actions and
-with sampled ones. The perfect player draws among all moves of the best outcome, so it does not play
-one game only. Seeds are those of the environments; moves of the players are drawn again.
+A run is a directory, or `<run>@final` for the final policy. It plays each seat against a random
+player and, in tic-tac-toe, against a perfect player, with its most likely actions and with sampled
+actions. The perfect player samples uniformly from all optimal moves, so games differ. Seeds apply
+to the environments; the players' moves are not seeded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 
 
 def has_won(marks: int) -> bool:
-    """Whether the fields of a player, one bit each, hold a line."""
+    """Return whether the fields of a player (a bit mask) contain a line."""
     return any(all(marks >> field & 1 for field in line) for line in LINES)
 
 
 @cache
 def outcome(own: int, other: int) -> int:
-    """What the player who moves gets if both are perfect: 1 for a win, 0, -1 for a loss."""
+    """Return the value for the player to move under optimal play: 1, 0 or -1."""
     if has_won(other):
         return -1
     moves = free_fields(own, other)
@@ -42,18 +42,18 @@ def outcome(own: int, other: int) -> int:
 
 
 def free_fields(own: int, other: int) -> list[int]:
-    """The fields without a mark."""
+    """Return the empty fields."""
     return [field for field in range(9) if not (own | other) >> field & 1]
 
 
 class PerfectTicTacToe:
-    """Makes moves of the best possible outcome in tictactoe_v3, all of them as likely."""
+    """Perfect player for tictactoe_v3 that samples uniformly from the optimal moves."""
 
     def __init__(self, *spaces: Any, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
     def act(self, observation: Any) -> int:
-        """A move for `observation`, its two planes the fields of the player and of the other."""
+        """Return a move for an observation with two planes: own fields and the opponent's."""
         planes = np.reshape(observation["observation"], (9, 2)).astype(bool)
         own, other = (sum(1 << int(i) for i in np.flatnonzero(plane)) for plane in planes.T)
         moves = free_fields(own, other) if observation["action_mask"].any() else []
@@ -63,7 +63,7 @@ class PerfectTicTacToe:
 
 
 def judge(run: str, games: int, seats: list[str], is_tictactoe: bool) -> None:
-    """Play and print the table of one run."""
+    """Play the games of one run and print its table."""
     policy = load_policy(run, TRUST)
     spaces = agent_spaces(policy.observation_space, policy.action_space)
     assert spaces is not None
@@ -93,7 +93,7 @@ def judge(run: str, games: int, seats: list[str], is_tictactoe: bool) -> None:
 
 
 def main() -> None:
-    """Judge each run that is named."""
+    """Evaluate each given run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--games", type=int, default=1000)

@@ -1,9 +1,9 @@
-"""Share of training time that goes into a checkpoint after every epoch.
+"""Fraction of training time spent on writing a checkpoint after every epoch.
 
     python benchmarks/checkpointing.py [--rounds 3]
 
-Runs each problem with and without checkpoints in turn, and prints the time that training itself
-measured (`time/checkpoint_s`), the ratio of the wall times, and the size of a checkpoint.
+Runs each problem alternately with and without checkpoints. Prints the time in checkpoints
+(`time/checkpoint_s`), the ratio of the wall times, and the size of a checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 
 
 def run(settings: dict[str, Any], interval: int) -> tuple[float, float, float]:
-    """Wall time, seconds in checkpoints, and megabytes of the last checkpoint of one run."""
+    """Return wall time, seconds in checkpoints, and the last checkpoint's size in MB of a run."""
     with tempfile.TemporaryDirectory(dir=".") as directory:
         started = time.perf_counter()
         result = train(

@@ -1,23 +1,22 @@
-"""Samples per second of behavioral cloning, against the library imitation.
+"""Training throughput of behavioral cloning, compared with the library imitation.
 
     python benchmarks/cloning.py [--rounds 3] [--seconds 3] [--only cartpole] [--sizes 32 256]
         [--batch-sizes 32 256 2048] [--peers-python imitation=VENV/bin/python]
 
-All sides learn from the same 102,400 recorded transitions, begin with the same weights of a network
-with two hidden layers of tanh units, and make the same gradient steps: mean negative log-likelihood
-minus 0.001 times the entropy, Adam with a learning rate of 0.001, no weight decay, shuffled again
-in each pass, one thread. `cartpole` has 4 observed numbers and 2 choices, `halfcheetah` 17 and a
-box of 6. The data are random: no environment is needed. `imitation` is the library with the critic
-that its own policies have (as large as the policy, computed and not trained); `imitation-slim` has
-a critic without hidden layers. The peer runs in its own virtual environment, each side from its
-script in `cloning_peers/`, which says what is logged.
+All libraries train on the same 102,400 recorded transitions, from the same initial weights of a
+network with two hidden tanh layers, with the same updates: mean negative log-likelihood minus 0.001
+times the entropy, Adam with learning rate 0.001, no weight decay, reshuffled every epoch, one
+thread. `cartpole` has 4 observations and 2 discrete actions, `halfcheetah` 17 observations and 6
+continuous actions. The data are random, so no environment is needed. `imitation` uses the critic of
+the library's policies (as large as the policy, evaluated but not trained); `imitation-slim` uses a
+critic without hidden layers. The peer runs in a separate virtual environment. The scripts in
+`cloning_peers/` describe what each one logs.
 
-Each measurement is a fresh process, the sides in turn; it makes 200 updates to warm up, and then
-trains for about the given time. Start-up is outside. The table shows medians over the rounds:
-samples per second of wall time, microseconds of processor time per update (on a busy machine the
-better measure), the ratio of samples per second to those of each peer in the same round, and the
-loss of all transitions before training and after the 200 updates: it tells whether the sides do the
-same work.
+Each measurement runs in a new process; the libraries take turns. It warms up for 200 updates and
+then trains for about the given time, without start-up. The table shows medians over the rounds:
+samples per second of wall time; CPU microseconds per update (more reliable on a loaded machine);
+the ratio of samples per second to each peer in the same round; and the loss over all transitions
+before training and after the 200 updates, to verify that all libraries do the same work.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parent / "cloning_peers"
 CASES = ("cartpole", "halfcheetah")
 MOST_SECONDS = 300.0
-"""Limit of start-up, warm-up and what goes beyond the time that was asked for."""
+"""Time limit in seconds for start-up, warm-up and overtime."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """Whose Python runs which script, with which of its ways."""
+    """A library: its Python interpreter, script and mode."""
 
     python: str
     script: str
@@ -57,7 +56,7 @@ PEERS = [name for name in SIDES if name != "ours"]
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of the table for each side."""
+    """A workload; one row of the table per library."""
 
     case: str
     size: int
@@ -65,15 +64,15 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """First columns of the table."""
+        """The first columns of the table."""
         return f"{self.case:11} {self.size:5} {self.batch_size:6}"
 
 
 def run_script(command: list[str], limit: float) -> str:
-    """Output of a script of `cloning_peers/` with one thread; what it had to say is in errors.
+    """Run a script in `cloning_peers/` with one thread and return its output.
 
     Raises:
-        RuntimeError: If it fails or takes longer than `limit` seconds.
+        RuntimeError: If it fails or takes longer than `limit` seconds; contains its messages.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
@@ -91,7 +90,7 @@ def run_script(command: list[str], limit: float) -> str:
 def run_process(
     name: str, setting: Setting, folder: Path, arguments: argparse.Namespace
 ) -> dict[str, float] | None:
-    """One measurement in a fresh process; None, with a printed line, where it failed."""
+    """Run one measurement in a new process; on failure, print a message and return None."""
     side = SIDES[name]
     command = [arguments.pythons[side.python], str(SCRIPTS / side.script)]
     command += ["--folder", str(folder / setting.case), "--case", setting.case]
@@ -107,7 +106,7 @@ def run_process(
 
 
 def ratio(rounds: list[dict[str, dict[str, float] | None]], name: str, peer: str) -> float | None:
-    """Median ratio of the samples per second of two sides in the same round, if there is any."""
+    """Return the median ratio of samples per second of two libraries in the same round, if any."""
     ratios = [
         own["samples_per_second"] / other["samples_per_second"]
         for found in rounds
@@ -119,7 +118,7 @@ def ratio(rounds: list[dict[str, dict[str, float] | None]], name: str, peer: str
 def compare(
     setting: Setting, names: list[str], folder: Path, arguments: argparse.Namespace
 ) -> None:
-    """Measure all sides in turn and print their lines of the table."""
+    """Measure all libraries in turn and print their rows of the table."""
     rounds = [
         {name: run_process(name, setting, folder, arguments) for name in names}
         for _ in range(arguments.rounds)
@@ -140,7 +139,7 @@ def compare(
 
 
 def present_sides(pythons: dict[str, str]) -> list[str]:
-    """The sides that can be measured; a line is printed where the peer is not among them."""
+    """Return the libraries that can be measured; print a line if the peer is missing."""
     python = pythons.get("imitation")
     if python is None:
         print("imitation is left out: give --peers-python imitation=VENV/bin/python")
@@ -158,7 +157,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", choices=CASES)
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 256])
-    # Divisors of the number of transitions: the peer drops batches that are not full.
+    # Divisors of the number of transitions, because the peer drops incomplete batches.
     batch_sizes = (32, 64, 128, 256, 512, 1024, 2048)
     parser.add_argument(
         "--batch-sizes", type=int, nargs="+", default=[32, 256, 2048], choices=batch_sizes

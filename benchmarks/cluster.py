@@ -1,17 +1,18 @@
-"""Steps per second on Ray, in processes of this machine and in RLlib; bytes over the network.
+"""Training throughput and network traffic on Ray, compared with local processes and RLlib.
 
     python benchmarks/cluster.py [--rounds 1] [--seconds 10] [--only cartpole] [--workers 2]
         [--algorithms ppo impala] [--sides local ray ...] [--rllib-python VENV/bin/python]
 
-Each measurement is a fresh process with its own Ray, the sides in turn; start-up and a warm-up
-are outside. PPO has 8 environments, rollouts of 128 steps, 4 passes in minibatches of 256; with
-`actors` they are collected where the environments are (`runner.envs_per_actor`), as RLlib does.
-IMPALA is that of `asynchronous.py`. Networks are the same, one thread of PyTorch in each process.
-RLlib needs its own virtual environment where its gymnasium is another one.
+Each measurement runs in a new process with a separate Ray instance; the variants take turns.
+Start-up and warm-up are excluded. PPO uses 8 environments, rollouts of 128 steps and 4 epochs of
+minibatches of 256; with `actors`, rollouts are collected in the workers (`runner.envs_per_actor`),
+as in RLlib. IMPALA is configured as in `asynchronous.py`. All variants use the same networks and
+one PyTorch thread per process. If RLlib requires a different gymnasium, give its virtual
+environment.
 
-The table shows medians over the rounds: steps per second; microseconds per step of the learner, and
-of a worker that collects (all of them summed up); bytes per step, as they are pickled, of calls, of
-what is published (once per machine), and of results.
+The table shows medians over the rounds: steps per second; microseconds per step of the learner and
+of all collecting workers together; pickled bytes per step of calls, of published weights (once per
+machine), and of results.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ WARM_UP_SECONDS = 3.0
 
 
 def settings_of(algorithm: str, env: str, side: str, workers: int) -> dict[str, Any]:
-    """The settings of a run of this package."""
+    """Return the settings of a run of this package."""
     place, _, actors = side.partition(" ")
     found = {"algorithm": algorithm, "runner": place, "seed": 0, "runner.n_workers": workers}
     if place == "ray":
@@ -66,7 +67,7 @@ def settings_of(algorithm: str, env: str, side: str, workers: int) -> dict[str, 
 
 
 def count_bytes(counts: Counter[str]) -> None:
-    """Have the pools of Ray count what they send and receive."""
+    """Patch the Ray pools to count the bytes that they send and receive."""
     from maze_train.workers.ray_pool import RayPool, RemoteActor
 
     call, publish, receive = RemoteActor.call, RayPool.publish, RemoteActor.receive
@@ -95,7 +96,7 @@ def count_bytes(counts: Counter[str]) -> None:
 def measure(
     algorithm: str, env: str, side: str, workers: int, seconds: float
 ) -> dict[str, float | None]:
-    """Steps per second of this package, and where time and bytes go."""
+    """Return steps per second of this package, with time and bytes per step."""
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
@@ -133,7 +134,7 @@ def measure(
 
 
 def command_of(algorithm: str, env: str, side: str, arguments: argparse.Namespace) -> list[str]:
-    """The command of one measurement."""
+    """Return the command line of one measurement."""
     seconds, workers = str(arguments.seconds), str(arguments.workers)
     if side != "rllib":
         command = [sys.executable, __file__, "--one", side, "--workers", workers]
@@ -144,7 +145,7 @@ def command_of(algorithm: str, env: str, side: str, arguments: argparse.Namespac
 
 
 def compare(algorithm: str, env: str, sides: list[str], arguments: argparse.Namespace) -> None:
-    """Measure all sides in turn and print their lines of the table."""
+    """Measure all variants in turn and print their rows of the table."""
     rounds: dict[str, list[Any]] = {side: [] for side in sides}
     for _ in range(arguments.rounds):
         for side in sides:
@@ -161,7 +162,7 @@ def compare(algorithm: str, env: str, sides: list[str], arguments: argparse.Name
 
 
 def main() -> None:
-    """Compare, or measure once when called by itself."""
+    """Run the comparison, or a single measurement in a subprocess."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10.0)

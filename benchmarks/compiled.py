@@ -1,11 +1,11 @@
-"""Environment steps per second of `algorithm.compile`, next to gradients by hand and by autograd.
+"""Training throughput of `algorithm.compile`, compared with analytic gradients and autograd.
 
     python benchmarks/compiled.py [--rounds 3] [--seconds 6] [--only ppo-64]
 
-Each measurement is a fresh process. It trains until nothing more is compiled, then for about the
-given time. Seconds are those of the processor (one thread), which other work on the machine changes
-less than those of the clock. The first round of a way begins without PyTorch's cache, the others
-find it. The table shows medians; break-even is after how many steps the start has paid.
+Each measurement runs in a new process. It trains until compilation has finished, then for about the
+given time. Times are CPU seconds (one thread), which depend less on the machine's load than wall
+time. The first round of each mode starts with an empty compiler cache, later rounds with a filled
+one. The table shows medians, and the number of steps after which compilation has paid off.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARM_UP = 3
 
 
 def measure(name: str, way: str, seconds: float) -> dict[str, float]:
-    """Steps per second, microseconds of a gradient step, and seconds of compilation."""
+    """Return steps per second, microseconds per gradient step, and seconds of compilation."""
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
@@ -78,7 +78,7 @@ def measure(name: str, way: str, seconds: float) -> dict[str, float]:
 
 
 def in_a_process(name: str, way: str, seconds: float, cache: str) -> dict[str, float]:
-    """The measurement in a fresh process."""
+    """Run the measurement in a new process."""
     command = [sys.executable, __file__, "--measure", name, way, "--seconds", str(seconds)]
     variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
     output = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
@@ -110,7 +110,7 @@ def main() -> None:
         }
         for way, found in rows.items():
             gain = 1 / speed["by hand"] - 1 / speed[way]
-            # What is compiled in processes of the compiler is in the seconds of the clock alone.
+            # Work in compiler subprocesses is only included in wall time.
             cold, warm = found[0]["compile_s"], found[-1]["compile_s"]
             micro = statistics.median(row["microseconds"] for row in found)
             pays = f"{cold / gain:10.0f}" if cold and gain > 0 else f"{'-':>10}"

@@ -1,22 +1,22 @@
-"""Steps and episodes per second of evolution strategies, against EvoTorch and sb3-contrib's ARS.
+"""Throughput of evolution strategies, compared with EvoTorch and sb3-contrib's ARS.
 
     python benchmarks/evolution.py [--rounds 1] [--seconds 10] [--only long] [--workers 1 2]
         [--sides ours sb3] [--peers-python evotorch=VENV/bin/python sb3=VENV/bin/python]
 
-All sides begin with the same weights of the same network (two hidden layers of 64 tanh units, the
-most likely action is taken) and evaluate populations of 64: 32 perturbations and their mirror
-images, one episode each. Steps of the optimizer are so small that the policy stays what it is, so
-episodes are as long on all sides: `short` is CartPole-v1, about 12 steps; `long` is a CartPole in
-which every episode has 200 steps. EvoTorch has two ways to step single environments, `GymNE` (loop)
-and `VecGymNE` (batch), and a third, `native`: `VecGymNE` with gymnasium's CartPole that steps all
-environments as arrays, which few environments have and the other sides have no use for.
+All libraries start from the same weights of the same network (two hidden layers of 64 tanh units,
+deterministic actions) and evaluate populations of 64: 32 perturbations and their mirror images, one
+episode each. The optimizer's steps are so small that the policy and the episode lengths do not
+change: `short` is CartPole-v1 with about 12 steps, `long` is a CartPole in which every episode has
+200 steps. EvoTorch has two modes for single environments, `GymNE` (loop) and `VecGymNE` (batch). In
+a third mode, `native`, `VecGymNE` uses gymnasium's vectorised CartPole; few environments have such
+a version, and the other libraries cannot use it.
 
-With one worker all happens in one process, with more in that many additional processes. Each peer
-runs in its own virtual environment, each side from its script in `evolution_peers/`. Each
-measurement is a fresh process, the sides in turn, with one thread of PyTorch in each process. What
-is counted are whole updates after a warm-up; start-up is outside. The table shows medians over the
-rounds, and medians of the ratios of steps/s to the best peer of the same round: of those that step
-single environments, and of all.
+With one worker, everything runs in one process, otherwise in additional worker processes. Each peer
+runs its script in `evolution_peers/` in a separate virtual environment. Each measurement runs in a
+new process with one PyTorch thread per process; the libraries take turns. Whole updates after a
+warm-up are counted, without start-up. The table shows medians over the rounds, and medians of the
+ratios of steps per second to the best peer of the same round: among the modes for single
+environments, and among all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTINGS = ("short", "long")
 
 @dataclass(frozen=True)
 class Side:
-    """Whose Python runs which script, with which of its ways."""
+    """A library: its Python interpreter, script and mode."""
 
     python: str
     script: str
@@ -59,12 +59,12 @@ PYTHONS = tuple(dict.fromkeys(side.python for side in SIDES.values()))
 def run_process(
     name: str, setting: str, workers: int, arguments: argparse.Namespace
 ) -> dict[str, float] | None:
-    """One measurement in a fresh process; None, with a printed line, where it failed."""
+    """Run one measurement in a new process; on failure, print a message and return None."""
     side = SIDES[name]
     command = [arguments.pythons[side.python], str(PEERS / side.script), "--setting", setting]
     command += ["--workers", str(workers), "--seconds", str(arguments.seconds), "--way", side.way]
     with tempfile.TemporaryDirectory() as folder:
-        # Files, since processes that are left over would keep pipes open.
+        # Files instead of pipes, which leftover processes would keep open.
         output, log = Path(folder) / "output", Path(folder) / "log"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
         has_ended = False
@@ -86,14 +86,14 @@ def run_process(
 
 
 def is_single(name: str) -> bool:
-    """Whether a side steps single environments."""
+    """Return whether a library steps single environments."""
     return SIDES[name].way != "native"
 
 
 def ratio(
     rounds: list[dict[str, dict[str, float] | None]], name: str, among: list[str]
 ) -> float | None:
-    """Median ratio of a side's steps per second to the best peer of the same round, if any."""
+    """Return the median ratio of steps per second to the best peer of the same round, if any."""
     ratios = []
     for found in rounds:
         result = found[name]
@@ -104,7 +104,7 @@ def ratio(
 
 
 def compare(setting: str, workers: int, names: list[str], arguments: argparse.Namespace) -> None:
-    """Measure all sides in turn and print their lines of the table."""
+    """Measure all libraries in turn and print their rows of the table."""
     rounds = [
         {name: run_process(name, setting, workers, arguments) for name in names}
         for _ in range(arguments.rounds)
@@ -126,9 +126,9 @@ def compare(setting: str, workers: int, names: list[str], arguments: argparse.Na
 
 
 def present_sides(arguments: argparse.Namespace) -> list[str]:
-    """The sides that were asked for and can be measured; a line is printed for each other Python.
+    """Return the selected libraries that can be measured; print a line for each missing Python.
 
-    `arguments.pythons` has those of the peers.
+    The Python interpreters of the peers are in `arguments.pythons`.
     """
     for python in PYTHONS:
         if python not in arguments.pythons:

@@ -1,9 +1,9 @@
-"""Policies of every family as files: difference, size, and speed next to `load_policy`.
+"""Exported policies of every family: accuracy, file size, and speed compared with `load_policy`.
 
     python benchmarks/export.py --work outputs/export
 
-Each family is trained for a few thousand steps and exported in every format. Runs that are there
-already are not repeated. Speeds are medians over rounds, in which all take turns.
+Each family is trained for a few thousand steps and exported in every format. Existing runs are not
+repeated. Speeds are medians over rounds in which all formats take turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCHES = (1, 64)
 
 
 class Yard(gymnasium.Env[Any, Any]):
-    """Drives to the middle: position, gear and legal moves are observed."""
+    """Drive to the middle of a yard; observations are position, gear and an action mask."""
 
     actions: ClassVar = {
         "choice": spaces.Discrete(4),
@@ -51,7 +51,7 @@ class Yard(gymnasium.Env[Any, Any]):
         self.observation_space = spaces.Dict(parts)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Somewhere else."""
+        """Start at a random position."""
         super().reset(seed=seed)
         self.at, self.steps = self.np_random.normal(50.0, 10.0, 6), 0
         return self.observe(), {}
@@ -65,7 +65,7 @@ class Yard(gymnasium.Env[Any, Any]):
         return self.observe(), -float(np.abs(self.at).mean()), False, self.steps == 100, {}
 
     def observe(self) -> dict[str, Any]:
-        """Position, gear and mask."""
+        """Return position, gear and mask."""
         found: dict[str, Any] = {"at": self.at.copy(), "gear": self.np_random.integers(3)}
         if self.masked:
             found["action_mask"] = (self.np_random.random(4) < 0.5).astype(np.int8)
@@ -74,7 +74,7 @@ class Yard(gymnasium.Env[Any, Any]):
 
 
 def yard(**kwargs: Any) -> dict[str, Any]:
-    """Settings of the environment above."""
+    """Return the settings of the environment `Yard`."""
     return {"_target_": "export.Yard", "kwargs": kwargs}
 
 
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def teach(settings: dict[str, Any], run_dir: Path) -> None:
-    """Train a run of a few steps."""
+    """Train a short run."""
     settings = {"total_steps": STEPS, "seed": 0, "evaluation": {"n_episodes": 1}, **settings}
     if settings.get("algorithm") == "bc":
         with RolloutGenerator(Yard) as generator:
@@ -122,7 +122,7 @@ def teach(settings: dict[str, Any], run_dir: Path) -> None:
 
 
 def figures(run_dir: Path) -> list[str]:
-    """The cells of a row: the largest difference, sizes by format, actions per second."""
+    """Return the cells of a row: largest difference, sizes by format, actions per second."""
     trust, policy = ["export"], load_policy(run_dir)
     env = lambda: make_env(run_dir, trust=trust)  # noqa: E731  # as users write it
     rows, step = played_observations(env, policy), PolicyStep(policy)
@@ -148,7 +148,7 @@ def figures(run_dir: Path) -> list[str]:
 
 
 def rates(calls: list[Callable[[], Any]]) -> list[float]:
-    """Calls per second of each, in turn; medians."""
+    """Return the median calls per second of each function; the functions take turns."""
     found: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for call, own in zip(calls, found, strict=True):

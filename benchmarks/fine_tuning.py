@@ -1,11 +1,11 @@
-"""PPO that starts from a cloned policy against PPO from scratch, at equal steps: the curve in docs.
+"""PPO from a cloned policy compared with PPO from scratch; draws the figure of the documentation.
 
     maze-run experiment=ppo/LunarLander-v3 seed=0 run_dir=teacher
     maze-run -cn rollout run=teacher n_episodes=100 record=true output_dir=records
     maze-run algorithm=bc runner.dataset=records/trajectories run_dir=cloned
     python benchmarks/fine_tuning.py --base-run cloned --experiment ppo/LunarLander-v3
 
-Runs that are there already are not repeated. Returns are those of evaluations.
+Existing runs are not repeated. The curves show evaluation returns at equal steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLORS = {"from scratch": "#9aa5b1", "from BC": "#1f6feb"}
 
 
 def main() -> None:
-    """Train what is missing, and draw."""
+    """Train the missing runs and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base-run", type=Path, required=True)
     parser.add_argument("--experiment", default="ppo/LunarLander-v3")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def curve(run_dir: Path, settings: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and returns of the evaluations of a run."""
+    """Return steps and returns of the evaluations of a run."""
     if not (run_dir / "summary.json").exists():
         command = [sys.executable, "-m", "maze_train.cli", *settings, f"run_dir={run_dir}"]
         subprocess.run([*command, "tracking.progress=quiet"], check=True)
@@ -69,7 +69,7 @@ def curve(run_dir: Path, settings: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(found: dict[str, list[tuple[np.ndarray, np.ndarray]]], title: str, picture: Path) -> None:
-    """The mean over seeds, and where the seeds lie."""
+    """Draw the mean over seeds, and the range of the seeds."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter

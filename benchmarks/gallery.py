@@ -1,14 +1,14 @@
-"""Films and curves of the gallery: trains presets, films each policy, writes docs/images/.
+"""Videos and learning curves of the gallery: trains presets and writes docs/images/.
 
     python benchmarks/gallery.py [--runs outputs/gallery] [--only ppo sac] [--seed 0]
 
-Each run is `maze-run experiment=<preset>`, some of them shorter, with a test of 20 episodes after
-training; runs that are there already are not repeated, so the pictures can be made again in a
-minute. A film is an episode of the best policy, or a few, with seeds that no evaluation had, as a
-GIF; the curve is that of the run. `docs/gallery.md` shows them, and has the rows that are printed.
-The curve over seeds of the front page is drawn from the runs in `benchmarks/scores/`. Needs the
-extras `video`, `box2d`, `mujoco`, `atari`, `minigrid` and `pettingzoo`; without a screen, MuJoCo
-films with `MUJOCO_GL=egl` or `osmesa`.
+Each run is `maze-run experiment=<preset>`, sometimes shortened, with a test of 20 episodes after
+training. Existing runs are not repeated, so regenerating the images takes about a minute. A video
+is a GIF of one or a few episodes of the best policy, with seeds not used in evaluations.
+`docs/gallery.md` shows videos and curves, and contains the printed table rows. The curve of several
+seeds on the front page is drawn from the runs in `benchmarks/scores/`. Requires the extras `video`,
+`box2d`, `mujoco`, `atari`, `minigrid` and `pettingzoo`; without a display, set `MUJOCO_GL=egl` or
+`osmesa` for MuJoCo.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ WON = "eval/vs_random/win_rate"
 FRONT_PAGE = "ppo/LunarLander-v3"
 MAX_NBYTES = 500_000
 HALF_WIDTH = 4.5, 3.2
-"""Inches of a curve next to a film: letters stay readable where each has half of a page."""
+"""Size of a curve in inches, so that text is readable at half the page width."""
 SELF_PLAY = ("total_steps=250_000", "algorithm.epoch_length=10", "evaluation.interval=1")
 HANGING = 1_004
-"""Seed of an episode of Pendulum-v1 that begins with the pendulum at rest below."""
+"""Seed of a Pendulum-v1 episode that starts with the pendulum hanging at rest."""
 
 
 @dataclass(frozen=True)
@@ -54,35 +54,35 @@ class Entry:
     """The preset."""
 
     seconds: int = 8
-    """Length of the film at most."""
+    """Maximum length of the video."""
 
     width: int = 240
-    """Width of the film in pixels."""
+    """Width of the video in pixels."""
 
     film_seed: int = 1_000
-    """Seed of the first episode that is filmed."""
+    """Seed of the first recorded episode."""
 
     episodes: int = 1
-    """Episodes that are filmed, one after the other."""
+    """Number of recorded episodes."""
 
     frame_rate: int = 0
-    """Steps per second in the film; 0: those of the environment."""
+    """Steps per second in the video; 0 for the frame rate of the environment."""
 
     settings: tuple[str, ...] = ()
     """Changes of the preset, as on the command line."""
 
     policy: str = ""
-    """Policy of the run that is filmed; empty: the best, `@final`: the last."""
+    """Recorded policy of the run: empty for the best, `@final` for the final one."""
 
     colors: int = 48
-    """Colours of the film."""
+    """Number of colours of the video."""
 
     camera: str = ""
-    """Camera of MuJoCo that films; empty: the one of the environment, which may stand still."""
+    """MuJoCo camera; empty for the default camera of the environment, which may be static."""
 
     @property
     def name(self) -> str:
-        """Name of the files."""
+        """Stem of the file names."""
         return self.experiment.replace("/", "-")
 
 
@@ -103,7 +103,7 @@ ENTRIES = [
 
 
 def train(entry: Entry, run: Path, seed: int) -> None:
-    """Train a preset, unless this run has come to its end before."""
+    """Train a preset, unless the run has already finished."""
     summary = run / "summary.json"
     if summary.is_file() and json.loads(summary.read_text())["stop_reason"] == "total_steps":
         return
@@ -113,7 +113,7 @@ def train(entry: Entry, run: Path, seed: int) -> None:
 
 
 def film(entry: Entry, run: Path) -> int:
-    """Play episodes of the best policy, and write them as a GIF; returns its bytes."""
+    """Record episodes of the policy as a GIF; return its size in bytes."""
     target = PICTURES / f"{entry.name}.gif"
     with tempfile.TemporaryDirectory() as place:
         output = Path(place, "rollout")
@@ -144,7 +144,7 @@ def film(entry: Entry, run: Path) -> int:
 
 
 def curve(entry: Entry, run: Path) -> int:
-    """Draw the curve of the run for half the width of a page, in few colours; returns its bytes."""
+    """Draw the learning curve for half the page width; return the file size in bytes."""
     target = PICTURES / f"{entry.name}.png"
     rows = read_rows(run / "metrics.csv")
     points = [(row[ENV_STEPS], row[WON]) for row in rows if WON in row]
@@ -164,7 +164,7 @@ def curve(entry: Entry, run: Path) -> int:
 
 
 def save_small(figure: Figure, target: Path) -> None:
-    """Write a figure in few colours."""
+    """Write a figure with a reduced colour palette."""
     with tempfile.TemporaryDirectory() as place:
         source = Path(place, "curve.png")
         save_picture(figure, source, dpi=130)
@@ -173,7 +173,7 @@ def save_small(figure: Figure, target: Path) -> None:
 
 
 def draw_seeds(preset: str) -> None:
-    """Draw the returns of all seeds of a preset, and their mean, from its rows of scores."""
+    """Draw the returns of all seeds of a preset and their mean, from its score file."""
     lines = (ROOT / "benchmarks" / "scores" / f"{preset}.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "seed" in row]
     figure = new_figure(*HALF_WIDTH)
@@ -191,7 +191,7 @@ def draw_seeds(preset: str) -> None:
 
 
 def row(entry: Entry, run: Path) -> str:
-    """A row of the table of figures."""
+    """Return a row of the gallery's table."""
     summary = json.loads((run / "summary.json").read_text())
     test = summary["final_test"]["best"]
     mean, deviation = test["episode_return_mean"], test["episode_return_std"]
@@ -203,7 +203,7 @@ def row(entry: Entry, run: Path) -> str:
 
 
 def main() -> None:
-    """Make the gallery."""
+    """Generate the gallery."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

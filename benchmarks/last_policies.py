@@ -1,4 +1,4 @@
-"""How the last policies of several seeds play, here and in Stable-Baselines3, with equal settings.
+"""Final performance over several seeds, compared with Stable-Baselines3 at equal settings.
 
     OMP_NUM_THREADS=1 python benchmarks/last_policies.py td3|dqn|ppo [seeds]
 
@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any], dict[str, Any]]] = {
 
 
 def ours(name: str, seed: int, directory: str) -> Any:
-    """The last policy of this package."""
+    """Train with this package and return the final policy."""
     env, steps, n_envs, settings, _ = CASES[name]
     own = {f"algorithm.{key}": value for key, value in settings.items()}
     own |= {"model.hidden_sizes": [256, 256]} if name == "dqn" else {}
@@ -47,7 +47,7 @@ def ours(name: str, seed: int, directory: str) -> Any:
 
 
 def peer(name: str, seed: int, _: str) -> Any:
-    """The last policy of Stable-Baselines3."""
+    """Train with Stable-Baselines3 and return the final policy."""
     env, steps, n_envs, _, settings = CASES[name]
     noise = {"action_noise": NormalActionNoise(np.zeros(1), np.full(1, 0.1))}
     settings = {**settings, **(noise if name == "td3" else {}), "seed": seed, "device": "cpu"}
@@ -57,7 +57,7 @@ def peer(name: str, seed: int, _: str) -> Any:
 
 
 def play(env: str, act: Any, likely: bool, episodes: int = 100) -> float:
-    """Mean return of episodes with the seeds from 10,000 on."""
+    """Return the mean return of episodes with seeds from 10,000."""
     envs = gym.make_vec(env, episodes, vectorization_mode="sync")
     observations, _ = envs.reset(seed=[10_000 + i for i in range(episodes)])
     returns, running = np.zeros(episodes), np.ones(episodes, bool)

@@ -1,10 +1,10 @@
-"""Seconds of an update of PPO with one learner and with several, on made-up rollouts.
+"""Duration of a PPO update with one and with several learners, on synthetic rollouts.
 
     python benchmarks/learners.py [--learners 1 2] [--updates 4] [--only images]
 
-Images are those of Atari (4 x 84 x 84 bytes), with the network for them; vectors have 17 numbers,
-with networks of two layers of 64. Groups take turns; the table shows medians, and seconds of the
-processor that the first learner and all others took together, which a busy machine does not change.
+Image observations have the shape of Atari (4 x 84 x 84 bytes) and use the CNN; vectors have 17
+values and use two layers of 64 units. The groups take turns. The table shows medians, and CPU
+seconds of the first learner and of all other learners, which do not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OBSERVATIONS = {
 
 
 def make_rollout(space: spaces.Box) -> Rollout:
-    """A rollout that no environment made."""
+    """Create a synthetic rollout."""
     generator = torch.Generator().manual_seed(0)
     shape = (STEPS + 1, ENVS, *space.shape)
     obs = torch.randint(0, 2, shape, generator=generator).to(torch.uint8)
@@ -49,13 +49,13 @@ def make_rollout(space: spaces.Box) -> Rollout:
 
 
 def cpu_seconds(learner: Learner[object, object, object]) -> float:
-    """Seconds of the processor that the process of a learner took."""
+    """Return the CPU seconds of a learner's process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def make_group(space: spaces.Box, n_learners: int) -> LearnerGroup:
-    """A group of PPO with its defaults, but for minibatches of 256."""
+    """Create a PPO learner group with default settings except for minibatches of 256."""
     model = build_actor_critic(ModelConfig(), space, spaces.Discrete(4), seed=1)
     config = PPOAlgorithmConfig(n_rollout_steps=STEPS, batch_size=256, n_optimization_epochs=4)
     return LearnerGroup(PPOLearner(model, config), n_learners, LocalProcesses())
@@ -71,7 +71,7 @@ def measure(space: spaces.Box, counts: list[int], updates: int) -> None:
             for n, group in groups.items():
                 before, started = group.foreach_learner(cpu_seconds), time.perf_counter()
                 group.update(rollout, Progress(updates=update))
-                if update:  # The first one starts processes.
+                if update:  # The first update starts processes.
                     walls[n].append(time.perf_counter() - started)
                     after = group.foreach_learner(cpu_seconds)
                     cpus[n].append([b - a for a, b in zip(before, after, strict=True)])

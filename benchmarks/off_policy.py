@@ -1,15 +1,15 @@
-"""Environment steps per second with replay against Stable-Baselines3, same settings, in one run.
+"""Training throughput of off-policy algorithms, compared with Stable-Baselines3.
 
     python benchmarks/off_policy.py [--algorithm sac] [--rounds 3] [--seconds 12] [--threads 1]
 
-SAC and TD3: one gradient step on 256 transitions per environment step, two hidden layers of 256
-units, targets moved after each step of the policy, temperature tuned. DQN: one gradient step on 64
-transitions per 4 environment steps, two hidden layers of 64 units, without double Q-learning, a
-copy of the target every 250 gradient steps, gradients clipped to a norm of 10. All of them: Adam,
-one environment. Each measurement is a fresh process, ours and the peer's in turn. A measurement
-warms up; start-up, evaluation and files are outside of it on both sides. The table shows medians
-over the rounds and the median of the ratios of neighbours, also by the processor time of the main
-process, which other jobs on the machine change less; with workers that is not all.
+Both libraries use the same settings. SAC and TD3: one gradient step on 256 transitions per
+environment step, two hidden layers of 256 units, target updates after each policy update, tuned
+temperature. DQN: one gradient step on 64 transitions per 4 environment steps, two hidden layers of
+64 units, no double Q-learning, target updates every 250 gradient steps, gradient norm clipped to
+10. All: Adam, one environment. Each measurement runs in a new process; the libraries take turns.
+Warm-up, start-up, evaluation and file output are excluded for both. The table shows medians over
+the rounds and the median ratio of consecutive measurements, also by CPU time of the main process,
+which depends less on the machine's load but excludes workers.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ PEERS = {
         "action_noise": 0.1,
     },
 }
-"""Settings that are not the defaults; those of DQN are 64x64 on both sides."""
+"""Settings that differ from the defaults; DQN networks are 64x64 in both libraries."""
 
 
 def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[str, float]:
-    """Steps per second of this package, and the share of time in updates."""
+    """Return steps per second of this package, and the fraction of time in updates."""
     from maze_train import Statistics, TrainerServices, load_config
     from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
@@ -80,7 +80,7 @@ def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[st
 
 
 def measure_peer(algorithm: str, env: str, seconds: float) -> dict[str, float]:
-    """Steps per second of Stable-Baselines3 with the same settings."""
+    """Return steps per second of Stable-Baselines3 with the same settings."""
     import numpy as np
     import stable_baselines3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -124,7 +124,7 @@ def measure_peer(algorithm: str, env: str, seconds: float) -> dict[str, float]:
 
 
 def run_process(side: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """One measurement in a fresh process."""
+    """Run one measurement in a new process."""
     command = [sys.executable, __file__, "--one", side, "--env", arguments.env]
     command += ["--algorithm", arguments.algorithm, "--seconds", str(arguments.seconds)]
     command += ["--threads", str(arguments.threads)]
@@ -134,7 +134,7 @@ def run_process(side: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Measure all sides in turn and print the table."""
+    """Measure both libraries in turn and print the table."""
     rounds = [
         {side: run_process(side, arguments) for side in arguments.sides}
         for _ in range(arguments.rounds)
@@ -152,7 +152,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Compare, or measure once when called by itself."""
+    """Run the comparison, or a single measurement in a subprocess."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=12.0)

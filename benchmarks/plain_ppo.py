@@ -1,4 +1,4 @@
-"""PPO on EnvPool's CartPole as one plain loop of PyTorch, as people write it by hand."""
+"""PPO on EnvPool's CartPole as a minimal hand-written PyTorch loop, as a baseline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def network(outputs: int) -> nn.Module:
 
 
 def advantages_of(rewards: Tensor, values: Tensor, ended: Tensor) -> Tensor:
-    """Generalised advantages with gamma 0.99 and lambda 0.95; `values` has a row more."""
+    """Compute GAE with gamma 0.99 and lambda 0.95; `values` has one additional row."""
     found, later = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
         goes_on = 1.0 - ended[t]
@@ -29,7 +29,7 @@ def advantages_of(rewards: Tensor, values: Tensor, ended: Tensor) -> Tensor:
 def steps_per_second(
     num_envs: int, num_steps: int, epochs: int, minibatch: int, seconds: float
 ) -> float:
-    """Rate of collecting and updating, after two updates."""
+    """Return steps per second of collecting and updating, after two warm-up updates."""
     env = envpool.make_gymnasium("CartPole-v1", num_envs=num_envs, seed=0)
     policy, critic = network(2), network(1)
     parameters = [*policy.parameters(), *critic.parameters()]

@@ -1,6 +1,6 @@
-"""Environments of PufferLib (Suarez, 2024, arXiv:2406.12905) as simulators of tensors.
+"""PufferLib environments (Suarez, 2024, arXiv:2406.12905) as tensor simulators.
 
-The setting `env.kwargs.name` names module and class: `pufferlib.ocean.breakout.breakout:Breakout`.
+Set `env.kwargs.name` to the module and class: `pufferlib.ocean.breakout.breakout:Breakout`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Tensor = torch.Tensor
 
 
 class Puffer:
-    """A vector environment of PufferLib, which steps in C and resets itself.
+    """PufferLib vector environment, implemented in C, with automatic resets.
 
     Args:
         num_envs: Number of environments; each has one agent.
-        name: Its module and class, `package.module:Class`.
-        **kwargs: Its other arguments.
+        name: Module and class, `package.module:Class`.
+        **kwargs: Additional arguments of the class.
     """
 
     def __init__(self, num_envs: int, name: str, **kwargs: Any) -> None:
@@ -31,11 +31,11 @@ class Puffer:
         self.single_action_space = self.env.single_action_space
 
     def reset(self, *, seed: int) -> tuple[Tensor, dict[str, Any]]:
-        """Begin an episode everywhere."""
+        """Reset all environments."""
         return torch.from_numpy(self.env.reset(seed)[0]), {}
 
     def step(self, actions: Tensor) -> Any:
-        """Step everywhere: the arrays, which the next step overwrites, share their memory."""
+        """Step all environments; the returned arrays are overwritten by the next step."""
         *arrays, _ = self.env.step(actions.numpy())
         return *map(torch.from_numpy, arrays), {}
 

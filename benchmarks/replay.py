@@ -2,9 +2,9 @@
 
     python benchmarks/replay.py
 
-Fills buffers of growing size with HalfCheetah-like transitions, and prints bytes per transition
-next to the arithmetic minimum (observation, action, reward, two flags), growth of resident memory,
-and microseconds for a sample of 256.
+Fills buffers of increasing size with HalfCheetah-like transitions. Prints bytes per transition and
+the theoretical minimum (observation, action, reward, two flags), the growth of resident memory, and
+microseconds per sample of 256 transitions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from maze_train import Rollout, UniformReplayBuffer
 
 OBS, ACTIONS, ENVS, STEPS = 17, 6, 4, 250
 MINIMUM = 4 * (OBS + ACTIONS + 1) + 1
-"""Bytes of a transition: float32 numbers, and the flags in one byte."""
+"""Bytes of a transition: float32 values, and the flags in one byte."""
 
 
 def random_rollout(generator: torch.Generator) -> Rollout:
-    """Experience of 4 environments that are truncated after 1000 steps."""
+    """Create a random rollout of 4 environments that are truncated after 1000 steps."""
     shape = (STEPS, ENVS)
     return Rollout(
         obs=torch.randn(STEPS + 1, ENVS, OBS, generator=generator),
@@ -37,12 +37,12 @@ def random_rollout(generator: torch.Generator) -> Rollout:
 
 
 def resident() -> int:
-    """Largest resident memory so far, in bytes."""
+    """Return the peak resident memory in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def microseconds(buffer: UniformReplayBuffer, repeats: int = 300) -> float:
-    """Time of a sample of 256, the best of five rounds."""
+    """Return the time of a sample of 256 in microseconds, the best of five rounds."""
     best = float("inf")
     for _ in range(5):
         started = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Costs that have to grow no faster than the work: three sizes of each, seconds and megabytes.
+"""Scaling of time and memory with problem size, measured at three sizes each.
 
     python benchmarks/scaling.py [--only workers jobs journal checkpoints history critic turns]
 
-Each row is one measurement. Compare two versions of the package on a quiet machine.
+Each row is one measurement. Use it to compare two versions of the package on an idle machine.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Row = tuple[str, float, str]
-"""Size, value, unit."""
+"""Size, value and unit."""
 
 
 def workers() -> Iterator[Row]:
-    """Start of worker processes, up to the first observations."""
+    """Measure the start of worker processes, up to the first observations."""
     for n in (2, 8, 32):
         code = f"import scaling; print(scaling.seconds_to_start({n}))"
         yield f"{n} workers", float(_in_process(code)), "s"
 
 
 def seconds_to_start(n: int) -> float:
-    """Seconds until `n` workers with an environment each have begun."""
+    """Return the seconds until `n` workers with one environment each have started."""
     started = time.perf_counter()
     with SubprocVectorEnv([EnvFactory.from_any("CartPole-v1")] * n, n_workers=n) as env:
         env.reset(seed=0)
@@ -46,7 +46,7 @@ def seconds_to_start(n: int) -> float:
 
 
 def jobs() -> Iterator[Row]:
-    """A sweep of short runs with `hydra/launcher=local`, two at a time."""
+    """Measure a sweep of short runs with `hydra/launcher=local`, two at a time."""
     settings = (
         *("-m", "hydra/launcher=local", "hydra.launcher.n_jobs=2", "algorithm=a2c"),
         *("env=CartPole-v1", "total_steps=256", "algorithm.n_rollout_steps=4"),
@@ -63,7 +63,7 @@ def jobs() -> Iterator[Row]:
 
 
 def journal() -> Iterator[Row]:
-    """Actions of 512 environments that are kept where one of them never ends its episode."""
+    """Measure the memory for stored actions of 512 environments, one with an endless episode."""
     kept, steps = Journal({"": np.zeros(512, np.int64)}), 0
     for n in (1_000, 4_000, 16_000):
         while steps < n:
@@ -76,7 +76,7 @@ def journal() -> Iterator[Row]:
 
 
 def checkpoints() -> Iterator[Row]:
-    """What each checkpoint writes anew of 8 episodes that never end, with actions Box(17)."""
+    """Measure the bytes per checkpoint for 8 endless episodes with 17-dimensional actions."""
     kept, steps = Journal({"": np.zeros((8, 17), np.float32)}), 0
     for n in (5_000, 20_000, 80_000):
         while steps < n:
@@ -85,12 +85,12 @@ def checkpoints() -> Iterator[Row]:
             if steps % 1000 == 0 and steps < n:
                 kept.state({"": np.zeros((8, 1))}, np.zeros(8))
         state = kept.state({"": np.zeros((8, 1))}, np.zeros(8))
-        # The content of a part is written once.
+        # Unchanged parts are not written again.
         yield f"{n:,} steps", len(dumps(state, lambda path, part: part.version)) / 1e6, "MB"
 
 
 def history() -> Iterator[Row]:
-    """One access to `run.history` in a callback."""
+    """Measure one access to `run.history` in a callback."""
     for n in (1_000, 5_000, 30_000):
         rows = [{f"train/{i}": float(i) for i in range(20)} for _ in range(n)]
         info: Any = argparse.Namespace(past_rows=rows)
@@ -101,27 +101,27 @@ def history() -> Iterator[Row]:
 
 
 class Crowd(MultiAgentEnv):
-    """Agents that all act at once, or one after the other."""
+    """Multi-agent environment with simultaneous or turn-based actions."""
 
     def __init__(self, n: int, in_turn: bool) -> None:
         self.possible_agents = tuple(f"agent_{i}" for i in range(n))
         self.in_turn = in_turn
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The same four numbers for all."""
+        """Return the same four values for all agents."""
         return spaces.Box(-1.0, 1.0, (4,), np.float32)
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """One of four."""
+        """Return four discrete actions."""
         return spaces.Discrete(4)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
-        """Begin with the first agent, or all."""
+        """Start with the first agent, or with all agents."""
         self.t = 0
         return self._turn({})
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Each one that acts gets 1."""
+        """Give a reward of 1 to each acting agent."""
         self.t += 1
         return self._turn(dict.fromkeys(actions, 1.0))
 
@@ -132,21 +132,21 @@ class Crowd(MultiAgentEnv):
 
 
 def critic() -> Iterator[Row]:
-    """An update of PPO with a centralised critic, 256 turns in which all agents act."""
+    """Measure a PPO update with a centralised critic, with 256 turns in which all agents act."""
     for n in (2, 8, 32):
         found = _times_of(n, in_turn=False, **{"model.centralized_critic": True})
         yield f"{n} agents", found["time/update_s"], "s"
 
 
 def turns() -> Iterator[Row]:
-    """A turn of four environments in which one of the agents acts, policies included."""
+    """Measure a turn of four environments in which one agent acts, including the policy."""
     for n in (2, 32, 128):
         found = _times_of(n, in_turn=True)
         yield f"{n} agents", found["time/collect_s"] / 64 * 1000, "ms"
 
 
 def _times_of(n: int, *, in_turn: bool, **overrides: Any) -> dict[str, float]:
-    """The shortest times of some epochs of one update of 4 x 64 turns."""
+    """Return the shortest times over several epochs with one update of 4 x 64 turns."""
     quiet: dict[str, Any] = {
         "tracking.progress": "quiet",
         "tracking.plot": False,
@@ -171,7 +171,7 @@ def _times_of(n: int, *, in_turn: bool, **overrides: Any) -> dict[str, float]:
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    """The shortest of some calls."""
+    """Return the shortest duration over several calls."""
 
     def call() -> float:
         started = time.perf_counter()
@@ -182,7 +182,7 @@ def _seconds(function: Callable[[], object]) -> float:
 
 
 def _in_process(code: str) -> str:
-    """The output of a new process, which has no fork server yet."""
+    """Run code in a new process without a fork server and return its output."""
     script = f"if __name__ == '__main__':\n    {code}\n"
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(f"import sys\nsys.path.append({sys.path[0]!r})\n{script}")
@@ -198,7 +198,7 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
 
 
 def main() -> None:
-    """Measure, and print a line for each size."""
+    """Run the measurements and print a line per size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
     for name in parser.parse_args().only:

@@ -1,16 +1,17 @@
-"""Steps per second of PPO with several agents next to those of others, same settings, in one run.
+"""Training throughput of multi-agent PPO, compared with Stable-Baselines3 and RLlib.
 
     python benchmarks/several_agents.py [--rounds 3] [--seconds 20]
         [--sides SB3 RLlib dev local] [--rllib-python VENV/bin/python]
 
-simple_spread_v3 with three agents that share one policy, two hidden layers of 64 units, 8
-environments, rollouts of 128 steps, 10 passes in minibatches of 256 turns. Stable-Baselines3 trains
-on SuperSuit's vector environment of the same 24 agents (`pip install supersuit`); RLlib samples in
-the process of its learner, its fastest way with one thread, and needs a virtual environment of its
-own (`ray[rllib]`, `mpe2`). Rates are steps of the environments, in each of which three agents act.
-Each measurement is a fresh process with one thread, all sides in turn, and warms up for one update.
-The table shows medians over the rounds, of steps per second and of steps per second of processor
-time, which other programs on the machine change less, and the medians of the ratios of neighbours.
+All libraries train on simple_spread_v3 with the same settings: three agents share a policy with two
+hidden layers of 64 units, 8 environments, rollouts of 128 steps, 10 epochs of minibatches of 256
+turns. Stable-Baselines3 uses SuperSuit's vector environment of the same 24 agents (`pip install
+supersuit`). RLlib samples in the process of its learner, which is its fastest mode with one thread,
+and needs a separate virtual environment (`ray[rllib]`, `mpe2`). Rates count environment steps, in
+each of which three agents act. Each measurement runs in a new process with one thread and warms up
+for one update; the libraries take turns. The table shows medians over the rounds of steps per
+second of wall time and of CPU time (which depends less on the machine's load), and median ratios of
+consecutive measurements.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ SIDES = ("SB3", "RLlib", "dev", "local")
 
 
 class Meter:
-    """Steps of the environments over time, and over the processor time of this process."""
+    """Counts environment steps per second of wall time and of CPU time of this process."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it was made."""
+        """Return the seconds since the object was created."""
         return time.perf_counter() - self._wall
 
     def rates(self, steps: float) -> list[float]:
-        """Steps per second, and per second of processor time."""
+        """Return steps per second of wall time and of CPU time."""
         return [steps / self.elapsed, steps / (time.process_time() - self._cpu)]
 
 
 def measure_ours(runner: str, seconds: float) -> list[float]:
-    """Rates of this package."""
+    """Return the rates of this package."""
     from maze_train import Statistics, TrainerServices, load_config
     from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
@@ -71,7 +72,7 @@ def measure_ours(runner: str, seconds: float) -> list[float]:
 
 
 def measure_sb3(seconds: float) -> list[float]:
-    """Rates of Stable-Baselines3 with SuperSuit."""
+    """Return the rates of Stable-Baselines3 with SuperSuit."""
     import supersuit
     from mpe2 import simple_spread_v3
     from stable_baselines3 import PPO
@@ -101,7 +102,7 @@ def measure_sb3(seconds: float) -> list[float]:
 
 
 def measure_rllib(seconds: float) -> list[float]:
-    """Rates of RLlib."""
+    """Return the rates of RLlib."""
     import ray
     from mpe2 import simple_spread_v3
     from ray.rllib.algorithms.ppo import PPOConfig
@@ -149,7 +150,7 @@ def measure_rllib(seconds: float) -> list[float]:
 
 
 def run_process(side: str, arguments: argparse.Namespace) -> list[float]:
-    """One measurement in a fresh process."""
+    """Run one measurement in a new process."""
     python = arguments.rllib_python if side == "RLlib" else sys.executable
     command = [python, __file__, "--one", side, "--seconds", str(arguments.seconds)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -158,7 +159,7 @@ def run_process(side: str, arguments: argparse.Namespace) -> list[float]:
 
 
 def main() -> None:
-    """Compare, or take one measurement."""
+    """Run the comparison, or a single measurement in a subprocess."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--one", choices=SIDES)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["SB3", "dev", "local"])

@@ -1,21 +1,26 @@
-"""Steps per second of PPO on many environments that step together, next to peers, in one run.
+"""Training throughput of PPO on batched simulators, compared with other libraries.
 
     python benchmarks/simulators.py [--rounds 3] [--seconds 15] [--task cartpole] [--sides ...]
         [--peers-python VENV/bin/python] [--factory-python VENV/bin/python] [--device cpu]
         [--envs 4096]
 
-`cartpole`: 4,096 carts as tensors that a force in [-10, 10] moves (`tensor_cartpole.py`), 16 steps,
-two hidden layers of 64 units, 5 passes in 4 minibatches, the same learning rate throughout.
-`inverted_pendulum`: Brax's, 512 environments, the same settings; `brax` is its own PPO, which is
-one compiled function. `native`: CartPole-v1, 64 environments, 128 steps, 4 passes in 4 minibatches;
-`loop` is `plain_ppo.py` on EnvPool, `sample_factory` its APPO with one process of environments,
-`ours` takes EnvPool, `ours_native` gymnasium's CartPole of arrays, and `ours_puffer` PufferLib's
-(`puffer.py`; it has to be built in this environment).
+Tasks:
 
-Peers need environments of their own (`pip install rsl-rl-lib skrl brax`, `pip install
-sample-factory "gymnasium<1"`). Each measurement is a fresh process with one thread of PyTorch
-(`inverted_pendulum`: on one core), all sides in turn, and warms up for two updates (`brax`: two
-calls of ten). The table shows medians over the rounds and of the ratios of neighbours.
+- `cartpole`: 4,096 tensor CartPoles with a continuous force in [-10, 10] (`tensor_cartpole.py`),
+  rollouts of 16 steps, two hidden layers of 64 units, 5 epochs of 4 minibatches, a constant
+  learning rate.
+- `inverted_pendulum`: the Brax environment, 512 environments, the same settings; `brax` is Brax's
+  own PPO, a single compiled function.
+- `native`: CartPole-v1, 64 environments, rollouts of 128 steps, 4 epochs of 4 minibatches. `loop`
+  is `plain_ppo.py` on EnvPool, `sample_factory` is APPO with one environment process, `ours` uses
+  EnvPool, `ours_native` gymnasium's vectorised CartPole, and `ours_puffer` PufferLib's
+  (`puffer.py`; must be built in this environment).
+
+The peers need separate virtual environments (`pip install rsl-rl-lib skrl brax`, `pip install
+sample-factory "gymnasium<1"`). Each measurement runs in a new process with one PyTorch thread
+(`inverted_pendulum`: on one core) and warms up for two updates (`brax`: two calls of ten); the
+libraries take turns. The table shows medians over the rounds and median ratios of consecutive
+measurements.
 """
 
 from __future__ import annotations
@@ -41,14 +46,14 @@ from benchmarks.tensor_cartpole import TensorCartPole
 
 STEPS = 16
 TASKS = {"cartpole": 4096, "inverted_pendulum": 512, "native": 64}
-"""Tasks, and how many environments step together."""
+"""Tasks, with the number of environments."""
 SIDES = {
     "cartpole": ("rsl_rl", "skrl", "ours"),
     "inverted_pendulum": ("brax", "skrl", "ours"),
     "native": ("loop", "sample_factory", "ours", "ours_native", "ours_puffer"),
 }
 NATIVE = {"num_steps": 128, "epochs": 4, "minibatch": 2048}
-"""Steps of PPO on native environments, passes, and samples of a minibatch."""
+"""PPO on native environments: rollout steps, epochs, and minibatch size."""
 FACTORY = "benchmarks/asynchronous_peers/sample_factory_appo.py"
 ENVPOOL, GYMNASIUM = ({"id": "CartPole-v1", "backend": key} for key in ("envpool", "native"))
 PUFFER = {
@@ -56,11 +61,11 @@ PUFFER = {
     "backend": "tensor",
     "kwargs": {"name": "pufferlib.ocean.cartpole.cartpole:Cartpole"},
 }
-"""CartPole, of three packages."""
+"""CartPole implementations of three packages."""
 
 
 class Work(NamedTuple):
-    """What is measured, on how many environments, for how long, and where."""
+    """A measurement: task, number of environments, duration and device."""
 
     task: str
     num_envs: int
@@ -69,7 +74,7 @@ class Work(NamedTuple):
 
 
 class PushedCartPole(TensorCartPole):
-    """Carts that a force in [-10, 10] moves."""
+    """CartPole with a continuous force in [-10, 10]."""
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         super().__init__(num_envs, device)
@@ -81,14 +86,14 @@ class PushedCartPole(TensorCartPole):
 
 
 def simulator(work: Work) -> Any:
-    """The environments of a task."""
+    """Create the environments of a task."""
     if work.task == "cartpole":
         return PushedCartPole(work.num_envs, work.device)
     return BraxTensors(work.task, work.num_envs, work.device)
 
 
 class BraxTensors:
-    """Brax's environments as our adapter gives them, for the peers."""
+    """Brax environments in the form of this package's adapter, for the peers."""
 
     def __init__(self, name: str, num_envs: int, device: str) -> None:
         from maze_train.simulators.make import make_simulator
@@ -110,7 +115,7 @@ class BraxTensors:
 
 
 def measure_ours(work: Work) -> dict[str, float]:
-    """Rate of this package on simulators."""
+    """Return the throughput of this package on simulators."""
     settings: dict[str, Any] = {
         "env": f"brax:{work.task}",
         "algorithm.n_rollout_steps": STEPS,
@@ -123,7 +128,7 @@ def measure_ours(work: Work) -> dict[str, float]:
 
 
 def measure_backend(env: dict[str, Any], work: Work) -> dict[str, float]:
-    """Rate of this package on environments of another package, which step together."""
+    """Return the throughput of this package on vector environments of another package."""
     settings = {
         "env": env,
         "algorithm.n_rollout_steps": NATIVE["num_steps"],
@@ -135,7 +140,7 @@ def measure_backend(env: dict[str, Any], work: Work) -> dict[str, float]:
 
 
 def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
-    """Rate of PPO, the share of collection, and what simulator and network take of that."""
+    """Return the throughput, and the fractions of time in collection, simulator and network."""
     from maze_train import Statistics, TrainerServices, load_config
     from maze_train.nets.acting import Acted, Actor
     from maze_train.run.pipeline import prepare
@@ -181,20 +186,20 @@ def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
 
 
 def measure_loop(work: Work) -> dict[str, float]:
-    """Rate of a plain loop with EnvPool."""
+    """Return the throughput of a minimal loop with EnvPool."""
     from benchmarks.plain_ppo import steps_per_second
 
     return {"rate": steps_per_second(work.num_envs, **NATIVE, seconds=work.seconds)}
 
 
 def measure_rsl_rl(work: Work) -> dict[str, float]:
-    """Rate of rsl_rl."""
+    """Return the throughput of rsl_rl."""
     from rsl_rl.env import VecEnv
     from rsl_rl.runners import OnPolicyRunner
     from tensordict import TensorDict
 
     class Env(VecEnv):  # type: ignore[misc]  # untyped
-        """The simulator as rsl_rl asks for it."""
+        """Adapter of the simulator for rsl_rl."""
 
         def __init__(self) -> None:
             self.sim = simulator(work)
@@ -207,7 +212,7 @@ def measure_rsl_rl(work: Work) -> dict[str, float]:
             self.obs, _ = self.sim.reset(seed=0)
 
         def get_observations(self) -> Any:
-            """Observations by group."""
+            """Return observations by group."""
             return TensorDict({"policy": self.obs}, batch_size=[self.num_envs])
 
         def step(self, actions: torch.Tensor) -> Any:
@@ -242,7 +247,7 @@ def measure_rsl_rl(work: Work) -> dict[str, float]:
 def measure_skrl(  # noqa: C901 (classes that skrl asks for)
     work: Work,
 ) -> dict[str, float]:
-    """Rate of skrl."""
+    """Return the throughput of skrl."""
     from skrl.agents.torch.ppo import PPO
     from skrl.envs.wrappers.torch.base import Wrapper
     from skrl.memories.torch import RandomMemory
@@ -251,7 +256,7 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
     from torch import nn
 
     class Env(Wrapper):  # type: ignore[misc]  # untyped
-        """The simulator as skrl asks for it."""
+        """Adapter of the simulator for skrl."""
 
         observation_space = property(lambda self: self._env.single_observation_space)
         action_space = property(lambda self: self._env.single_action_space)
@@ -266,7 +271,7 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
             return obs, *(x[:, None] for x in rest), {}
 
         def state(self) -> None:
-            """Nothing that the critic alone sees."""
+            """Return None: the critic has no additional observations."""
 
         def render(self) -> None:
             """Nothing."""
@@ -291,7 +296,7 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
             self.net, self.log_std = network(sizes[1]), nn.Parameter(torch.zeros(sizes[1]))
 
         def compute(self, inputs: Any, role: str = "") -> Any:
-            """Means and deviations."""
+            """Return the means and the log standard deviation."""
             return self.net(inputs["observations"]), {"log_std": self.log_std}
 
     class Value(DeterministicMixin, Model):  # type: ignore[misc]  # untyped
@@ -330,12 +335,12 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
 
 
 def measure_brax(work: Work) -> dict[str, float]:
-    """Rate of Brax's own PPO; the device is that of JAX."""
+    """Return the throughput of Brax's PPO, on JAX's default device."""
     import jax
     from brax import envs
     from brax.training.agents.ppo import networks, train
 
-    # Brax 0.14 calls a function that newer versions of JAX have no more.
+    # Brax 0.14 calls a function that newer versions of JAX have removed.
     jax.device_put_replicated = lambda tree, devices: jax.tree.map(
         lambda x: jax.numpy.stack([jax.numpy.asarray(x)] * len(devices)), tree
     )
@@ -372,9 +377,9 @@ def measure_brax(work: Work) -> dict[str, float]:
 
 
 def measure(side: str, work: Work) -> dict[str, float]:
-    """Rates of one side, in this process."""
+    """Measure one library in this process."""
     if (work.task, work.device) == ("inverted_pendulum", "cpu"):
-        # JAX takes as many threads as there are cores.
+        # JAX uses as many threads as there are cores.
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     sides = {
@@ -390,7 +395,7 @@ def measure(side: str, work: Work) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure all sides in turn, and print a table."""
+    """Measure all libraries in turn and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0)

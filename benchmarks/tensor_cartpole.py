@@ -1,4 +1,4 @@
-"""CartPole as a simulator of tensors: all that a custom one needs."""
+"""CartPole as a tensor simulator; a minimal example of a custom simulator."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Tensor = torch.Tensor
 
 
 class TensorCartPole:
-    """`num_envs` poles on carts (Barto, Sutton, Anderson 1983), with the numbers of CartPole-v1.
+    """Batched CartPole (Barto, Sutton, Anderson 1983), with the constants of CartPole-v1.
 
     Args:
         num_envs: Number of environments.
-        device: Where they are computed.
-        max_episode_steps: Steps after which an episode is truncated.
+        device: Device of the simulation.
+        max_episode_steps: Number of steps after which an episode is truncated.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class TensorCartPole:
         return 0.1 * numbers - 0.05
 
     def reset(self, *, seed: int) -> tuple[Tensor, dict[str, Any]]:
-        """Begin an episode everywhere."""
+        """Reset all environments."""
         self.generator.manual_seed(seed)
         self.state, self.steps = self._first(), torch.zeros_like(self.steps)
         return self.state, {}
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step everywhere; an episode that ends is followed by the next one."""
+        """Step all environments; finished episodes are reset automatically."""
         x, speed, angle, turn = self.state.unbind(1)
         cos, sin = angle.cos(), angle.sin()
         force = (20.0 * actions - 10.0 + 0.05 * turn.square() * sin) / 1.1
@@ -58,11 +58,14 @@ class TensorCartPole:
         return self.state, torch.ones_like(x), terminated, truncated, {"final_obs": last}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The running episodes; without it and the next method a resumed run begins new ones."""
+        """Return the state of the running episodes.
+
+        Optional: without state_dict and load_state_dict, a resumed run starts new episodes.
+        """
         parts = {"state": self.state, "steps": self.steps}
         return {**parts, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue the episodes of a state."""
+        """Restore the episodes from a state."""
         self.state, self.steps = (state[key].to(self.device) for key in ("state", "steps"))
         self.generator.set_state(state["generator"].cpu())

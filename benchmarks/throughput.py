@@ -1,12 +1,12 @@
-"""Environment steps per second of PPO against Stable-Baselines3, same settings, in one run.
+"""Training throughput of PPO, compared with Stable-Baselines3 at the same settings.
 
     python benchmarks/throughput.py [--rounds 3] [--seconds 12] [--only CartPole-v1] [--picture]
 
-Each measurement is a fresh process, ours and the peer's in turn, so that a drift of the machine's
-speed touches both. A measurement warms up for two updates, then trains for about the given time;
-start-up, evaluation and files are outside of it on both sides. The table shows medians over the
-rounds and the median of the ratios of neighbours. All of them together become
-`benchmarks/throughput.json`, and the picture that the documentation shows; `--picture` draws only.
+Each measurement runs in a new process; the libraries take turns, so that changes of the machine's
+speed affect both. A measurement warms up for two updates, then trains for about the given time;
+start-up, evaluation and file output are excluded for both. The table shows medians over the rounds
+and the median ratio of consecutive measurements. If all workloads are measured, the results are
+written to `benchmarks/throughput.json` and drawn for the documentation; `--picture` only draws.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VECTOR_ENVS = ("dev", "local")
 def measure_ours(
     setting: Setting, runner_name: str, seconds: float, threads: int
 ) -> dict[str, float]:
-    """Steps per second of this package, and how they divide into collecting and updating."""
+    """Return steps per second of this package, and the times for collection and updates."""
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
@@ -91,7 +91,7 @@ def measure_ours(
 def measure_peer(
     setting: Setting, runner_name: str, seconds: float, threads: int
 ) -> dict[str, float]:
-    """Steps per second of Stable-Baselines3 with the same settings."""
+    """Return steps per second of Stable-Baselines3 with the same settings."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -144,7 +144,7 @@ def measure_peer(
     clock = Clock()
     model.learn(10**9, callback=clock)
     env.close()
-    # The clock stops at the first step of a rollout, so the last whole one counts.
+    # The clock stops at the first step of a rollout, so only complete rollouts are counted.
     steps = model.num_timesteps - clock.steps - setting.concurrency
     return {
         "steps_per_second": steps / clock.elapsed,
@@ -154,7 +154,7 @@ def measure_peer(
 
 
 def run_process(who: str, env: str, runner: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """One measurement in a fresh process."""
+    """Run one measurement in a new process."""
     command = [sys.executable, __file__, "--one", who, "--only", env, "--runner", runner]
     threads = arguments.threads or SETTINGS[env].threads
     command += ["--seconds", str(arguments.seconds), "--threads", str(threads)]
@@ -164,7 +164,7 @@ def run_process(who: str, env: str, runner: str, arguments: argparse.Namespace) 
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Measure the workloads and print the table; all of them are kept, and drawn."""
+    """Measure the workloads and print the table; store and draw complete results."""
     figures: dict[str, tuple[int, int, float]] = {}
     print(
         f"{'workload':28} {'ours':>10} {'SB3':>10} {'ratio':>7}   "
@@ -194,7 +194,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def draw() -> None:
-    """Draw the figures that are kept: a bar for each side of a workload, on its own scale."""
+    """Draw the stored results: one bar per library and workload, scaled per workload."""
     from maze_train.tracking.report import TEXT_COLOR, new_figure, save_picture
 
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
@@ -216,7 +216,7 @@ def draw() -> None:
 
 
 def main() -> None:
-    """Compare, or measure once when called by itself."""
+    """Run the comparison, or a single measurement in a subprocess."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=12.0)
@@ -228,7 +228,7 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=list(SETTINGS))
     parser.add_argument("--runner", choices=VECTOR_ENVS)
-    parser.add_argument("--picture", action="store_true", help="draw the figures that are kept")
+    parser.add_argument("--picture", action="store_true", help="only draw the stored results")
     parser.add_argument("--one", choices=("ours", "peer"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.picture:

@@ -1,4 +1,4 @@
-"""What the scripts of the peers share: workloads, environments, and the time that counts."""
+"""Shared code of the peer scripts: workloads, environments, and timing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-# Before anything imports PyTorch, and for the processes that the peers start.
+# Must be set before PyTorch is imported; inherited by processes that the peers start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import gymnasium
@@ -22,7 +22,7 @@ WARM_UP_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Workload:
-    """An environment, how many of them an actor steps, and the steps that an update learns from."""
+    """Environment, number of environments per actor, and steps per update."""
 
     env: str
     envs_per_actor: int
@@ -32,12 +32,12 @@ class Workload:
 WORKLOADS = {"cartpole": Workload("CartPole-v1", 16, 640), "pong": Workload("ALE/Pong-v5", 8, 320)}
 
 PPO = {"rollout": 128, "envs": 8, "minibatch": 256, "passes": 4}
-"""Steps of each environment per update, environments of all actors, samples, passes over them."""
+"""PPO: rollout steps, total number of environments, minibatch size, epochs."""
 PPO_ENVS = {"cartpole": "CartPole-v1", "cheetah": "HalfCheetah-v5", "pong": "ALE/Pong-v5"}
 
 
 class StackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Observes the last four screens; gymnasium's own wrapper is not the same in all versions."""
+    """Stacks the last four frames; gymnasium's wrapper differs between versions."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -45,20 +45,20 @@ class StackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.screens = np.zeros((4, 84, 84), np.uint8)
 
     def reset(self, **kwargs: Any) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
-        """Begin an episode, with four times its first screen."""
+        """Reset, and repeat the first frame four times."""
         screen, info = self.env.reset(**kwargs)
         self.screens[:] = screen
         return self.screens.copy(), info
 
     def step(self, action: Any) -> tuple[npt.NDArray[np.uint8], Any, bool, bool, dict[str, Any]]:
-        """Step, and drop the oldest screen."""
+        """Step, and drop the oldest frame."""
         screen, reward, terminated, truncated, info = self.env.step(action)
         self.screens = np.concatenate([self.screens[1:], screen[None]])
         return self.screens.copy(), reward, terminated, truncated, info
 
 
 def make_env(env_id: str) -> gymnasium.Env[Any, Any]:
-    """The environment, with the usual preprocessing where it is an Atari game."""
+    """Create the environment, with standard preprocessing for Atari games."""
     if not env_id.startswith("ALE/"):
         return gymnasium.make(env_id, disable_env_checker=True)
     import ale_py
@@ -76,11 +76,11 @@ def make_env(env_id: str) -> gymnasium.Env[Any, Any]:
 class Window:
     """Counts updates from the end of the warm-up until `seconds` have passed.
 
-    It opens and closes with the end of an update, so that whole updates are counted, and the time
-    that was needed for them, waiting included.
+    The window starts and ends at the end of an update, so that whole updates are counted, with
+    their time including waiting.
 
     Args:
-        seconds: Length, > 0.
+        seconds: Duration, > 0.
     """
 
     seconds: float
@@ -93,11 +93,11 @@ class Window:
 
     @property
     def is_over(self) -> bool:
-        """Whether all was measured."""
+        """Whether the measurement is complete."""
         return self.closed - self.opened >= self.seconds
 
     def add(self, began: float, ended: float, steps: int) -> None:
-        """Count an update that learned from `steps` between two readings of the clock."""
+        """Count an update on `steps` transitions between two time stamps."""
         if self.is_over:
             return
         if not self.opened:
@@ -124,7 +124,7 @@ class Window:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The arguments that all peers take."""
+    """Parse the arguments common to all peers."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--algorithm", choices=["impala", "ppo"], default="impala")
     parser.add_argument("--env", choices=list(PPO_ENVS), required=True)

@@ -1,9 +1,9 @@
-"""Transitions that RLlib's IMPALA, or PPO, learns from per second.
+"""Training throughput of RLlib's IMPALA or PPO.
 
     python rllib.py [--algorithm ppo] --env cartpole --actors 2 --seconds 20
 
-What is counted are the transitions in the losses of finished updates, without the rows that the
-peer appends to episodes in order to compute the value of their last observation.
+Counts the transitions in the losses of finished updates, without the rows that RLlib appends to
+episodes in order to compute the value of the last observation.
 """
 
 # The peer lives in its own virtual environment, where types are not checked.
@@ -42,23 +42,23 @@ class TimedLearner(IMPALATorchLearner):
     window: Window
 
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Begin an update, in the thread of the learner."""
+        """Start an update, in the learner thread."""
         self.began, self.learned = time.perf_counter(), 0
         super().before_gradient_based_update(timesteps=timesteps)
 
     def compute_loss_for_module(self, *, batch: dict[str, Any], **kwargs: Any) -> Any:
-        """Count what is learned from."""
+        """Count the transitions of the batch."""
         self.learned += int(batch[Columns.LOSS_MASK].sum())
         return super().compute_loss_for_module(batch=batch, **kwargs)
 
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """End an update."""
+        """Finish an update."""
         super().after_gradient_based_update(timesteps=timesteps)
         self.window.add(self.began, time.perf_counter(), self.learned)
 
 
 class NatureCNN(TorchRLModule, ValueFunctionAPI):
-    """Policy and critic over the convolutions of Mnih et al. (2015), which they share."""
+    """Policy and critic with shared convolutional layers (Mnih et al., 2015)."""
 
     def setup(self) -> None:
         """Build the layers."""
@@ -80,13 +80,13 @@ class NatureCNN(TorchRLModule, ValueFunctionAPI):
     _forward_exploration = _forward_inference  # features need not travel to the learner
 
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Any:
-        """Values of observations."""
+        """Compute the values of observations."""
         features = self._forward(batch)[Columns.EMBEDDINGS] if embeddings is None else embeddings
         return self.critic(features).squeeze(-1)
 
 
 def build(workload: Workload, actors: int) -> IMPALA:
-    """The algorithm, on remote environment runners, with the learner in this process."""
+    """Build IMPALA with remote environment runners and the learner in this process."""
     config = IMPALAConfig()
     prepare(config, workload.env)
     config.env_runners(
@@ -105,7 +105,7 @@ def build(workload: Workload, actors: int) -> IMPALA:
 
 
 def build_ppo(env: str, actors: int) -> Any:
-    """PPO in the same way, which waits for its environment runners."""
+    """Build PPO in the same way; it waits for its environment runners."""
     config = PPOConfig()
     prepare(config, env)
     config.env_runners(
@@ -123,7 +123,7 @@ def build_ppo(env: str, actors: int) -> Any:
 
 
 def prepare(config: Any, env: str) -> None:
-    """Set the environment and the networks."""
+    """Configure the environment and the networks."""
     if env.startswith("ALE/"):
         module = RLModuleSpec(module_class=NatureCNN)
     else:

@@ -1,8 +1,8 @@
-"""Transitions that Sample Factory's APPO with V-trace learns from per second.
+"""Training throughput of Sample Factory's APPO with V-trace.
 
     python sample_factory_appo.py --env cartpole --actors 2 --seconds 20
 
-What is counted are the transitions of finished updates, by the clock of the learner's process.
+Counts the transitions of finished updates, timed in the learner process.
 """
 
 # The peer lives in its own virtual environment, where types are not checked.
@@ -44,7 +44,7 @@ PPO_OPTIONS = (
 
 
 class VTraceLearner(Learner):
-    """Gets over a defect of 2.1.1: summaries want advantages, which V-trace does not keep."""
+    """Works around a bug in 2.1.1: summaries require advantages, which V-trace does not store."""
 
     def _record_summaries(self, train_loop_vars: Any) -> Any:
         if self.cfg.with_vtrace:
@@ -53,7 +53,7 @@ class VTraceLearner(Learner):
 
 
 class TimedLearnerWorker(LearnerWorker):
-    """Reports when each update began and ended, and how many transitions were in it."""
+    """Reports start time, end time and number of transitions of each update."""
 
     def __init__(
         self, loop: Any, cfg: Any, env_info: Any, buffers: Any, batcher: Any, policy_id: int
@@ -72,7 +72,7 @@ class TimedLearnerWorker(LearnerWorker):
 
 
 class TimedRunner(ParallelRunner):
-    """Ends when the window has."""
+    """Stops at the end of the window."""
 
     def __init__(self, cfg: Any, window: Window) -> None:
         super().__init__(cfg)
@@ -89,7 +89,7 @@ class TimedRunner(ParallelRunner):
 
 
 def make(env_id: str, *_: Any, **__: Any) -> Any:
-    """An environment; the peer also gives its own settings."""
+    """Create an environment; Sample Factory passes additional settings."""
     return make_env(env_id)
 
 

@@ -1,4 +1,4 @@
-"""What the sides share: data, settings, how time is taken, and what is printed."""
+"""Shared code of all libraries: data, settings, timing and output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Before anything imports PyTorch.
+# Must be set before PyTorch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
@@ -39,14 +39,14 @@ __all__ = [
 ]
 
 NUM_EPISODES, EPISODE_STEPS = 512, 200
-"""102,400 transitions: batches of 32, 256 and 2048 divide them, so that all batches are full."""
+"""102,400 transitions, a multiple of 32, 256 and 2048, so that all batches are full."""
 
 LR = 1e-3
 ENTROPY_COEF = 1e-3
-"""Weight of the entropy bonus, the default of imitation."""
+"""Coefficient of the entropy bonus, imitation's default."""
 
 WARM_UP_UPDATES = 200
-"""After these the losses of the sides are compared."""
+"""Number of updates after which the losses are compared."""
 
 DATA_SET, ARRAYS = "data_set", "arrays.npz"
 
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def observation_space(self) -> Box:
-        """Vectors without bounds."""
+        """Unbounded vectors."""
         return Box(-np.inf, np.inf, (self.obs_size,), np.float32)
 
 
@@ -71,20 +71,18 @@ CASES = {
 
 
 def weights_path(folder: Path, size: int) -> Path:
-    """File of the first weights of a network with two layers of `size` units."""
+    """Return the file with the initial weights of a network with two layers of `size` units."""
     return folder / f"weights-{size}.npz"
 
 
 @torch.no_grad()
 def load_weights(folder: Path, size: int, parameters: Sequence[torch.Tensor]) -> None:
-    """Write the first weights into a network, layer by layer, weight before bias.
-
-    In place, since others know the memory of parameters.
+    """Copy the initial weights into a network in place, layer by layer, weight before bias.
 
     Args:
-        folder: What `recordings.py` wrote.
+        folder: Output folder of `recordings.py`.
         size: Units of each hidden layer.
-        parameters: Those of the three layers.
+        parameters: Parameters of the three layers.
     """
     with np.load(weights_path(folder, size), allow_pickle=False) as file:
         values: list[NDArray[np.float32]] = [file[name] for name in file.files]
@@ -99,13 +97,13 @@ def measure(
     batch_size: int,
     seconds: float,
 ) -> None:
-    """Time training of about `seconds`, and print the result as a line of JSON.
+    """Measure training for about `seconds` and print the result as a line of JSON.
 
     Args:
-        train: Makes that many updates, one full batch each.
-        loss: The loss of the whole data, entropy bonus included.
+        train: Performs the given number of updates, one full batch each.
+        loss: Computes the loss over all data, including the entropy bonus.
         batch_size: Transitions per update.
-        seconds: About how long to measure, > 0.
+        seconds: Approximate duration of the measurement, > 0.
     """
     result = {"loss_before": loss()}
     started = time.perf_counter()
@@ -122,7 +120,7 @@ def measure(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The arguments that all sides take."""
+    """Parse the arguments common to all libraries."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True, help="what recordings.py wrote")
     parser.add_argument("--size", type=int, required=True, help="units of each hidden layer")

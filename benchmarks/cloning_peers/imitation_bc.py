@@ -1,12 +1,11 @@
-"""Samples per second of behavioral cloning of the library imitation.
+"""Training throughput of behavioral cloning with the library imitation.
 
     python imitation_bc.py --folder FOLDER --case cartpole --size 32 --batch-size 32
 
-Its progress bar is off; its logger has no output and is reported of the first batch of a call only.
-What its interface cannot switch off: each update also computes the critic's values, the mean
-chance of the recorded actions, and the L2 norm of all weights. The critic has hidden layers as
-large as those of the policy, as in the library's own FeedForward32Policy; with `--way slim` it has
-none.
+The progress bar is off; the logger has no output and is only called for the first batch of a call.
+Some work cannot be disabled: each update also computes the critic's values, the mean probability of
+the recorded actions, and the L2 norm of all weights. The critic's hidden layers are as large as
+those of the policy, as in the library's FeedForward32Policy; with `--way slim` it has none.
 """
 
 # The peer lives in its own virtual environment, where types are not checked.
@@ -42,7 +41,7 @@ def main() -> None:
     load_weights(arguments.folder, arguments.size, layers)
     with np.load(arguments.folder / ARRAYS, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    # No information next to the transitions, as flatten_trajectories gives where there is none.
+    # Empty infos, as returned by flatten_trajectories for trajectories without infos.
     infos = np.array([{}] * len(arrays["acts"]))
     trainer = BC(
         observation_space=case.observation_space,

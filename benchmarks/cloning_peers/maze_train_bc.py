@@ -1,9 +1,9 @@
-"""Samples per second of behavioral cloning of this package.
+"""Training throughput of behavioral cloning with this package.
 
     python maze_train_bc.py --folder FOLDER --case cartpole --size 32 --batch-size 32
 
-The whole training loop runs, with the statistics of every update and a row of metrics.csv for each
-epoch (a pass over the data); without evaluations, validation data and checkpoints.
+Runs the full training loop with the metrics of every update and a row in metrics.csv per epoch (one
+pass over the data), without evaluations, validation data and checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from maze_train.training.outcome import Limits
 
 
 def build_evaluator(folder: Path, model: PolicyModel) -> BCValidationEvaluator:
-    """What computes the loss of the whole data."""
+    """Build the evaluator that computes the loss over all data."""
     dataset = open_dataset(folder / DATA_SET)
     distribution = model.distribution
     episodes = np.arange(len(dataset))

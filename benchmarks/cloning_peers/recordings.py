@@ -1,11 +1,11 @@
-"""Writes the recorded data that all sides learn from, and the weights that they begin with.
+"""Writes the dataset and the initial weights that all libraries use.
 
     python recordings.py --folder FOLDER --case cartpole --sizes 32 256
 
-Observations are standard normal; a random network of 64 tanh units acts on them: choices are drawn
-from its softmax, numbers in a box are its outputs plus normal noise of 0.3, cut off at -1 and 1.
-The episodes are written with `TrajectoryWriter`; `arrays.npz` has the same transitions, as read
-from that data set, for the peer, which has no reader for it.
+Observations are standard normal. Actions come from a random network with 64 tanh units: discrete
+actions are sampled from its softmax, continuous ones are its outputs plus normal noise with std
+0.3, clipped to [-1, 1]. The episodes are written with `TrajectoryWriter`. `arrays.npz` has the same
+transitions for the peer, which cannot read this format.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Teacher:
-    """A random policy that depends on what it sees.
+    """Random policy that depends on the observation.
 
     Args:
         case: Spaces.
-        rng: Draws weights and actions.
+        rng: Generator for weights and actions.
     """
 
     def __init__(self, case: Case, rng: np.random.Generator) -> None:
@@ -46,10 +46,10 @@ class Teacher:
         self._head = rng.normal(size=(64, outputs)) / np.sqrt(64)
 
     def act(self, obs: NDArray[np.float32]) -> NDArray[np.int64] | NDArray[np.float32]:
-        """Actions for observations `[T, obs size]`."""
+        """Return actions for observations `[T, obs size]`."""
         outputs = np.tanh(obs @ self._hidden) @ self._head
         if self._is_discrete:
-            # The largest of logits plus Gumbel noise is a draw from their softmax.
+            # The argmax of logits plus Gumbel noise is a sample from the softmax.
             choices: NDArray[np.int64] = (
                 3.0 * outputs + self._rng.gumbel(size=outputs.shape)
             ).argmax(1)
@@ -73,7 +73,7 @@ def write_data_set(folder: Path, case: Case) -> None:
 
 
 def write_arrays(folder: Path) -> None:
-    """Write the transitions of the data set as arrays."""
+    """Write the transitions of the dataset as arrays."""
     parts = open_dataset(folder / DATA_SET).parts
     steps = [np.arange(len(part.actions)).reshape(-1, EPISODE_STEPS) for part in parts]
     # An episode has an observation more than it has steps.
@@ -90,7 +90,7 @@ def write_arrays(folder: Path) -> None:
 
 
 def write_weights(folder: Path, case: Case, size: int) -> None:
-    """Write the first weights: orthogonal, as is the default of both sides."""
+    """Write the initial weights: orthogonal, the default of both libraries."""
     config = ModelConfig(hidden_sizes=[size, size], activation="tanh")
     model = build_policy(config, case.observation_space, case.action_space, 0)
     assert isinstance(model, PolicyModel)
@@ -98,7 +98,7 @@ def write_weights(folder: Path, case: Case, size: int) -> None:
 
 
 def main() -> None:
-    """Write all."""
+    """Write the dataset, the arrays and the weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--case", choices=list(CASES), required=True)

@@ -1,4 +1,4 @@
-"""What the scripts of the peers share: workloads, the policy, and the time that counts."""
+"""Shared code of the peer scripts: workloads, the policy, and timing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
-# Before anything imports PyTorch, and for the processes that the peers start.
+# Must be set before PyTorch is imported; inherited by processes that the peers start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
@@ -16,18 +16,18 @@ from torch import nn
 
 ENVS = {"short": "CartPole-v1", "long": "endless_cartpole:EndlessCartPole-v0"}
 POPULATION = 64
-"""Policies per update: pairs of a perturbation and its mirror image."""
+"""Population size: pairs of a perturbation and its mirror image."""
 NOISE_STDDEV = 0.05
 LR = 1e-9
-"""So small that the policy stays the one that training began with, and episodes as long."""
+"""Tiny learning rate, so that the policy and the episode lengths do not change."""
 
 WARM_UP_UPDATES = 2
 WARM_UP_SECONDS = 2.0
 
 
 def build_policy() -> nn.Sequential:
-    """The policy in the middle of the population, with the same weights on all sides."""
-    # Peers call this when they like; it must not make them draw the same noise again.
+    """Build the policy at the centre of the population, with the same weights for all libraries."""
+    # Peers may call this at any time; it must not reset their random number generators.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
@@ -36,7 +36,7 @@ def build_policy() -> nn.Sequential:
 
 
 def initial_parameters() -> torch.Tensor:
-    """Weights of that policy, layer by layer, weight before bias. [dim]."""
+    """Return the weights of that policy `[dim]`, layer by layer, weight before bias."""
     return nn.utils.parameters_to_vector(build_policy().parameters()).detach()
 
 
@@ -44,10 +44,10 @@ def initial_parameters() -> torch.Tensor:
 class Window:
     """Counts updates from the end of the warm-up until `seconds` have passed.
 
-    It opens and closes with the end of an update, so that whole updates are counted.
+    The window starts and ends at the end of an update, so that whole updates are counted.
 
     Args:
-        seconds: Length, > 0.
+        seconds: Duration, > 0.
     """
 
     seconds: float
@@ -60,11 +60,11 @@ class Window:
 
     @property
     def is_over(self) -> bool:
-        """Whether all was measured."""
+        """Whether the measurement is complete."""
         return self.closed - self.opened >= self.seconds
 
     def add(self, steps: int, episodes: int) -> None:
-        """Count an update that has just ended, with the episodes that it learned from."""
+        """Count an update that has just finished, with its episodes."""
         now = time.perf_counter()
         if not self.opened:
             self.warm_up.append(now)
@@ -90,7 +90,7 @@ class Window:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The arguments that all peers take."""
+    """Parse the arguments common to all peers."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--setting", choices=list(ENVS), required=True)
     parser.add_argument("--workers", type=int, required=True)

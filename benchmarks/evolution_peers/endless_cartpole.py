@@ -1,6 +1,6 @@
-"""CartPole in which a pole that falls ends nothing, so that all episodes have 200 steps.
+"""CartPole that does not terminate when the pole falls, so that all episodes have 200 steps.
 
-Importing this module registers the environment; `endless_cartpole:EndlessCartPole-v0` does both.
+Importing this module registers the environment, as does `endless_cartpole:EndlessCartPole-v0`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EPISODE_STEPS = 200
 
 
 class EndlessCartPoleEnv(CartPoleEnv):
-    """CartPole without bounds of position and angle."""
+    """CartPole without limits of position and angle."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -25,7 +25,7 @@ class EndlessCartPoleEnv(CartPoleEnv):
 
 
 class EndlessCartPoleVectorEnv(CartPoleVectorEnv):
-    """Many of them, stepped as arrays."""
+    """Vectorised version, stepped as arrays."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

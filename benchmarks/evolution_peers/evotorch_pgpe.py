@@ -1,12 +1,12 @@
-"""Episodes and steps per second of EvoTorch's PGPE with symmetric sampling.
+"""Throughput of EvoTorch's PGPE with symmetric sampling.
 
     python evotorch_pgpe.py --setting short --workers 2 --seconds 10 --way loop
 
-Ways: `loop`: `GymNE`, one episode after the other; `batch`: `VecGymNE` over the same environments,
-one per policy, with all policies in one call of the network; `native`: `VecGymNE` over gymnasium's
-vector environment, which steps all of them as arrays. With one worker all is done in this process,
-with more in Ray actors (their gradients as well, which is what the peer advises). What is counted
-are the episodes of finished updates, whose returns are their lengths here.
+Modes: `loop`: `GymNE`, sequential episodes; `batch`: `VecGymNE` over the same environments, one per
+policy, with a batched forward pass for all policies; `native`: `VecGymNE` over gymnasium's
+vectorised environment. With one worker everything runs in this process, otherwise in Ray actors
+(including gradients, as EvoTorch recommends). Counts the episodes of finished updates; their
+returns equal their lengths here.
 """
 
 # The peer lives in its own virtual environment, where types are not checked.
@@ -44,7 +44,7 @@ logging.getLogger("evotorch").setLevel(logging.ERROR)
 
 
 class NativeEnvs:
-    """Makes gymnasium's vector environment of an id.
+    """Factory of gymnasium's vector environment for an id.
 
     Args:
         env_id: Registered id with a vector entry point.
@@ -54,12 +54,12 @@ class NativeEnvs:
         self.env_id = env_id
 
     def __call__(self, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-        """So many environments in one."""
+        """Create a vector environment with the given number of environments."""
         return gymnasium.make_vec(self.env_id, num_envs, "vector_entry_point")
 
 
 def build_problem(way: str, env_id: str, workers: int) -> GymNE | VecGymNE:
-    """What evaluates policies."""
+    """Build the EvoTorch problem that evaluates policies."""
     actors = workers if workers > 1 else None
     if way == "native":
         return VecGymNE(NativeEnvs(env_id), build_policy, num_actors=actors)

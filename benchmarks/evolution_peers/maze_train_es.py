@@ -1,9 +1,9 @@
-"""Episodes and steps per second of the evolution strategies of this package.
+"""Throughput of evolution strategies with this package.
 
     python maze_train_es.py --setting short --workers 2 --seconds 10
 
-With one worker the population plays in this process (`runner=dev`), with more in worker processes
-(`runner=local`). What is counted are the episodes of finished updates.
+With one worker the population is evaluated in this process (`runner=dev`), otherwise in worker
+processes (`runner=local`). Counts the episodes of finished updates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from maze_train.run.runner import TrainingRunner
 
 @torch.no_grad()
 def set_parameters(model: nn.Module, values: torch.Tensor) -> None:
-    """Write all parameters of a model, in place, since others know their memory."""
+    """Set all parameters of a model in place, since other objects reference their memory."""
     parameters = list(model.parameters())
     parts = torch.split(values, [p.numel() for p in parameters])
     for p, part in zip(parameters, parts, strict=True):

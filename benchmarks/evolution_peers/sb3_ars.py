@@ -1,9 +1,9 @@
-"""Episodes and steps per second of sb3-contrib's augmented random search (ARS).
+"""Throughput of sb3-contrib's augmented random search (ARS).
 
     python sb3_ars.py --setting short --workers 2 --seconds 10
 
-With one worker the policies are evaluated one after the other in this process; with more, in
-processes of the peer's `AsyncEval`. What is counted are the episodes of finished updates.
+With one worker the policies are evaluated sequentially in this process, otherwise in processes of
+`AsyncEval`. Counts the episodes of finished updates.
 """
 
 # The peer lives in its own virtual environment, where types are not checked.
@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 
 class TimedARS(ARS):
-    """Adds each update to the window, and ends with it."""
+    """Adds each update to the window, and stops at its end."""
 
     window: Window
 
@@ -36,7 +36,7 @@ class TimedARS(ARS):
 
 
 def make_envs(env_id: str) -> DummyVecEnv:
-    """One environment, as the peer wants it."""
+    """Create one environment in the form that sb3-contrib requires."""
     return DummyVecEnv([partial(gymnasium.make, env_id, disable_env_checker=True)])
 
 

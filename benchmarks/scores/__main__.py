@@ -1,12 +1,12 @@
-"""Scores of the presets: runs those without a row for their settings, and writes the page.
+"""Scores of the presets: runs presets without a score for their current settings, writes the page.
 
     python -m benchmarks.scores [--only 'ppo/*' ...] [--seeds 5] [--max-hours 2] [--parallel 2]
     python -m benchmarks.scores --page-only
 
-`table.yaml` says which presets, how many seeds, in which order, and what others have published. A
-run is one process with one thread, in `outputs/scores`; what is kept of it is one line in
-`benchmarks/scores/<preset>.jsonl`, and `docs/scores.md` has tables and pictures of all lines. A run
-that was interrupted continues at the next call, and a preset that changed is run again.
+`table.yaml` lists the presets, the number of seeds, the order, and published results. Each run is
+one process with one thread in `outputs/scores`. Its result is one line in
+`benchmarks/scores/<preset>.jsonl`; `docs/scores.md` has tables and plots of all lines. Interrupted
+runs are resumed by the next call, and presets with changed settings are run again.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class Scores:
         self._jobs: list[tuple[Cell, int, Path]] = []
 
     def run(self, only: Sequence[str], seeds: int | None, parallel: int) -> None:
-        """Run what has no row, and write the page in any case.
+        """Run the missing presets, then write the page (also after an interruption).
 
         Raises:
-            KeyboardInterrupt: After a signal, when all runs have saved a checkpoint.
+            KeyboardInterrupt: After a signal, once all runs have saved a checkpoint.
         """
         self.failures = 0
         self.runs.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ class Scores:
                 self.write_page()
 
     def write_page(self) -> None:
-        """Write tables and pictures of all rows."""
+        """Write tables and plots of all rows."""
         write_page(self.content, self.rows, self.docs)
 
     def _missing(self, only: Sequence[str], seeds: int | None) -> Iterator[ProcessJob]:
@@ -120,7 +120,7 @@ class Scores:
         return ProcessJob(record, directory.with_suffix(f".{LOG_FILE}"), work)
 
     def _take(self, job: RunningJob) -> None:
-        """Keep the row of a run that finished."""
+        """Store the row of a finished run."""
         record, took = job.outcome, duration(job.seconds)
         cell, seed, directory = self._jobs[record.number]
         if job.result is None and self.processes.is_ending:
@@ -137,10 +137,10 @@ class Scores:
 
 
 def _demonstrations(cell: Cell, seed: int, directory: Path) -> Settings:
-    """Train the teacher of a run, unless it is there, and record what its best policy plays.
+    """Train the teacher of a run if necessary, and record episodes of its best policy.
 
     Returns:
-        The setting that names the data set; nothing without a teacher.
+        The setting that names the dataset; empty without a teacher.
     """
     if cell.teacher is None:
         return {}
@@ -154,7 +154,7 @@ def _demonstrations(cell: Cell, seed: int, directory: Path) -> Settings:
 
 
 def main(argv: Sequence[str] | None = None, scores: Scores | None = None) -> int:
-    """Run what the arguments say; returns the exit code."""
+    """Parse the arguments, run the presets and return the exit code."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.scores", description=__doc__.partition("\n")[0]
     )

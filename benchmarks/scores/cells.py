@@ -1,4 +1,4 @@
-"""What is scored: the table of presets, and the settings that each of them stands for."""
+"""The table of presets to score, and their settings."""
 
 from __future__ import annotations
 
@@ -34,43 +34,43 @@ ALWAYS = (
     *("checkpoint.interval=0", "checkpoint.interval_minutes=2", "checkpoint.keep_last=1"),
     *("tracking.progress=quiet", "tracking.tensorboard=false", "tracking.plot=false"),
 )
-"""Settings of all runs, over those of the preset and below those of the cell."""
+"""Settings of all runs; override those of the preset, and are overridden by those of the cell."""
 
 DATASET, TAUGHT = "runner.dataset", "of_the_teacher"
-"""Setting of what is learned from, and its value before a run has a teacher."""
+"""Setting for the dataset, and its placeholder before the teacher has been trained."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A preset that is scored: one place in the tables."""
+    """A preset to score; one cell of the tables."""
 
     preset: str
     """Option of `experiment`."""
 
     seeds: int = 5
-    """Runs, with the seeds from 0 on."""
+    """Number of runs, with seeds 0, 1, ..."""
 
     settings: tuple[str, ...] = ()
-    """Settings over those of the preset, as on the command line."""
+    """Overrides of the preset, as on the command line."""
 
     task: str = ""
-    """Name of the environment in tables; empty: its id."""
+    """Name of the environment in tables; empty for its id."""
 
     label: str = ""
-    """Name of the algorithm in tables; empty: its own."""
+    """Name of the algorithm in tables; empty for its default name."""
 
     teacher: Cell | None = None
-    """What is trained first, with the same seed; its best policy plays what is learned from."""
+    """Preset of the teacher, trained first with the same seed; provides the demonstrations."""
 
     n_demonstrations: int = 100
-    """Episodes that the teacher plays."""
+    """Number of demonstration episodes."""
 
     published: list[dict[str, Any]] = field(default_factory=list)
-    """Figures of others: value, source, steps, and perhaps a note."""
+    """Published results: value, source, steps, and optionally a note."""
 
     @cached_property
     def values(self) -> Settings:
-        """The composed settings, as `configure` takes them."""
+        """The composed settings, as for `configure`."""
         argv = [f"experiment={self.preset}", *ALWAYS, *self.settings]
         if self.teacher:
             argv.append(f"{DATASET}={TAUGHT}")
@@ -81,7 +81,7 @@ class Cell:
 
     @cached_property
     def config(self) -> TrainConfig:
-        """The configuration of its runs, without seed and directory."""
+        """The configuration of the runs, without seed and directory."""
         return configure(self.values)
 
     @property
@@ -96,7 +96,7 @@ class Cell:
 
     @cached_property
     def flat(self) -> Settings:
-        """All settings by dotted key, without those that change no number but the sample."""
+        """All settings by dotted key, except those that do not distinguish configurations."""
         flat = without_paths(self.config)
         if self.teacher:
             teacher = f"{self.teacher.preset} {self.teacher.fingerprint}"
@@ -105,15 +105,14 @@ class Cell:
 
     @property
     def fingerprint(self) -> str:
-        """Short name of the settings."""
+        """Short hash of the settings."""
         text = json.dumps(self.flat, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def changes(self, before: Mapping[str, Any]) -> list[str]:
-        """How the settings differ from those of an earlier run; empty: its figures hold.
+        """Describe how the settings differ from those of an earlier run; empty if they are equal.
 
-        A setting that the package did not have then, and that the preset leaves at its default,
-        is no change.
+        A new setting that the preset leaves at its default does not count as a change.
         """
         now = self.flat
         needed = {"algorithm": self.config.algorithm.name, "env": self.config.env.id}
@@ -128,26 +127,26 @@ class Cell:
 
 
 def without_paths(config: TrainConfig) -> Settings:
-    """The settings that make the numbers of a run, by dotted key."""
+    """Return the settings that affect the results of a run, by dotted key."""
     flat = flattened(config_to_dict(config))
     return {key: value for key, value in flat.items() if not is_within(key, NOT_COMPARED)}
 
 
 @dataclass(frozen=True)
 class Table:
-    """All cells by family of environments, and the sources of published figures."""
+    """All cells by family of environments, and the sources of published results."""
 
     families: dict[str, list[Cell]]
     sources: dict[str, dict[str, Any]]
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells in the order in which they are run."""
+        """Return the cells in execution order."""
         return [cell for cells in self.families.values() for cell in cells]
 
 
 def read_table(path: Path) -> Table:
-    """The table of a YAML file."""
+    """Read the table from a YAML file."""
     content = yaml.safe_load(path.read_text())
     families = {
         name: [_cell(**node) for node in nodes] for name, nodes in content["families"].items()

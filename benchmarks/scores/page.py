@@ -1,4 +1,4 @@
-"""The page of all scores: tables over seeds next to published figures, and pictures."""
+"""The page of all scores: tables with published results, and plots."""
 
 from __future__ import annotations
 
@@ -77,28 +77,28 @@ were measured on loaded machines.
 
 @dataclass(frozen=True)
 class Score:
-    """The rows of a cell that are shown: those of the settings of now or, if none, earlier ones."""
+    """The displayed rows of a cell: of the current settings if available, else of earlier ones."""
 
     cell: Cell
     rows: list[Row]
     missing: int
-    """How many seeds have no row of the settings of now."""
+    """Number of seeds without a row for the current settings."""
 
     changes: list[str]
-    """How the settings of the rows differ from those of now."""
+    """Differences between the settings of the rows and the current ones."""
 
     @property
     def names(self) -> dict[str, str]:
-        """The first columns of its lines."""
+        """The first columns of the table rows."""
         mark = " (stale)" if self.changes else ""
         return {"environment": self.cell.env, "algorithm": self.cell.algorithm + mark}
 
     def tests(self, name: str) -> np.ndarray[Any, Any]:
-        """Means of the policies after training: `final` or `best`."""
+        """Return the mean returns after training of the `final` or `best` policies."""
         return np.array([getattr(row, f"test_{name}")[0] for row in self.rows])
 
     def line(self, sources: dict[str, Any]) -> dict[str, str]:
-        """Its line in the table of a family."""
+        """Return the row in the table of a family."""
         figures = {
             "runs": len(self.rows),
             "env_steps": float(np.mean([row.steps for row in self.rows])),
@@ -122,7 +122,7 @@ class Score:
         }
 
     def selection(self) -> dict[str, str]:
-        """Its line in the table of the selection."""
+        """Return the row in the table about the selection of policies."""
         chosen, played = np.array([row.best for row in self.rows]), self.tests("best")
         gain = spread("difference", [chosen - played], N_RESAMPLES)
         return {
@@ -136,10 +136,9 @@ class Score:
 
 
 def beside(figures: Figures, name: str, published: dict[str, Any] | None) -> str:
-    """Whether the interval of a figure lies above, around or below a published one.
+    """Return whether an interval lies above, around or below a published result.
 
-    Steps that differ by more than a quarter are reported as a multiple of those of the published
-    one.
+    If the steps differ by more than a quarter, their ratio is added.
     """
     if published is None:
         return ABSENT
@@ -154,7 +153,7 @@ def beside(figures: Figures, name: str, published: dict[str, Any] | None) -> str
 
 
 def score_of(folder: Path, cell: Cell) -> Score:
-    """The rows of a cell as they are shown."""
+    """Select the rows of a cell to display."""
     found = Rows.read(folder, cell)
     rows, stale = found.current(cell), found.changes(cell)
     missing = len({*range(cell.seeds)} - {row.seed for row in rows})
@@ -166,10 +165,10 @@ def score_of(folder: Path, cell: Cell) -> Score:
 
 
 def write_page(table: Table, folder: Path, docs: Path) -> None:
-    """Write `scores.md` and its pictures.
+    """Write `scores.md` and its plots.
 
     Args:
-        table: What is scored.
+        table: The table of presets.
         folder: Folder of the rows.
         docs: Folder of the page.
     """
@@ -193,7 +192,7 @@ def _lines(lines: Sequence[str]) -> list[str]:
 
 
 def _family(name: str, scores: Sequence[Score], sources: Any, docs: Path) -> list[str]:
-    """Table and picture of a family."""
+    """Return the table and the plot of a family."""
     if not scores:
         return []
     picture = f"images/scores-{name.lower().replace(' ', '-')}.png"
@@ -211,7 +210,7 @@ def _family(name: str, scores: Sequence[Score], sources: Any, docs: Path) -> lis
 
 
 def _notes(scores: Sequence[Score]) -> list[str]:
-    """What is stale, and what was not run."""
+    """List stale and missing scores."""
     stale = [f"- `{s.cell.preset}`: {'; '.join(s.changes)}" for s in scores if s.changes]
     waiting = [
         f"- `{s.cell.preset}`: {s.missing} of {s.cell.seeds} seeds"
@@ -233,7 +232,7 @@ def _sources(sources: dict[str, Any]) -> list[str]:
 
 
 def _machines(scores: Sequence[Score]) -> list[str]:
-    """Machines and versions, with how many runs each has made."""
+    """List machines and versions, with the number of runs of each."""
     rows = [row for score in scores for row in score.rows]
     parts = []
     for title, names in (

@@ -1,4 +1,4 @@
-"""What is kept of a run: one line of JSON, with its curve in few points."""
+"""Stored results of runs: one line of JSON per run, with a downsampled curve."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from benchmarks.scores.cells import Cell, Settings
 
 POINTS = 40
-"""Points of a curve that are kept."""
+"""Number of stored points per curve."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of one run."""
+    """Result of one run."""
 
     seed: int
     settings: str
-    """Fingerprint of its settings."""
+    """Fingerprint of the settings."""
 
     version: str
-    """Version of the package, and commit; `+`: with changes."""
+    """Version and commit of the package; `+` if there were uncommitted changes."""
 
     machine: str
     steps: int
@@ -43,22 +43,22 @@ class Row:
     """Wall time."""
 
     best: float
-    """Evaluation by which the best policy was chosen."""
+    """Evaluation that selected the best policy."""
 
     final: float
     """Evaluation at the end of the run."""
 
     test_best: tuple[float, float]
-    """Mean and deviation over the episodes of the best policy after the run, with fresh seeds."""
+    """Mean and standard deviation of test episodes of the best policy, with new seeds."""
 
     test_final: tuple[float, float]
-    """Those of the policy that training ended with."""
+    """Mean and standard deviation of test episodes of the final policy."""
 
     curve: list[list[float]]
     """Steps, seconds and returns of evaluations."""
 
     def as_run(self, cell: Cell) -> Run:
-        """The run as the comparison of runs takes it."""
+        """Convert to a run for `maze_train.tools`."""
         names = (ENV_STEPS, WALL_TIME, EVAL_RETURN)
         points: list[Any] = [
             dict(zip(names, p, strict=True)) for p in zip(*self.curve, strict=True)
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass
 class Rows:
-    """The rows of a cell, and the settings that they were made with; one file of JSON lines."""
+    """The rows of a cell with their settings, stored in one JSON lines file."""
 
     path: Path
     settings: dict[str, Settings] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Rows:
 
     @classmethod
     def read(cls, folder: Path, cell: Cell) -> Rows:
-        """The rows of a cell; none if there is no file."""
+        """Read the rows of a cell; empty if there is no file."""
         found = cls(folder / f"{cell.preset}.jsonl")
         lines = found.path.read_text().splitlines() if found.path.exists() else []
         for node in map(json.loads, lines):
@@ -90,7 +90,7 @@ class Rows:
         return found
 
     def add(self, cell: Cell, row: Row) -> None:
-        """Put a row in the place of an earlier one with its seed, and write the file."""
+        """Add a row, replacing an earlier one with the same seed, and write the file."""
         self.rows[row.seed] = row
         self.settings[row.settings] = cell.flat
         used = {row.settings for row in self.rows.values()}
@@ -101,21 +101,21 @@ class Rows:
             file.write("".join(f"{json.dumps(node)}\n" for node in nodes).encode())
 
     def changes(self, cell: Cell) -> dict[str, list[str]]:
-        """Changes of the settings since, by fingerprint; settings without any are not there."""
+        """Return changes of settings since earlier rows, by fingerprint; omits unchanged ones."""
         found = {key: cell.changes(before) for key, before in self.settings.items()}
         return {key: changes for key, changes in found.items() if changes}
 
     def current(self, cell: Cell) -> list[Row]:
-        """Rows that hold for the settings of now, by seed."""
+        """Return the rows that are valid for the current settings, by seed."""
         stale = self.changes(cell)
         return [row for _, row in sorted(self.rows.items()) if row.settings not in stale]
 
 
 def measured(directory: Path, cell: Cell, seed: int) -> Row:
-    """The row of a run that finished.
+    """Create the row of a finished run.
 
     Raises:
-        RunDirectoryError: If it did not, or its files are damaged.
+        RunDirectoryError: If the run has not finished, or its files are damaged.
     """
     run = read_run(directory)
     summary = json.loads((directory / SUMMARY).read_text())
@@ -137,7 +137,7 @@ def measured(directory: Path, cell: Cell, seed: int) -> Row:
 
 
 def short(number: float) -> float:
-    """A number with six significant digits."""
+    """Round to six significant digits."""
     return float(f"{number:.6g}")
 
 
@@ -147,7 +147,7 @@ def _test(metrics: Settings) -> tuple[float, float]:
 
 @cache
 def machine() -> str:
-    """Processor, cores, and versions of what computes."""
+    """Describe processor, cores, and package versions."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
@@ -158,7 +158,7 @@ def machine() -> str:
 
 @cache
 def commit() -> str:
-    """The commit of the checkout; `+`: package or presets have changes that are not in it."""
+    """Return the commit; `+` is appended if package or presets have uncommitted changes."""
     git = ("git", "-C", str(Path(__file__).parent))
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     paths = [":/maze_train", ":/conf"]

@@ -79,7 +79,7 @@ def test_ranges_are_found_at_any_depth() -> None:
             {"algorithm.gamma": {"low": 0.9, "high": 1.1}},
             "search.algorithm.gamma = 1.1: not a valid setting: algorithm.gamma = 1.1: expected",
         ),
-        ({"algorithm.batch_size": [64, 2.5]}, "search.algorithm.batch_size = 2.5: a run does not"),
+        ({"algorithm.batch_size": [64, 2.5]}, "search.algorithm.batch_size = 2.5: not a valid"),
     ],
 )
 def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
