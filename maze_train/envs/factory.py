@@ -276,7 +276,7 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> Env:
         raise EnvError(
             f"{target} returned {type(env).__name__}: expected a gymnasium.Env, "
             "so let its class derive from gymnasium.Env, or from maze_train.MultiAgentEnv for "
-            f"several agents. {SHIMMY}"
+            f"multi-agent environments. {SHIMMY}"
         )
     if config.max_episode_steps is None:
         return env

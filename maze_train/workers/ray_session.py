@@ -98,8 +98,8 @@ class RaySession:
             raise ConfigError(
                 f"{place.section}.address",
                 f"cannot connect to Ray ({str(error).splitlines()[0]}): expected local, which "
-                "starts Ray on this machine, or the address of a cluster that runs (auto: that of "
-                "this machine, or of RAY_ADDRESS); if that has a token, it is needed in "
+                "starts Ray on this machine, or the address of a running cluster (auto: the one on "
+                "this machine or at RAY_ADDRESS); if the cluster uses a token, copy it to "
                 "~/.ray/auth_token",
                 place.address,
             ) from error
@@ -203,10 +203,10 @@ class RaySession:
         ready, deadline = group.ready(), time.monotonic() + place.timeout_s
         if self.ray.wait([ready], timeout=min(PATIENCE_S, place.timeout_s))[0]:
             return group
-        notify(f"ray: waiting for room for {asked}; {self._room()}")
+        notify(f"ray: waiting for resources for {asked}; {self._room()}")
         if not self.ray.wait([ready], timeout=max(0.0, deadline - time.monotonic()))[0]:
             raise WorkerError(
-                f"the cluster has no room for {asked} within worker_timeout_s = "
+                f"the cluster has no resources for {asked} within worker_timeout_s = "
                 f"{place.timeout_s:g} seconds; {self._room()}: ask for less with "
                 f"{place.remedy}, or add machines"
             )

@@ -119,7 +119,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
             self._check_restart(failure, description)
             self.restarts += 1
             warn(
-                f"{description}; it is started again (restart {self.restarts} of at most "
+                f"{description}; it is restarted (restart {self.restarts} of at most "
                 f"{self.max_worker_restarts}), {outlook}{failure.appendix}"
             )
             self.stop(failure.index)

@@ -214,7 +214,9 @@ class TaskQueue(Generic[Result]):
             return ""
         if failure.seed is None:
             suspects, counts, most = set(state.tasks), self._deaths, MOST_DEATHS
-            description = f"; it had the episodes with the seeds {self._list_seeds(suspects)}"
+            description = (
+                f"; it was playing the episodes with the seeds {self._list_seeds(suspects)}"
+            )
         else:
             suspects = {task for task in state.tasks if self._seed_of(task) == failure.seed}
             counts, most, description = self._raises, MOST_RAISES, ""
@@ -222,7 +224,7 @@ class TaskQueue(Generic[Result]):
         if all(counts[task] < most for task in suspects):
             return description
         failure.final = True
-        return f"{description}; it failed when it was played again, too"
+        return f"{description}; it failed again when it was repeated"
 
     def _list_seeds(self, tasks: set[int]) -> str:
         seeds = list(dict.fromkeys(self._seed_of(task) for task in sorted(tasks)))

@@ -263,7 +263,7 @@ def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, cap
     assert_same_rollouts(rollout, expected.collect(3)[0])
     assert (episodes.worker_restarts, episodes.lost) == (2, 0)
     told = capfd.readouterr().err
-    words = r"worker \d \(environments \d to \d\) died in .* SIGKILL.*; it is started again \(re"
+    words = r"worker \d \(environments \d to \d\) died in .* SIGKILL.*; it is restarted \(re"
     assert len(re.findall(words, told)) == 3
     assert told.count("restored to their state after the last rollout") == 3
 

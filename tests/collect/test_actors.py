@@ -373,7 +373,7 @@ def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
             expected.begin(failed, generation=1)
         after.append(expected.take(gathered))
     assert re.search(FAILURES[how], told)
-    assert "; 2 steps of its rollout are dropped; it is started again (restart 1 of at" in told
+    assert "; 2 steps of its rollout are dropped; it is restarted (restart 1 of at" in told
     first = E * failed
     assert f"most 10), and its environments {first} to {first + E - 1} begin new" in told
     assert bool(re.search(TRACEBACK, told)) == (how == "raise")

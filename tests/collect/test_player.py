@@ -364,7 +364,7 @@ def test_killed_processes(no_file_is_left, kind, bits_of, victims, after, capfd)
 FAILURES = {
     "raise": r"environment [0-3] failed at step 2 of .* seed 5: RuntimeError: the wheel came off",
     "leave": r"environment [0-3] failed at step 2 of .* seed 5: SystemExit: 0",
-    "kill": r"died in a step of an episode \(signal SIGKILL.*it had the episodes with the seed.*5",
+    "kill": r"died in a step of an episode \(signal SIGKILL.*it was playing the episodes.*5",
     "hang": r"hangs: .* a step of an episode within timeout_s = 1 seconds, and was killed; .*5",
 }
 
@@ -392,7 +392,7 @@ def test_a_failure(start, how, again, tmp_path, capfd):
         with pytest.raises(WorkerError, match=FAILURES[how]) as caught:
             found += map(bits, player.play(range(12)))
         told = str(caught.value)
-        assert "it failed when it was played again, too" in told
+        assert "it failed again when it was repeated" in told
         assert all(has_ended(pid) for pid in pids)
         assert multiprocessing.active_children() == []
         with pytest.raises(EnvError, match="this player is closed"):

@@ -109,7 +109,7 @@ def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
         words %= tuple(episode_seed(1, i, 3, 1) for i in (1, 2))
     assert re.fullmatch(
         rf"warning: worker 1 \(environments 1 to 2\):? {words}; "
-        r"it is started again \(restart 1 of at most 10\), and its environments are restored",
+        r"it is restarted \(restart 1 of at most 10\), and its environments are restored",
         begin,
     )
     assert text.count("warning: ") == 1

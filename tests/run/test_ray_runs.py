@@ -143,7 +143,7 @@ def test_a_machine_that_is_lost(on_two_machines: Any, capfd: pytest.CaptureFixtu
     how["runner.on_worker_failure"] = "restart"
     callbacks = [RemoveMachine(on_two_machines, node)]
     short_run("ray", "ppo", **more, **how, callbacks=callbacks)
-    assert "it is started again (restart 1 of at most 10)" in capfd.readouterr().err
+    assert "it is restarted (restart 1 of at most 10)" in capfd.readouterr().err
     short_run("dev", "ppo", **more)
     found = [
         {name: cell for name, cell in row.items() if not name.endswith("worker_restarts")}
@@ -176,7 +176,7 @@ def test_actors_on_a_machine_that_is_lost(
     told = capfd.readouterr().err
     # Learning begins with the first rollouts, when other actors may still be built.
     lost = r"\(its machine is lost, or cannot be reached\); \d+ steps of its rollout are dropped"
-    assert re.findall(f"died in [a-z ]+ {lost}; it is started again", told)
+    assert re.findall(f"died in [a-z ]+ {lost}; it is restarted", told)
     last = result.history[-1]
     learned = result.summary.env_steps + last["actors/steps_dropped"]
     assert last["actors/steps_made"] == learned + last["actors/steps_in_flight"]
@@ -185,7 +185,7 @@ def test_actors_on_a_machine_that_is_lost(
 @exhaustive
 def test_clusters_that_do_not_fit(on_two_machines: Any) -> None:
     """No room is reported with what there is, before training."""
-    words = r"the cluster has no room for 1 x \{'CPU': 100.0\} \(PACK\).* of [0-9]+ CPUs"
+    words = r"the cluster has no resources for 1 x \{'CPU': 100.0\} \(PACK\).* of [0-9]+ CPUs"
     with pytest.raises(WorkerError, match=words):
         short_run("run", **RAY | {"runner.cpus_per_worker": 100.0, "runner.worker_timeout_s": 0.5})
     assert not Path("run").exists()

@@ -163,7 +163,7 @@ def test_memory_that_is_written_here(
         assert pool.ask(0, "echo", "before") == (0, "before")
         pool.ask(0, "map", memory)
         assert pool.ask(0, "read") == [7, 8, 9]
-        assert "is started again" in capfd.readouterr().err
+        assert "is restarted" in capfd.readouterr().err
     memory.close()
     other = pool.allocate(N)
     assert pool.ask(1, "echo") == (1,)
@@ -298,7 +298,7 @@ def test_a_worker_is_started_again(
     assert pool.receive(1) == 2
     assert pool.steps(1) == 5
     warning = capfd.readouterr().err
-    outlook = r"it is started again \(restart 1 of at most 10\), and says hello"
+    outlook = r"it is restarted \(restart 1 of at most 10\), and says hello"
     appendix = TRACEBACK if how == "raise" else r"\n\Z"
     assert re.match(rf"warning: {FAILURES[how]}; {outlook}{appendix}", warning)
 
@@ -313,7 +313,7 @@ def test_restarts_are_limited(start: Any, where: str, capfd: pytest.CaptureFixtu
     with pytest.raises(WorkerError, match=words):
         restart(pool, 1, "exit")
     assert (pool.restarts, len(pool)) == (2, 0)
-    assert capfd.readouterr().err.count("is started again (restart") == 2
+    assert capfd.readouterr().err.count("is restarted (restart") == 2
 
 
 @pytest.mark.parametrize("where", REMOTE)
