@@ -24,8 +24,8 @@ def build_actors(
 
     Args:
         context: Settings, environment and services of the run.
-        num_actors: How many.
-        num_envs: Environments of each.
+        num_actors: Number of actors.
+        num_envs: Number of environments per actor.
         **workers: Further arguments of `DistributedActors`.
     """
     make_env = partial(

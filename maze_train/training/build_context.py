@@ -1,4 +1,4 @@
-"""What the builder of an algorithm gets: settings, seeds, environments, collectors."""
+"""Context for algorithm builders: settings, seeds and environments."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ def build_vector_env(
     device: torch.device | str = "cpu",
     info_keys: Sequence[str] = (),
 ) -> MazeVectorEnv:
-    """Build vector environments whose workers live in a place.
+    """Build vector environments on the backend of the run's workers.
 
     Args:
-        factories: Build single environments, one each, where the backend is gymnasium.
+        factories: Factories of single environments, for the backend gymnasium.
         config: Settings of the environments.
-        place: Where their workers live.
-        on_non_finite: Reaction to a bad number.
-        first_env: Number of the first environment in messages.
-        make_other: Makes the environments where the backend is another one; see `BuildFeatures`.
-        training: Whether rewards and ends of episodes may be changed, as in training.
-        max_episode_steps: Steps after which environments of another backend cut an episode;
-            0: never.
-        can_be_restored: Whether their state will be asked for.
-        keeps_terminal_obs: Whether last observations of terminated episodes are stored.
+        place: Backend of the workers.
+        on_non_finite: What to do about non-finite values.
+        first_env: Index of the first environment, for error messages.
+        make_other: Creates the environments for other backends; see `BuildFeatures`.
+        training: Whether the environments are for training, which allows changed rewards and
+            episode ends.
+        max_episode_steps: Maximum episode length for other backends; 0: no limit.
+        can_be_restored: Whether the environments must support saving and restoring their state.
+        keeps_terminal_obs: Whether final observations of terminated episodes are stored.
         device: Device of a simulator.
-        info_keys: Keys of last infos whose numbers will be asked for.
+        info_keys: Keys of final infos to report.
     """
     if make_other is not None:
         env = make_other(
@@ -134,19 +134,19 @@ Config = TypeVar("Config", bound=AlgorithmConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext(Generic[Config]):
-    """Settings of a run and what is built of them, for the builder of an algorithm.
+    """Settings and services of a run for the builder of an algorithm.
 
     Attributes:
         config: Settings of the run.
         algorithm: Settings of the algorithm.
-        env_factory: Builds single environments.
-        place: Where workers live: this process, or processes of this machine.
-        seeds: Gives a seed for each named stream of random numbers.
+        env_factory: Factory of single environments.
+        place: Backend of the workers: this process, other processes, or Ray.
+        seeds: Seeds of named random streams.
         device: Device of the learner and its models.
-        run_dir: Directory of the run, which need not exist yet.
-        features: Optional parts that the settings ask for.
-        has_checkpoint: Whether the run continues from a checkpoint, which brings the experience.
-        read_checkpoint: Reads that checkpoint; None without a checkpoint.
+        run_dir: Directory of the run, which may not exist yet.
+        features: Optional parts selected by the settings.
+        has_checkpoint: Whether the run resumes from a checkpoint, which contains the experience.
+        read_checkpoint: Reads that checkpoint; returns None without a checkpoint.
         closing: Closes the objects registered here at the end of the run.
         notify: Prints a line for the user.
     """
@@ -170,10 +170,10 @@ class BuildContext(Generic[Config]):
         """Build vector environments that are closed at the end of the run.
 
         Args:
-            num_envs: How many.
-            training: Whether they are for training, where rewards and ends of episodes may be
-                changed, or for evaluation.
-            keeps_terminal_obs: Whether last observations of terminated episodes are stored.
+            num_envs: Number of environments.
+            training: Whether the environments are for training, which allows changed rewards and
+                episode ends, or for evaluation.
+            keeps_terminal_obs: Whether final observations of terminated episodes are stored.
         """
         limit, most = 0, self.config.evaluation.max_episode_steps
         factory: Callable[[], Env[Any, Any]] = self.env_factory
@@ -207,7 +207,7 @@ class BuildContext(Generic[Config]):
         is_saved = training and self.config.checkpoint.is_on
         if is_saved and simulator and not simulator.can_be_restored:
             self.notify(
-                f"{simulator.name} has no state_dict and load_state_dict: a run that is resumed "
+                f"{simulator.name} has no state_dict and load_state_dict: a resumed run "
                 "begins new episodes, which checkpoint.allow_new_episodes=true allows"
             )
         self.closing.callback(close_quietly, env)
@@ -218,13 +218,13 @@ def check_fits(env: MazeVectorEnv, num_steps: int) -> None:
     """Check that the observations of a rollout fit into the available memory.
 
     Raises:
-        ConfigError: If they are.
+        ConfigError: If the observations do not fit.
     """
     simulator = env.simulator
     device = torch.device("cpu") if simulator is None else simulator.device
     leaves = flat_spaces(env.single_observation_space)
     row = sum(spec.nbytes for spec in Columns.of(leaves).values())
-    # A simulator may give the last observation of each episode as well.
+    # A simulator may also return the final observation of each episode.
     nbytes = row * env.num_envs * (num_steps + 1) * (1 if simulator is None else 2)
     free = available_memory(device)
     if free is not None and nbytes > free:

@@ -27,7 +27,7 @@ from maze_train.training.models import learner_with_frozen, make_model, modules_
 from maze_train.training.trainer import Trainer, TrainerServices
 
 MOST_IDLE = 100
-"""Rollouts in a row without a turn of those that lack statistics, after which training ends."""
+"""Maximum number of consecutive rollouts without a turn of policies that lack statistics."""
 
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
@@ -37,15 +37,15 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     """Builds the model, the learner and the trainer of an algorithm.
 
     A run calls `build_model`, `prepare`, `build_evaluators`, `build_trainer` and `before_training`,
-    in this order; `build` does all but the last one. The settings of an algorithm name their
-    builder: `AlgorithmConfig.builder_class`.
+    in this order; `build` calls all but the last one. `AlgorithmConfig.builder_class` names the
+    builder of an algorithm.
 
     Args:
-        context: Everything that the algorithm is built from.
+        context: Settings and services of the run.
 
     Attributes:
         algorithm: Settings of the algorithm.
-        learners: The learners; there from `prepare` on.
+        learners: The learners, created by `prepare`.
     """
 
     learners: Learners
@@ -60,7 +60,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """Settings of the run."""
         return self.context.config
 
-    # -- what a subclass says ----------------------------------------------------------------------
+    # -- for subclasses ----------------------------------------------------------------------
 
     @abstractmethod
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
@@ -73,11 +73,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def prepare(self, model: nn.Module) -> None:
         """Build the parts that may fail: learner, replay buffer, actors.
 
-        A run calls it before it makes its directory.
+        Called before the run directory is created.
 
         Raises:
-            ConfigError: If a part that the configuration names is not of the right kind, or does
-                not fit.
+            ConfigError: If a configured part has the wrong type or does not fit.
         """
         context = self.context
         learner = self.build_learner(model)
@@ -90,18 +89,18 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         context.closing.callback(self.learners.shutdown)
 
     def learner_maker(self) -> Callable[..., Learner[Any, Any, Any]]:
-        """Return a function that builds the learner from modules by id and further arguments.
+        """Return a function that builds the learner from modules by ID and further arguments.
 
         Raises:
-            ConfigError: If snapshots are configured, and the algorithm does not support them.
+            ConfigError: If snapshots are configured but the algorithm does not support them.
         """
         algorithm, policies = self.algorithm, self.config.policies
         chosen = self.config.policies_to_train
         for policy, own in policies.items():
             if own.opponents is not None and not algorithm.has_snapshots:
                 problem = (
-                    f"{algorithm.name} has no self-play against snapshots; leave it out, or choose "
-                    "an algorithm whose settings say has_snapshots"
+                    f"{algorithm.name} does not support self-play against snapshots; use none, or "
+                    "an algorithm with has_snapshots"
                 )
                 raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
         make_learner: Callable[..., Learner[Any, Any, Any]] = locate(
@@ -149,7 +148,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def step_label(self) -> str:
-        """Name of the counted steps, in messages."""
+        """Name of the counted steps, for messages."""
         return "environment steps"
 
     @property
@@ -157,7 +156,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """Metric that selects the best policy; may require `prepare` first."""
         return self.config.evaluation.selection_metric
 
-    # -- what all have -----------------------------------------------------------------------------
+    # -- shared by all algorithms
+    # -----------------------------------------------------------------------------
 
     def model_maker(self) -> Callable[[], nn.Module]:
         """Return a function that builds the model, always with the same initial weights."""
@@ -227,11 +227,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """Build a collector on the environments of this process, or on actors.
 
         Args:
-            num_steps: Steps of each environment per rollout; fewer in a trial.
-            acting: Chooses the actions, of one agent or of several.
-            stream: Name that gives the collector separate random numbers.
-            **turns: `records_log_probs` and arguments of `TurnSplitter`, where there are several
-                agents.
+            num_steps: Steps per environment and rollout; fewer in a dry run.
+            acting: Acting model of one or all agents.
+            stream: Name of the collector's random stream.
+            **turns: Multi-agent only: `records_log_probs` and arguments of `TurnSplitter`.
 
         Raises:
             ConfigError: If a rollout does not fit into memory.
@@ -272,11 +271,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def has_actors(self) -> bool:
-        """Whether experience is collected by actors, which hold policy and environments."""
+        """Whether actors collect the experience, each with a policy copy and environments."""
         return self.context.features.actors is not None
 
     def worker_use(self) -> tuple[float, int] | None:
-        """Return the busy seconds and the number of worker processes; None without any.
+        """Return the busy time in seconds and the number of worker processes; None without workers.
 
         Raises:
             EnvError: If a worker fails.
@@ -302,16 +301,16 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     ) -> None:
         """Collect observation statistics before training unless there are enough already.
 
-        Training begins with new episodes.
+        Training then starts with new episodes.
 
         Args:
             normalizers: Normaliser of each module; None for a module without one.
-            num_steps: Steps of each environment per rollout.
-            acting: Chooses the actions.
+            num_steps: Steps per environment and rollout.
+            acting: Acting model.
 
         Raises:
-            TrainingError: If every step of a rollout was lost, or no agent acts that needs more
-                observations; this would never end.
+            TrainingError: If every step of a rollout was lost, or no agent of a policy that needs
+                observations acts, so that collection would never end.
         """
         waiting = {
             key: own
@@ -328,7 +327,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             if idle == MOST_IDLE:
                 raise TrainingError(
                     f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
-                    "training, which take statistics of observations: give it a model with "
+                    "training, which collect observation statistics: give the policy a model with "
                     "normalization.mode=none in policies"
                 )
             for key, rollout in experience.items():
@@ -340,10 +339,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
 
 def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:
-    """Return the builder that the settings of the algorithm name.
+    """Return the builder selected by the settings of the algorithm.
 
     Raises:
-        ConfigError: If it is not a builder.
+        ConfigError: If `builder_class` is not a builder.
     """
     path = context.algorithm.builder_class
     builder_class = locate(path, key="algorithm")

@@ -26,7 +26,7 @@ PREFIX = "callback"
 
 
 class Rows(Sequence[MetricsRow]):
-    """Read-only view of rows of metrics; a row is copied when it is accessed.
+    """Read-only view of rows of metrics; accessing a row returns a copy.
 
     Args:
         rows: The rows.
@@ -53,7 +53,7 @@ class Rows(Sequence[MetricsRow]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self._rows) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as that of a list
+    __hash__ = None  # type: ignore[assignment]  # like list
 
     def __repr__(self) -> str:
         return repr(self._rows)
@@ -94,9 +94,9 @@ class TrainingView:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name: in `on_epoch_end` those of the epoch, including evaluation.
+        """Metrics by name; in `on_epoch_end`, of the whole epoch including evaluation.
 
-        Elsewhere those of the updates that the running epoch has made so far.
+        In other methods, the metrics of the updates of the current epoch so far.
         """
         return self._trainer.statistics.reduce() if self._row is None else dict(self._row)
 
@@ -135,7 +135,8 @@ class TrainingView:
     def record(self, name: str, value: float) -> None:
         """Add the metric `callback/<name>` to the epoch.
 
-        Within an epoch values of one name become their mean; one of `on_epoch_end` replaces it.
+        Values recorded within an epoch are averaged; a value recorded in `on_epoch_end` replaces
+        the mean.
         """
         tag = f"{PREFIX}/{name}"
         if self._row is not None:
@@ -144,16 +145,16 @@ class TrainingView:
             self._trainer.statistics.record(Event.of_tag(tag, "Of a callback."), float(value))
 
     def stop(self, reason: str) -> None:
-        """End training after this update; the epoch is closed, evaluated and saved before.
+        """Stop training after this update; the epoch is finished, evaluated and saved first.
 
         Args:
-            reason: Stands in `summary.json` as `stop_reason`, and at the end of the display.
+            reason: Shown at the end and stored in `summary.json` as `stop_reason`.
 
         Raises:
-            ConfigError: If it is empty, or that of a run that failed.
+            ConfigError: If it is empty or reserved for failed runs.
         """
         if not reason.strip() or reason in FAILURES:
-            raise ConfigError("reason", "expected a few words that say why training ends", reason)
+            raise ConfigError("reason", "expected a short reason why training ends", reason)
         self._trainer.stop_reason = self._trainer.stop_reason or reason
 
 
@@ -199,7 +200,7 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of a run, called one after the other.
+    """The callbacks of a run, called in order.
 
     Args:
         callbacks: The callbacks.
@@ -277,7 +278,7 @@ class Callbacks:
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Restore `state`: each callback takes the next entry of its class.
 
-        New callbacks, and those that are there no longer, are reported.
+        New and removed callbacks are reported.
         """
         left = list(state)
         for callback in self._callbacks:

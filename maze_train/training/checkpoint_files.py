@@ -34,7 +34,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class FileDigest:
-    """Size and digest by which a file is checked."""
+    """Expected size and digest of a file."""
 
     sha256: str
     nbytes: int
@@ -53,7 +53,8 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
     """Open a file; yield it with its size.
 
     Raises:
-        DamagedError: If it is not there, is no file, or cannot be read within the block.
+        DamagedError: If the file is missing, not a regular file, or cannot be read within the
+            block.
     """
     try:
         with open_regular(path) as file:
@@ -80,7 +81,7 @@ def _blocks(path: Path, expected: FileDigest, nbytes: int) -> Iterator[bytes]:
     """Yield the file in chunks; after the last one, raise DamagedError if the digest differs.
 
     Raises:
-        DamagedError: If it is missing, cannot be read, or is not the one that was written.
+        DamagedError: If the file is missing, unreadable or modified.
     """
     sha256 = hashlib.sha256()
     with _opened(path) as (file, size):
@@ -97,7 +98,7 @@ def read_verified(path: Path, expected: FileDigest) -> bytes:
     """Return the verified content of a file.
 
     Raises:
-        DamagedError: If it is missing, cannot be read, or is not the one that was written.
+        DamagedError: If the file is missing, unreadable or modified.
     """
     return b"".join(_blocks(path, expected, expected.nbytes))
 
@@ -106,7 +107,7 @@ def verify(path: Path, expected: FileDigest) -> None:
     """Verify a file with at most one block of it in memory.
 
     Raises:
-        DamagedError: If it is missing, cannot be read, or is not the one that was written.
+        DamagedError: If the file is missing, unreadable or modified.
     """
     for _ in _blocks(path, expected, BLOCK_BYTES):
         pass
@@ -142,20 +143,20 @@ class PartFile:
 
 
 Parts: TypeAlias = "Mapping[tuple[TreePath, str], PartFile]"
-"""Files of parts, by the place in the state and the version."""
+"""Files of parts by path in the state and version."""
 
 
 # -- writing -------------------------------------------------------------------------------------
 
 
 class FilesWriter:
-    """Writes the files of one checkpoint; their content is synced, their names not yet.
+    """Writes the files of one checkpoint; contents are synced to disk, but not the directory.
 
     Args:
-        directory: Where they are written; it is empty.
+        directory: Empty directory to write to.
         final: Final name of the directory.
-        earlier: Parts of a checkpoint that were written, or verified: the same place and version
-            means the same content.
+        earlier: Written or verified parts of an earlier checkpoint; equal path and version mean
+            equal contents.
     """
 
     def __init__(self, directory: Path, final: Path, earlier: Parts) -> None:
@@ -169,7 +170,7 @@ class FilesWriter:
         """Write a file.
 
         Raises:
-            OSError: If the disk does not take it.
+            OSError: If writing fails.
         """
         write_synced(self._directory / name, data)
         self.digests[name] = digest(data)
@@ -178,8 +179,8 @@ class FilesWriter:
         """Write a part of the state or share it with the earlier checkpoint; return its file name.
 
         Raises:
-            TypeError: If it holds something that cannot be stored.
-            OSError: If the disk does not take it.
+            TypeError: If the part contains an unsupported type.
+            OSError: If writing fails.
         """
         key = (path, part.version)
         file = self._earlier.get(key)
@@ -201,8 +202,8 @@ class FilesWriter:
             if os.lstat(source).st_size == file.digest.nbytes:
                 os.link(source, target)
                 return True
-        except OSError:  # no links here, or too many of them
-            with suppress(FileNotFoundError):  # a network may have made it all the same
+        except OSError:  # hard links are not supported, or too many
+            with suppress(FileNotFoundError):  # a network file system may have created it anyway
                 target.unlink()
         try:
             write_synced(target, read_verified(source, file.digest))
@@ -215,25 +216,25 @@ MANIFEST, STATE = "MANIFEST.json", "state.pt"
 MAX_MANIFEST_BYTES = 10_000_000
 
 SCHEMA = 3
-"""Version of the files and of the content of a state; it grows when either means something else."""
+"""Version of the file format and of the contents of a state."""
 
 NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?(?:-([0-9]{1,9}))?")
-"""The position, and a number where an abandoned branch of the run had a checkpoint of that name."""
+"""Position, and a number if an abandoned branch of the run used the same name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInfo(Position):
-    """Content of the manifest of a checkpoint."""
+    """Contents of a checkpoint manifest."""
 
     path: Path
     versions: dict[str, str]
-    """Versions of maze_train, torch, numpy, gymnasium and python that wrote it."""
+    """Versions of maze_train, torch, numpy, gymnasium and python that wrote the checkpoint."""
 
     created: str
-    """Time, as ISO 8601 in UTC."""
+    """Creation time, ISO 8601 in UTC."""
 
     nbytes: int
-    """Size of all files but the manifest."""
+    """Size of all files except the manifest."""
 
     files: dict[str, FileDigest]
     settings: str
@@ -241,7 +242,7 @@ class CheckpointInfo(Position):
 
     @property
     def order(self) -> tuple[int, int, tuple[int, ...]]:
-        """Sorts checkpoints of one run by time."""
+        """Sort key that orders the checkpoints of a run by time."""
         return self.epoch, self.updates, sort_key(self.path.name)
 
 
@@ -265,7 +266,7 @@ def make_manifest(files: Mapping[str, FileDigest], position: Position, settings:
     """Return the manifest of a new checkpoint.
 
     Raises:
-        ValueError: If there are more files than can be read again.
+        ValueError: If there are too many files to read back.
     """
     score = position.score
     manifest = seal(
@@ -296,7 +297,7 @@ def read_manifest(path: Path) -> CheckpointInfo:
     """Read the manifest of the checkpoint in `path`.
 
     Raises:
-        DamagedError: If it is missing or damaged, or belongs to a checkpoint of another name.
+        DamagedError: If the manifest is missing or damaged, or belongs to another checkpoint.
         RunDirectoryError: If an older or a newer version wrote it.
     """
     if not path.is_dir():
@@ -365,7 +366,7 @@ def _info(path: Path, content: dict[str, Any]) -> CheckpointInfo:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read the checkpoint in `path` and verify all of its files.
 
-    Parts of the state are verified, and read again when they are asked for their content.
+    Parts are verified now, and read (and verified) again on access.
 
     Raises:
         DamagedError: If a file is missing or damaged.
@@ -380,7 +381,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     def open_part(tree_path: TreePath, version: str, file_name: str) -> StatePart:
         check_content(file_name in info.files, f"the part {file_name!r} is not in {MANIFEST}")
         file = PartFile(path, info.files[file_name])
-        check_content(file.name == file_name, f"{file_name} is no part")
+        check_content(file.name == file_name, f"{file_name} is not a part")
         parts[tree_path, version] = file
         return StatePart(version, file.read)
 

@@ -1,4 +1,4 @@
-"""Checkpoints: their schedule; written whole or not at all, verified when read.
+"""Checkpoints of a run: schedule, atomic writes and verified reads.
 
 checkpoints/
     latest                          name of the checkpoint from which the run continues
@@ -9,8 +9,8 @@ checkpoints/
         part_<...>.pt               large pieces of the state, see `checkpoint_files`
     epoch_000026-2/                 as a run that continued from an earlier one wrote it again
 
-Nothing is replaced but `latest`. Names that begin with `.tmp-` are work in progress, of a process
-whose number is at the end: they are being written, or removed.
+Only `latest` is ever replaced. Names that begin with `.tmp-` are in progress (being written or
+removed) by the process whose ID is at the end.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ LATEST = "latest"
 
 
 class CheckpointStore:
-    """The checkpoints of one run. One process writes (see `core.files.exclusive`), any may read.
+    """Checkpoints of one run; one process writes (see `core.files.exclusive`), any may read.
 
     Args:
-        directory: `<run directory>/checkpoints`; made by the first `save` if the run directory is
-            there.
-        config: Which checkpoints are kept; None: the usual ones.
+        directory: `<run directory>/checkpoints`; created by the first `save` if the run directory
+            exists.
+        config: Which checkpoints to keep; None: default settings.
         mode: `max` if larger scores are better, `min` if smaller ones are.
-        settings: Configuration of the run as text, which every checkpoint keeps.
-        warn: Takes what went wrong without ending the run; by default it is printed on stderr.
+        settings: Configuration of the run as text, stored in every checkpoint.
+        warn: Reports errors that do not stop the run; the default prints to stderr.
 
     Raises:
-        ConfigError: If there is no such mode.
+        ConfigError: If `mode` is invalid.
     """
 
     def __init__(
@@ -88,26 +88,26 @@ class CheckpointStore:
         self._sign = 1.0 if mode == "max" else -1.0
         self._warn = warn
         self._parts: Parts = {}
-        """Parts of the checkpoint that was written or loaded last."""
+        """Parts of the checkpoint last written or loaded."""
         self.latest: Path | None = None
-        """The last checkpoint that was written, or from which the run continues."""
+        """Checkpoint last written, or from which the run was resumed."""
         self._position: Position | None = None
         self._saved_at = time.monotonic()
 
     # -- schedule --------------------------------------------------------------------------------
 
     def is_due(self, epoch: int) -> bool:
-        """Whether a checkpoint is due after epoch `epoch`, counted from 1."""
+        """Return whether a checkpoint is due after epoch `epoch`, counted from 1."""
         interval = self.config.interval
         return (interval > 0 and epoch % interval == 0) or self.is_overdue()
 
     def is_overdue(self) -> bool:
-        """Whether `interval_minutes` have passed since the last checkpoint."""
+        """Return whether `interval_minutes` have passed since the last checkpoint."""
         minutes = self.config.interval_minutes
         return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
 
     def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
-        """Whether the last checkpoint was taken at this position."""
+        """Return whether the last checkpoint was taken at this position."""
         last, here = self._position, (epoch, updates, within_epoch)
         return last is not None and here == (last.epoch, last.updates, last.within_epoch)
 
@@ -116,24 +116,24 @@ class CheckpointStore:
     def save(self, state: dict[str, Any], position: Position) -> Path | None:
         """Write a checkpoint atomically; it is on disk when this returns.
 
-        A process that is killed at any moment leaves the checkpoints from before, or these and the
-        new one. Then old checkpoints are removed, and those of a branch that was left: with more
-        epochs or updates than this one, or at the same place.
+        If the process is killed, either the previous checkpoints remain, or also the new one. After
+        writing, old checkpoints are removed, and checkpoints of an abandoned branch (at the same or
+        a later position).
 
-        Each `StatePart` of the state is a separate file. One that has the version of the part in
-        its place in the checkpoint that was written or loaded last is not read: the two checkpoints
-        share the file. All others are read and written one after the other.
+        Each `StatePart` is written to a separate file. If its version equals that of the last
+        written or loaded checkpoint, both checkpoints share the file and the part is not read.
+        Other parts are read and written one by one.
 
         Args:
-            state: Content that `load` gives back, see `state_files.dumps`.
-            position: Where training stands.
+            state: State that `load` returns, see `state_files.dumps`.
+            position: Position of training.
 
         Returns:
-            Where the checkpoint is; None after a warning if the disk did not take it.
+            Path of the checkpoint; None (after a warning) if writing failed.
 
         Raises:
-            TypeError: If the state holds something that cannot be stored.
-            ValueError: If it has tens of thousands of parts.
+            TypeError: If the state contains an unsupported type.
+            ValueError: If the state has too many parts (tens of thousands).
         """
         try:
             check_held(self.directory)
@@ -153,7 +153,7 @@ class CheckpointStore:
     def _write(self, state: dict[str, Any], position: Position) -> Path:
         """Write the files, move them into place, update `latest`; undo everything on failure."""
         if not self.directory.is_dir():
-            self.directory.mkdir()  # no parents: the run may be gone
+            self.directory.mkdir()  # without parents: the run may have been removed
             fsync_directory(self.directory.parent)
         final = self._unused(position.name)
         work = self._work(final)
@@ -169,12 +169,12 @@ class CheckpointStore:
             self._point_to(final.name)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
-            if self._pointer() != final.name:  # otherwise the new one counts already
+            if self._pointer() != final.name:  # otherwise the new checkpoint is already in use
                 with suppress(OSError):
                     self._remove(final)
             raise
         self._parts = files.parts
-        with suppress(OSError):  # the pointer is in its place
+        with suppress(OSError):  # the pointer has been written
             fsync_directory(self.directory)
         return final
 
@@ -193,11 +193,11 @@ class CheckpointStore:
         """Remove a checkpoint atomically.
 
         Raises:
-            OSError: If it is not there, or stays.
+            OSError: If it does not exist or cannot be removed.
         """
         work = self._work(path)
         shutil.rmtree(work, ignore_errors=True)
-        with suppress(OSError):  # as on a full disk
+        with suppress(OSError):  # for example on a full disk
             os.rename(path, work)
             path = work
         shutil.rmtree(path)
@@ -245,7 +245,7 @@ class CheckpointStore:
         """Make `latest` name the checkpoint to resume from; later ones become an abandoned branch.
 
         Raises:
-            OSError: If the disk does not take it.
+            OSError: If writing fails.
         """
         if self._pointer() != info.path.name:
             self._point_to(info.path.name)
@@ -261,18 +261,18 @@ class CheckpointStore:
     def load(self, name: str | None = None) -> Checkpoint | None:
         """Load the newest undamaged checkpoint; all files are verified.
 
-        The one that `latest` names comes first, then those before it; if that is not there, all of
-        them, the newest first. A warning names each damaged one.
+        Tries the checkpoint named by `latest` first, then earlier ones; without a valid `latest`,
+        all checkpoints, newest first. A warning is printed for each damaged checkpoint.
 
         Args:
-            name: Name of a checkpoint; then only that one is loaded.
+            name: Name of the only checkpoint to try; None: see above.
 
         Returns:
             The checkpoint; None without any checkpoint.
 
         Raises:
-            RunDirectoryError: If all are damaged, the one asked for is damaged or missing, or one
-                was written by an older or a newer version.
+            RunDirectoryError: If all checkpoints are damaged, the named one is damaged or missing,
+                or one was written by another version.
         """
         found = self._load_newest() if name is None else self._load_named(name)
         if found is not None:
@@ -291,7 +291,7 @@ class CheckpointStore:
             try:
                 return read_checkpoint(path)
             except DamagedError as problem:
-                self._warn(f"checkpoint {path} is damaged and left out: {problem}")
+                self._warn(f"checkpoint {path} is damaged and skipped: {problem}")
         raise RunDirectoryError(
             f"{self.directory} holds no checkpoint that is whole ({len(paths)} damaged): remove "
             f"the directory to train from the beginning, or restore it from a copy"
@@ -309,13 +309,13 @@ class CheckpointStore:
     def find(self, name: str | None = None) -> CheckpointInfo | None:
         """Return the manifest of the checkpoint that `load` would load.
 
-        Only manifests are read, so `load` takes an earlier checkpoint if another file is damaged.
+        Only manifests are read, so `load` returns an earlier checkpoint if another file is damaged.
 
         Args:
-            name: Name of a checkpoint; None: the one from which the run continues.
+            name: Name of a checkpoint; None: the checkpoint to resume from.
 
         Returns:
-            The manifest; None if there is no such checkpoint, or its manifest cannot be read.
+            The manifest; None if the checkpoint does not exist or its manifest is unreadable.
         """
         for path in self._in_order()[0] if name is None else self._directories():
             if name in (None, path.name):
@@ -357,7 +357,7 @@ class CheckpointStore:
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
         """Read all manifests, oldest first; also return unreadable ones that may be undamaged.
 
-        Of these nothing can be known: the disk does not answer, or another version wrote them.
+        These are unreadable because of a disk error or because another version wrote them.
         """
         infos, unknown = [], set()
         for path in self._directories():

@@ -1,4 +1,4 @@
-"""Settings that every algorithm and every run has."""
+"""Settings shared by all algorithms and runs."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
-"""Metrics with better smaller values, in addition to losses."""
+"""Metrics for which smaller values are better, in addition to losses."""
 
 
 RANDOM = "random"
-"""Policy whose actions are uniform over the legal ones."""
+"""Name of the policy that samples uniformly from the legal actions."""
 
 
 RANDOM_OPPONENT = MappingProxyType({RANDOM: RANDOM})
-"""Value of `evaluation.opponents` where the rewards of agents cancel, unless settings say more."""
+"""Default of `evaluation.opponents` if the rewards of agents cancel out."""
 
 
 TRIAL_STEPS = 10
-"""Most steps that an environment makes for one part of a trial (`runner.fast_dev_run`)."""
+"""Maximum number of steps per environment in each part of a dry run (`runner.fast_dev_run`)."""
 
 TRIAL_BATCH = 256
-"""Most samples of a minibatch of a trial."""
+"""Maximum minibatch size in a dry run."""
 
 
 SNAPSHOT = "@"
-"""Stands in the ids of snapshots between that of the policy and a number."""
+"""Separator between policy ID and number in the IDs of snapshots."""
 
 
 @dataclass(kw_only=True)
 class OpponentsConfig(Settings):
-    """Earlier versions of a policy, its snapshots, against which it plays in training."""
+    """Settings of self-play against snapshots (earlier versions) of a policy."""
 
     add_every: int = 10
-    """Epochs from one snapshot to the next; 0: the win rate alone says it. The first one is the
-    policy that training begins with."""
+    """Epochs between snapshots; 0: only `at_win_rate` adds snapshots. The first snapshot is the
+    initial policy."""
 
     at_win_rate: float = 0.0
-    """Share of points against the snapshots, since the last one was added, at which the next one
-    is: 1 for an episode with a larger return than the opponent (of its team, see `env.teams`), 0.5
-    for an equal one; 0: never."""
+    """Win rate against the snapshots since the last one was added at which the next snapshot is
+    added; 0: never. An episode counts 1 if the return (of the team, see `env.teams`) is larger than
+    the opponent's, and 0.5 if it is equal."""
 
     least_episodes: int = 50
-    """Episodes against snapshots that this share needs. >= 1."""
+    """Minimum number of episodes against snapshots to compute the win rate (>= 1)."""
 
     keep: int = 20
-    """Newest snapshots that are kept. >= 1."""
+    """Number of newest snapshots to keep (>= 1)."""
 
     draw: Literal["latest", "uniform", "by_strength"] = "uniform"
-    """Rule by which opponents are drawn: the newest snapshot; all alike; by_strength: with weight
-    (1 - w)^2, where w is the share of points against it."""
+    """How to sample opponents: latest: the newest snapshot; uniform: all with equal probability;
+    by_strength: with weight (1 - w)^2, where w is the win rate against the snapshot."""
 
     share: float = 0.5
-    """Share of the episodes against snapshots; in the others the policy plays all seats. From 0
-    to 1."""
+    """Fraction of episodes against snapshots, in [0, 1]; in the other episodes the policy plays all
+    agents."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,38 +73,38 @@ class OpponentsConfig(Settings):
             if getattr(self, key) > 1:
                 raise ConfigError(key, "expected a number from 0 to 1", getattr(self, key))
         if not self.add_every and not self.at_win_rate:
-            problem = "no snapshot would be added; set it, or at_win_rate"
+            problem = "no snapshot would be added; set add_every or at_win_rate"
             raise ConfigError("add_every", problem, self.add_every)
 
 
 @dataclass(kw_only=True)
 class PolicyConfig(Settings):
-    """One of the policies of an environment with several agents."""
+    """Settings of a policy in a multi-agent environment."""
 
     agents: list[str] = field(default_factory=list)
-    """Agents that the policy acts for: their names, or patterns such as `agent_*`."""
+    """Agents that the policy controls: names, or patterns such as `agent_*`."""
 
     model: ModelConfig | None = None
-    """The networks, where they differ from those of `model`; null: they do not."""
+    """Network settings that replace `model` for this policy; null: use `model`."""
 
     source: str | dict[str, Any] | None = None
-    """Origin of the policy. null: new networks; the directory of a run, or of a saved policy: its
-    networks and weights, with `:<policy>` at the end if it has several (`<run>:wolf`); random:
-    legal actions, all as likely; `{_target_: my_package.MyPolicy, key: value}`: called with
-    observation and action space of the agents, and gives a module that acts, or what has a method
-    `act(observation)`, or a function of one observation."""
+    """Origin of the policy. null: new networks; directory of a run or of a saved policy: its
+    networks and weights, with `:<policy>` appended if it has several (`<run>:wolf`); random:
+    uniform over legal actions; `{_target_: my_package.MyPolicy, key: value}`: called with
+    observation and action space of the agents, and returns an acting module, an object with a
+    method `act(observation)`, or a function of one observation."""
 
     frozen: bool = False
-    """Whether the policy stays as it is; one without networks always does."""
+    """Whether the policy is frozen; policies without networks always are."""
 
     opponents: OpponentsConfig | None = None
-    """Earlier versions of the policy that play some of its agents in training, such as
+    """Self-play: earlier versions of the policy that play some of its agents in training, such as
     `{add_every: 10, draw: uniform}`; null: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.opponents is not None and (self.frozen or self.source == RANDOM):
-            problem = "a policy that does not learn has no earlier versions; leave it out"
+            problem = "a policy that is not trained has no earlier versions; use null"
             raise ConfigError("opponents", problem, self.opponents.draw)
         if not self.agents:
             raise ConfigError("agents", "expected at least one agent, such as [agent_0]", [])
@@ -113,27 +113,27 @@ class PolicyConfig(Settings):
         if self.run is not None:
             self.source = absolute_path("source", self.run)
         elif self.source is not None and self.model is not None:
-            problem = "a policy of this source has no networks to set up; leave it out"
+            problem = "a policy of this source has no networks to configure; use null"
             raise ConfigError("model", problem, self.source)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the policy cannot learn, as far as the settings say it."""
+        """Whether the settings exclude training of the policy."""
         return self.frozen or (self.source is not None and self.run is None)
 
     @property
     def run(self) -> str | None:
-        """Directory of the run, or of the saved policy, that it comes from; None: of none."""
+        """Directory of the run or saved policy that `source` names; None if it names neither."""
         is_run = isinstance(self.source, str) and self.source != RANDOM
         return str(self.source) if is_run else None
 
 
 @dataclass(kw_only=True)
 class AlgorithmConfig(Settings):
-    """Base of the settings of an algorithm.
+    """Base class of the settings of an algorithm.
 
-    An algorithm says by dotted path which classes carry it out, so that reading a configuration
-    imports none of them.
+    Classes of the algorithm are given by dotted path, so that reading a configuration does not
+    import them.
     """
 
     name: ClassVar[str] = ""
@@ -146,62 +146,64 @@ class AlgorithmConfig(Settings):
     """Dotted path of the `Trainer` of the algorithm."""
 
     model_builder: ClassVar[str] = ""
-    """Dotted path of a function of model config, observation space, action space, seed, and
-    `model_settings`."""
+    """Dotted path of a function that builds the model from model config, observation space, action
+    space, seed, and `model_settings`."""
 
     model_resolver: ClassVar[str] = "maze_train.nets.template.resolve"
-    """Dotted path of a function of model config and flat observation space that fills in the
-    settings which are null."""
+    """Dotted path of a function that replaces null settings, given model config and flat
+    observation space."""
 
     builder_class: ClassVar[str] = ""
-    """Dotted path of the `AlgorithmBuilder` of the algorithm, which builds all of it."""
+    """Dotted path of the `AlgorithmBuilder` of the algorithm."""
 
     default_concurrency: ClassVar[int] = 8
-    """Environments that collect experience in parallel, unless `runner.concurrency` says it."""
+    """Default of `runner.concurrency`."""
 
     default_total_steps: ClassVar[int] = 100_000
-    """Environment steps after which training stops, unless `total_steps` says it; 0: no limit."""
+    """Default of `total_steps`; 0: no limit."""
 
     least_epoch_length: ClassVar[int] = 1
-    """Least value of `epoch_length`."""
+    """Minimum value of `epoch_length`."""
 
     learns_from: ClassVar[Literal["env", "dataset"]] = "env"
-    """Source of experience: an environment, or recorded episodes; with these, an environment serves
-    evaluations only and may be missing."""
+    """Source of experience: an environment or a dataset. With a dataset, the environment is
+    optional and only used for evaluation."""
 
     learns_for_several_agents: ClassVar[bool] = False
-    """Whether environments may have several agents."""
+    """Whether the algorithm supports multi-agent environments."""
 
     has_snapshots: ClassVar[bool] = False
-    """Whether policies may play against their snapshots (`policies.<id>.opponents`)."""
+    """Whether the algorithm supports self-play against snapshots (`policies.<id>.opponents`)."""
 
     uses_accelerators: ClassVar[bool] = True
-    """Whether the learner may be on a GPU; otherwise `auto` is the CPU."""
+    """Whether the learner supports accelerators; otherwise `auto` selects the CPU."""
     can_share_minibatches: ClassVar[bool] = True
-    """Whether losses are means over samples, which several learners can share out."""
+    """Whether losses are means over samples, so that minibatches can be sharded over several
+    learners."""
 
     can_have_actors: ClassVar[bool] = False
-    """Whether actors may collect its rollouts (`runner.envs_per_actor`)."""
+    """Whether the algorithm supports actors (`runner.envs_per_actor`)."""
 
     can_learn_meanwhile: ClassVar[bool] = False
-    """Whether updates may be made while experience is collected, with its own weights."""
+    """Whether updates can run in the background while experience is collected with older
+    weights."""
 
     n_epochs: int = 0
-    """Epochs after which training stops; 0: no limit (another limit ends the run)."""
+    """Maximum number of epochs; 0: no limit (another limit must be set)."""
 
     epoch_length: int = 10
-    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
+    """Updates per epoch (>= 1). Evaluation, model selection and metrics happen once per epoch."""
 
     patience: int = 0
-    """Evaluations without a new best after which training stops; 0: never."""
+    """Number of evaluations without improvement after which training stops; 0: never."""
 
     on_non_finite: Literal["raise", "skip", "zero"] = "raise"
-    """Reaction where an observation, reward, loss or gradient is NaN or infinite: raise: the run
-    ends with an error that names it; skip: the episode or the gradient step is left out and
-    counted; zero: as skip, but of a gradient only the entries that are not finite count 0."""
+    """What to do if an observation, reward, loss or gradient is NaN or infinite: raise: stop with
+    an error that names it; skip: drop (and count) the episode or the gradient step; zero: like
+    skip, but replace only the non-finite entries of gradients by 0."""
 
     device: str = "cpu"
-    """Device of the learner: cpu, cuda, cuda:1, mps, or auto (an accelerator if there is one)."""
+    """Device of the learner: cpu, cuda, cuda:1, mps, or auto (an accelerator if available)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -211,7 +213,7 @@ class AlgorithmConfig(Settings):
             raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
 
     def with_model_defaults(self, is_recurrent: bool) -> Self:
-        """Return the settings with the defaults that depend on the model filled in.
+        """Return the settings with defaults that depend on the model.
 
         Args:
             is_recurrent: Whether a policy has recurrent layers.
@@ -219,7 +221,7 @@ class AlgorithmConfig(Settings):
         return self
 
     def _check_positive(self, *keys: str) -> None:
-        """Refuse numbers that are not above 0; schedules may end at 0, and None is accepted."""
+        """Raise ConfigError for values <= 0; schedules may end at 0, and None is allowed."""
         for key in keys:
             value = getattr(self, key)
             if isinstance(value, Schedule):
@@ -228,7 +230,7 @@ class AlgorithmConfig(Settings):
                 check_positive(key, value)
 
     def _check_targets(self, *keys: str) -> None:
-        """Refuse mappings that name no class, and an optimizer with its own learning rate."""
+        """Raise ConfigError for mappings without `_target_`, and for optimizers with `lr`."""
         for key in keys:
             node = getattr(self, key)
             if isinstance(node, dict) and TARGET not in node:
@@ -238,59 +240,60 @@ class AlgorithmConfig(Settings):
 
     @property
     def on_non_finite_step(self) -> Literal["raise", "skip"]:
-        """Reaction to numbers of an environment that are not finite."""
+        """What to do about non-finite values of an environment."""
         return "raise" if self.on_non_finite == "raise" else "skip"
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """Arguments for the builder of the model in addition to the model settings, by name."""
+        """Return additional keyword arguments for the model builder."""
         return {}
 
     @property
     def values_over_time(self) -> dict[str, Any]:
-        """Settings by key, among them all that may be schedules, with their defaults filled in."""
+        """Return settings by key, with defaults, including all that can be schedules."""
         return vars(self)
 
     def shortened(self) -> AlgorithmConfig:
-        """The settings of a trial: one short epoch of everything."""
+        """Return the settings of a dry run: one short epoch."""
         return replace(self, n_epochs=1, epoch_length=1)
 
     def check_total_steps(self, total_steps: int, concurrency: int) -> None:
-        """Refuse a run of that many steps of all environments; 0: no limit."""
+        """Raise ConfigError if `total_steps` is too small for the settings; 0: no limit."""
 
     def start_notes(self, concurrency: int) -> Iterable[str]:
-        """The lines about these settings that a run begins with."""
+        """Return notes about these settings to print at the start of a run."""
         return ()
 
     def check_concurrency(self, concurrency: int) -> None:
-        """Refuse settings that do not fit `concurrency` parallel environments."""
+        """Raise ConfigError if the settings do not fit `concurrency` parallel environments."""
 
 
 @dataclass(kw_only=True)
 class EvaluationConfig(Settings):
-    """Settings of evaluations, and of the choice of the best policy."""
+    """Settings of evaluation and model selection."""
 
     n_episodes: int = 10
-    """Episodes per evaluation; 0: no evaluation, the training return selects the best policy."""
+    """Episodes per evaluation; 0 disables evaluation, and the training return selects the best
+    policy."""
 
     interval: int = 1
-    """Epochs from one evaluation to the next; there is always one at the end. >= 1."""
+    """Epochs between evaluations (>= 1); the last epoch is always evaluated."""
 
     concurrency: int = 10
-    """Environments stepped at the same time during an evaluation, at most one per episode. >= 1."""
+    """Number of parallel environments during evaluation (>= 1), at most one per episode."""
 
     max_episode_steps: int | None = None
-    """Steps after which an episode of an evaluation is truncated and counts as far as it came,
-    >= 0; a smaller limit of the environment remains in force. null: the limit of the environment,
-    or 30,000 if it declares none; 0: no limit but that of the environment."""
+    """Maximum length of an evaluation episode (>= 0), in addition to the limit of the environment.
+    null: 30,000 if the environment declares no limit; 0: no additional limit. Truncated episodes
+    count with their return so far."""
 
     final_episodes: int = 0
-    """Episodes that the last and the best policy play each after training, with their own seeds,
-    for the numbers that one reports: those of the best evaluation are too good, since it was
-    chosen. 0: none."""
+    """Number of test episodes after training for both the last and the best policy, with separate
+    seeds; 0: none. Report these results: the score of the best evaluation is biased upwards, since
+    it was selected."""
 
     deterministic: bool = True
-    """Whether the most likely action is taken; false: actions are sampled."""
+    """Whether to take the most likely action; false: sample actions."""
 
     metric: str = ""
     """Metric that selects the best policy, such as `eval/episode_length_mean` or
@@ -298,22 +301,22 @@ class EvaluationConfig(Settings):
     `eval/vs_<name>/return_mean` of the first one."""
 
     mode: Literal["auto", "max", "min"] = "auto"
-    """Whether a larger or a smaller metric is better; auto: a smaller one for losses, deviations
-    and ranks (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), else a larger one."""
+    """Whether to maximize or minimize the metric; auto: minimize losses, deviations and ranks
+    (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), maximize all others."""
 
     dump_interval: int = 0
-    """Evaluations from one dump of the policy (`policies/epoch_<n>`) to the next; 0: none."""
+    """Number of evaluations between dumps of the policy (`policies/epoch_<n>`); 0: none."""
 
     evaluators: list[dict[str, Any]] = field(default_factory=list)
-    """Further evaluators, each `{_target_: my_package.MyEvaluator, key: value}`: built with these
-    keys and called with the policy; the numbers that it returns appear among the metrics."""
+    """Custom evaluators, each `{_target_: my_package.MyEvaluator, key: value}`: built with these
+    keyword arguments and called with the policy; returned values are added to the metrics."""
 
     opponents: dict[str, Any] = field(default_factory=dict)
-    """Policies by name against which those that learn play after each evaluation, in every seat
-    (that of an agent, or those of a team, see `env.teams`), `n_episodes` each: `{first: <run>,
-    random: random}`, as in `policies.<id>.source`; metrics are `eval/vs_<name>/win_rate`,
-    `draw_rate`, `loss_rate` and `return_mean`. Empty: `{random: random}` where rewards of several
-    agents cancel and `metric` is not set, else none."""
+    """Opponents by name for multi-agent evaluation, such as `{first: <run>, random: random}`;
+    values as in `policies.<id>.source`. The trained policies play `n_episodes` against each
+    opponent in every seat (an agent, or a team, see `env.teams`). Metrics are
+    `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`. Empty: `{random: random}`
+    if the rewards of agents cancel out and `metric` is not set, otherwise none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -327,7 +330,7 @@ class EvaluationConfig(Settings):
         check_targets("evaluators", self.evaluators)
 
     def _check_opponents(self) -> None:
-        """Refuse a value that is no opponent; directories become absolute paths."""
+        """Check the opponents, and make their directories absolute."""
         if self.opponents and not self.n_episodes:
             raise ConfigError("opponents", "needs n_episodes > 0", list(self.opponents))
         found = {}
@@ -342,53 +345,53 @@ class EvaluationConfig(Settings):
 
     @property
     def selection_metric(self) -> str:
-        """The metric that selects the best policy, with the default filled in."""
+        """Metric that selects the best policy, with the default applied."""
         if self.opponents and not self.metric:
             return f"eval/vs_{next(iter(self.opponents))}/return_mean"
         prefix = "eval" if self.n_episodes > 0 else "train"
         return self.metric or f"{prefix}/episode_return_mean"
 
     def metric_of_run(self, has_env: bool, losses: Sequence[str]) -> str:
-        """Return the metric that selects the best policy: a loss if no episodes are played.
+        """Return the metric that selects the best policy: a loss without evaluation episodes.
 
         Args:
             has_env: Whether the run has an environment.
-            losses: Losses on recorded episodes, the deciding one first; empty: the run learns from
-                an environment.
+            losses: Losses on the dataset, the selecting one first; empty if the run learns from an
+                environment.
         """
         is_played = has_env and self.n_episodes
         return self.selection_metric if self.metric or is_played or not losses else losses[0]
 
     def selection_mode(self, metric: str) -> Literal["max", "min"]:
-        """Whether a larger or a smaller value of a metric is better."""
+        """Return whether larger or smaller values of a metric are better."""
         if self.mode != "auto":
             return self.mode
-        names = metric.split("/")[1:]  # those of a policy, or of a part of an action, among them
+        names = metric.split("/")[1:]  # includes metrics of policies and action parts
         is_less = any(name.endswith("loss") or name in SMALLER_IS_BETTER for name in names)
         return "min" if is_less or names[-1:] == ["loss_rate"] else "max"
 
 
 @dataclass(kw_only=True)
 class CheckpointConfig(Settings):
-    """Settings of checkpoints; a run can be continued from them."""
+    """Settings of checkpoints, from which runs can be resumed."""
 
     interval: int = 1
-    """Epochs from one checkpoint to the next; 0: none at the ends of epochs."""
+    """Epochs between checkpoints; 0: no checkpoints at the ends of epochs."""
 
     interval_minutes: float = 0.0
-    """Minutes after which there is a checkpoint at the latest, also within an epoch; 0: no limit.
-    With both intervals 0 there are no checkpoints; otherwise one is always written at the end, and
-    one when a signal ends the run."""
+    """Maximum time between checkpoints in minutes, also within an epoch; 0: no limit. If both
+    intervals are 0, checkpoints are disabled; otherwise one is also written at the end of the run
+    and after a signal."""
 
     keep_last: int = 2
-    """Newest checkpoints that are kept. >= 1."""
+    """Number of newest checkpoints to keep (>= 1)."""
 
     keep_best: int = 0
-    """Checkpoints with the best scores that are kept in addition. >= 0."""
+    """Number of additional checkpoints with the best scores to keep (>= 0)."""
 
     allow_new_episodes: bool = False
-    """Whether environments that cannot be put back where they were begin new episodes when a run
-    is continued; otherwise that is an error."""
+    """Whether environments whose state cannot be restored may start new episodes when a run is
+    resumed; otherwise resuming fails."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -397,7 +400,7 @@ class CheckpointConfig(Settings):
 
     @property
     def is_on(self) -> bool:
-        """Whether there are checkpoints."""
+        """Whether checkpoints are written."""
         return self.interval > 0 or self.interval_minutes > 0
 
 
@@ -410,25 +413,24 @@ OF_EPISODES = (
     "episodes",
     "success_rate",
 )
-"""Metrics of a `RolloutEvaluator`, each after its prefix."""
+"""Metrics of a `RolloutEvaluator`, without prefix."""
 
 AGAINST_OPPONENTS = ("win_rate", "draw_rate", "loss_rate", "return_mean")
-"""Metrics against an opponent, each after `eval/vs_<name>/`."""
+"""Metrics against an opponent, without the prefix `eval/vs_<name>/`."""
 
 OF_AGENT = ("eval/{}/episode_return_mean", "eval/{}/success_rate")
-"""Metrics of one of several agents, by its name."""
+"""Metrics of an agent in multi-agent training, without its name."""
 
 OPEN = ("train/", "validation/", "league/", "eval/info/")
-"""Beginnings of metrics that the settings do not tell: the first evaluation shows whether they are
-reported."""
+"""Prefixes of metrics that cannot be checked in advance, only at the first evaluation."""
 
 
 def evaluation_metrics(config: EvaluationConfig, agents: Iterable[str] = ()) -> list[str]:
-    """Names of the metrics of evaluations, without those of own evaluators.
+    """Return the names of evaluation metrics, except those of custom evaluators.
 
     Args:
         config: Settings of evaluations.
-        agents: Names of the agents, where there are several.
+        agents: Names of the agents in multi-agent training.
     """
     if not config.n_episodes:
         return []
@@ -440,14 +442,14 @@ def evaluation_metrics(config: EvaluationConfig, agents: Iterable[str] = ()) -> 
 
 
 def check_selection(config: EvaluationConfig, agents: Sequence[str] | None = None) -> None:
-    """Refuse a metric for the best policy that nothing would report, as far as it is known.
+    """Check that the selection metric will be reported, as far as known in advance.
 
     Args:
         config: Settings of evaluations.
-        agents: Names of the agents; none: there is one without a name; None: not known yet.
+        agents: Names of the agents; empty: single agent; None: not known yet.
 
     Raises:
-        ConfigError: If it is not one of those that are reported.
+        ConfigError: If the metric will not be reported.
     """
     metric = config.metric
     if not metric or config.evaluators or metric.startswith(OPEN):
@@ -456,7 +458,7 @@ def check_selection(config: EvaluationConfig, agents: Sequence[str] | None = Non
     of_agent = "|".join(name.format(".+") for name in OF_AGENT)
     may_be_of_agent = agents is None and known and re.fullmatch(of_agent, metric)
     if metric not in known and not may_be_of_agent:
-        is_return = re.search("return|rew", metric) is not None  # most likely the mean of it
+        is_return = re.search("return|rew", metric) is not None  # probably a mean return
         means = [name for name in known if is_return and name.endswith("return_mean")]
         hint = did_you_mean(means[:1] or nearest(metric, known, count=1), "", " ")
         reported = ", ".join(known) or "train/... only, without evaluation episodes"

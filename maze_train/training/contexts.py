@@ -20,13 +20,13 @@ from maze_train.learner.modules import CUBLAS, REPEATABLE
 
 ANOMALY = (
     *("runner.detect_anomaly", "returned nan values"),
-    "the warning before this shows the line that called it",
+    "the warning above shows the line that called it",
 )
 NOT_DETERMINISTIC = (
     *("runner.deterministic", "deterministic_algorithms"),
     "choose other layers, or set runner.deterministic=false",
 )
-"""Setting, words of the errors of PyTorch that it leads to, and the remedy."""
+"""Setting, text of the PyTorch errors that it causes, and remedy."""
 
 
 @contextmanager
@@ -34,11 +34,11 @@ def modes(*, deterministic: bool, detect_anomaly: bool = False) -> Iterator[None
     """Set the PyTorch modes of a run and restore the previous ones at the end.
 
     Args:
-        deterministic: Whether operations that are not deterministic are errors.
-        detect_anomaly: Whether autograd looks for the operation that a NaN comes from.
+        deterministic: Whether nondeterministic operations raise an error.
+        detect_anomaly: Whether autograd traces the operation that produced a NaN.
 
     Raises:
-        TrainingError: If there is an operation without a deterministic algorithm, or with NaN.
+        TrainingError: If an operation has no deterministic algorithm, or produces NaN.
     """
     with ExitStack() as stack:
         if deterministic:
@@ -80,8 +80,8 @@ class UpdateProfiler:
     """Profiles some updates and writes a trace for Chrome or Perfetto.
 
     Args:
-        updates: Numbers of the first and the last profiled update, from 1; None: none.
-        folder: Folder of the file of the trace.
+        updates: First and last profiled update, counted from 1; None: no profile.
+        folder: Directory of the trace file.
     """
 
     def __init__(self, updates: Sequence[int] | None, folder: Path) -> None:
@@ -127,7 +127,7 @@ def find_device(name: str, key: str = "algorithm.device") -> torch.device:
         key: Name of the setting.
 
     Raises:
-        ConfigError: If PyTorch does not find it.
+        ConfigError: If PyTorch cannot use the device.
     """
     if name == "auto":
         found = (
@@ -149,7 +149,7 @@ class CgroupFiles(NamedTuple):
     limit: str
     used: str
     reclaimable: str
-    """Entry of `memory.stat`: bytes of file cache that are given up when memory is needed."""
+    """Entry of `memory.stat`: bytes of reclaimable file cache."""
 
 
 V1 = CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -161,16 +161,16 @@ def available_memory(
 ) -> int | None:
     """Return the number of bytes that can still be allocated on a device.
 
-    For the CPU, what Linux takes to be available without swapping, or less where a control group
-    (a container, a job of a cluster) or one above it has a limit.
+    For the CPU, the memory that Linux reports as available without swapping, or less if a control
+    group (container, cluster job) or one of its parents has a limit.
 
     Args:
         device: The device.
-        proc: Directory in which the kernel describes processes.
+        proc: Path of procfs.
         cgroups: Directory of control groups, version 1 or 2.
 
     Returns:
-        Bytes, >= 0; None where they are not known.
+        Bytes, >= 0; None if unknown.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -240,15 +240,15 @@ def _lines(path: Path) -> list[str]:
 Batch = TypeVar("Batch")
 
 LONG_UPDATE_S = 10.0
-"""Seconds of an update from which on it is worth a line."""
+"""Duration of an update in seconds from which a note is printed."""
 
 
 class UpdateClock:
     """Estimates how long updates take.
 
-    The first update is estimated from its second minibatch. The first minibatch of a run does not
-    count: it includes compilation and the start-up of the device. From then on an update is
-    expected to take as long as the one before.
+    The first update is estimated from its second minibatch, since the first one includes
+    compilation and the start-up of the device. Later updates are expected to take as long as the
+    previous one.
 
     Args:
         notify: Prints the note about long updates.
@@ -264,9 +264,9 @@ class UpdateClock:
         self._clock = clock
         self._began: float | None = None
         self._expected_s = 0.0
-        """Seconds of the running update; 0: not known yet."""
+        """Estimated duration of the running update in seconds; 0: unknown."""
         self._warm_up_s = 0.0
-        """Seconds of the running update that later updates will not take."""
+        """Warm-up time included in the running update, in seconds."""
         self._is_reported = False
 
     def watch(self, minibatches: Iterable[Batch], count: int) -> Iterator[Batch]:
@@ -274,7 +274,7 @@ class UpdateClock:
 
         Args:
             minibatches: The minibatches.
-            count: Their largest number.
+            count: Maximum number of minibatches.
         """
         ends = [self._clock()]
         for minibatch in minibatches:

@@ -39,7 +39,7 @@ from maze_train.training.outcome import TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy
 
 MOST_LOST = 10
-"""Episodes that may be lost in an evaluation, for each one that it is to play."""
+"""Maximum number of lost episodes per episode to play."""
 
 
 class Evaluator(ABC):
@@ -50,8 +50,9 @@ class Evaluator(ABC):
         """Return metrics of a policy by name, such as `eval/episode_return_mean`.
 
         Args:
-            policy: The model. Evaluators of `evaluation.evaluators` get a `TrainedPolicy` with
-                `act`, `values` and `probabilities`; it has the attributes of its model as well.
+            policy: The model. Evaluators of `evaluation.evaluators` receive a `TrainedPolicy` with
+                `act`, `values` and `probabilities`, which also provides the attributes of its
+                model.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,7 +70,7 @@ class MultiEvaluator(Evaluator):
     """Runs several evaluators in order and joins their metrics.
 
     Args:
-        evaluators: The evaluators; each has its own names.
+        evaluators: The evaluators; metric names must not overlap.
     """
 
     def __init__(self, evaluators: Sequence[Evaluator]) -> None:
@@ -79,13 +80,13 @@ class MultiEvaluator(Evaluator):
         """Return the metrics of all evaluators.
 
         Raises:
-            ConfigError: If two report the same one.
+            ConfigError: If two evaluators report the same metric.
         """
         metrics: dict[str, float] = {}
         for evaluator in self.evaluators:
             found = evaluator.evaluate(policy)
             if twice := sorted(metrics.keys() & found.keys()):
-                problem = f"two report {', '.join(twice)}: give those of one another prefix"
+                problem = f"two evaluators report {', '.join(twice)}: change the prefix of one"
                 raise ConfigError("evaluation.evaluators", problem)
             metrics.update(found)
         return metrics
@@ -108,27 +109,26 @@ class MultiEvaluator(Evaluator):
 class RolloutEvaluator(Evaluator):
     """Plays exactly n episodes and reports their returns.
 
-    Episode j is always played with the seed of episode j, in environment j modulo their number, and
-    every environment plays the episodes that it was given. So the same policy gets the same numbers
-    each time, whatever the number of environments (for deterministic actions), and short episodes
-    do not crowd out long ones, as they would if the first n to finish were counted.
+    Episode j is always played with seed j, in environment j modulo the number of environments, and
+    all n episodes are played to the end. Results are therefore reproducible, independent of the
+    number of environments (for deterministic actions), and not biased towards short episodes, as
+    counting the first n finished episodes would be.
 
-    Environments are stepped together and the policy is asked once for all of them, where it is
-    trained: on a GPU, and in environments of any backend. `RolloutPlayer` asks for each episode by
-    itself instead, so that its numbers do not depend on the others to the last bit; networks for
-    images take about three times as long that way, even on a CPU.
+    Environments are stepped together, and the policy acts on the whole batch on the training
+    device. `RolloutPlayer` instead acts for each episode separately, so that an episode is
+    bit-for-bit independent of the others; for image networks this is about three times slower, even
+    on a CPU.
 
     Args:
-        make_env: Builds vectorised environments for a number of environments; called at the first
-            evaluation.
+        make_env: Builds a given number of vectorised environments; called at the first evaluation.
         n_episodes: Episodes per evaluation, >= 1.
-        concurrency: Environments stepped at the same time, at most `n_episodes`.
+        concurrency: Number of parallel environments, at most `n_episodes`.
         seed: Seed of the episodes and, for sampled actions, of the actions.
-        deterministic: Whether the most likely action is taken instead of a sampled one.
-        prefix: First part of the names of the metrics.
-        info_keys: Keys of last infos whose means are metrics, `<prefix>/info/<key>`.
-        is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`, of which a note says when
-            it happens first.
+        deterministic: Whether to take the most likely action instead of a sampled one.
+        prefix: Prefix of the metric names.
+        info_keys: Keys of final infos whose means are reported as `<prefix>/info/<key>`.
+        is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`; a note is printed when this
+            first happens.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class RolloutEvaluator(Evaluator):
         self._own_states: Sequence[dict[str, Any] | None] | None = None
 
     def evaluate(self, policy: nn.Module) -> dict[str, float]:
-        """Play the episodes; metrics are `<prefix>/episode_return_mean`, `..._std` and so on."""
+        """Play the episodes; return `<prefix>/episode_return_mean`, `..._std`, and so on."""
         with generators_kept(), torch.no_grad():
             returns, lengths, reported = self._play(policy, self._environments())
         if self._is_guarded and (note := guard_note(lengths, "evaluation.max_episode_steps")):
@@ -182,7 +182,7 @@ class RolloutEvaluator(Evaluator):
         return self._env
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states that environments offer; empty if they offer none."""
+        """Return the states of the environments; empty if they do not provide any."""
         if self._env is not None:
             states = self._env.own_states() if self._env.offers_own_state else None
         else:
@@ -190,20 +190,20 @@ class RolloutEvaluator(Evaluator):
         return {} if states is None else {"own_states": list(states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`; environments that offer states are rebuilt."""
+        """Restore `state`; environments that provide states are rebuilt."""
         self._own_states = state.get("own_states")
         if self._env is not None and self._env.offers_own_state:
             self.close()
 
     def _play(self, policy: nn.Module, env: MazeVectorEnv) -> tuple[Array, Array, dict[str, Array]]:
-        """Return the returns and lengths of n episodes, and values of other metrics by name.
+        """Return the returns, lengths and other metrics of n episodes.
 
         Values that an episode does not report are NaN.
         """
         n, lost, missing = self.n_episodes, 0, self.n_episodes
         returns, lengths = np.zeros(n), np.zeros(n)
         reported: dict[str, Array] = {}
-        # A custom evaluator may hand on the policy that it was given.
+        # A custom evaluator may pass on the policy that it received.
         model = policy.model if isinstance(policy, TrainedPolicy) else policy
         episodes = VectorEpisodes(env, self._seed)
         agent = BatchedAgent(model, episodes, self.deterministic, self._seed)
@@ -214,7 +214,7 @@ class RolloutEvaluator(Evaluator):
                 if lost > MOST_LOST * n:
                     raise EnvError(
                         f"an evaluation of {n} episodes lost {lost}: the environment returns "
-                        "numbers that are not finite, or its workers fail, again and again"
+                        "non-finite values, or its workers fail, repeatedly"
                     )
                 number = played.number
                 if played.lost or number >= n:
@@ -223,7 +223,7 @@ class RolloutEvaluator(Evaluator):
                 returns[number], lengths[number] = played.fitness, played.length
                 for name, value in self._metrics_of(played, env.agents).items():
                     reported.setdefault(name, np.full(n, np.nan))[number] = value
-        agent.stop()  # no one continues the episodes that still run
+        agent.stop()  # drops the episodes that still run
         return returns, lengths, reported
 
     def _metrics_of(self, played: PlayedEpisode, agents: Sequence[str]) -> dict[str, float]:
@@ -249,12 +249,11 @@ class RolloutEvaluator(Evaluator):
 class EvaluatedPolicy(TrainedPolicy):
     """A policy in training: acts on observations of the environment, and serves as its model.
 
-    Attributes that a `TrainedPolicy` does not have, such as `parameters` and `policy_params`, are
-    those of `model`.
+    Other attributes, such as `parameters` and `policy_params`, are forwarded to `model`.
     """
 
     def __getattr__(self, name: str) -> Any:
-        if name == "model" or name.startswith("__"):  # asked for by those who copy it
+        if name == "model" or name.startswith("__"):  # accessed by copy and pickle
             raise AttributeError(name)
         return getattr(self.model, name)
 
@@ -264,7 +263,7 @@ class OwnEvaluator(Evaluator):
 
     Args:
         evaluator: The evaluator.
-        key: Where the settings name it.
+        key: Key of the setting that names the evaluator.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
     """
@@ -283,8 +282,8 @@ class OwnEvaluator(Evaluator):
         """Return the metrics of the evaluator as plain numbers.
 
         Raises:
-            CallbackError: If it raises.
-            ConfigError: If it gives anything but numbers by name.
+            CallbackError: If the evaluator raises an exception.
+            ConfigError: If the result is not a mapping of names to numbers.
         """
         try:
             found = self._evaluator.evaluate(EvaluatedPolicy(policy, *self._spaces))
@@ -292,7 +291,7 @@ class OwnEvaluator(Evaluator):
             name, reason = type(self._evaluator).__qualname__, f"{type(error).__name__}: {error}"
             raise CallbackError(f"{self._key}: {name}.evaluate failed: {reason}") from error
         if not isinstance(found, Mapping):
-            problem = f"evaluate() gave {found!r}; expected numbers by name"
+            problem = f"evaluate() returned {found!r}; expected a mapping of names to numbers"
             raise ConfigError(self._key, problem)
         metrics = {}
         for name, value in found.items():
@@ -300,7 +299,7 @@ class OwnEvaluator(Evaluator):
                 number = value.item() if hasattr(value, "item") else value
                 metrics[name] = number if type(number) is int else float(number)
             except (TypeError, ValueError, RuntimeError) as error:
-                problem = f"evaluate() gave {value!r} for {name}; expected a number"
+                problem = f"evaluate() returned {value!r} for {name}; expected a number"
                 raise ConfigError(self._key, problem) from error
         return metrics
 
@@ -325,12 +324,12 @@ def own_evaluators(
     """Build the user-defined evaluators.
 
     Args:
-        config: Names them.
+        config: Settings of evaluations.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
 
     Raises:
-        ConfigError: If one cannot be built, or is not an evaluator.
+        ConfigError: If an evaluator cannot be built, or has the wrong type.
     """
     key = "evaluation.evaluators"
     with generators_kept():
@@ -347,15 +346,15 @@ RETURNS = {"episode_return_mean", "episode_return_std"}
 def final_test(
     evaluator: Evaluator, selection: BestModelSelection, epoch: int
 ) -> dict[str, dict[str, float]]:
-    """Test the last and the best policy on the same episodes; the model then has the best weights.
+    """Test the last and the best policy on the same episodes; loads the best weights.
 
     Args:
         evaluator: Plays the episodes.
-        selection: Has the model with the last weights, and the best ones.
-        epoch: Epochs so far.
+        selection: Model with the last weights, and the best weights.
+        epoch: Number of finished epochs.
 
     Returns:
-        Metrics without their prefix, and `epoch`, of the policies `last` and `best`.
+        Metrics (without prefix) and `epoch` of the policies `last` and `best`.
     """
     state = deepcopy(evaluator.state_dict())
     last = best = _test(evaluator, selection, epoch)
@@ -378,8 +377,8 @@ def earlier_test(
 
     Args:
         run: Directory of the run.
-        summary: The outcome now.
-        n_episodes: Episodes of a test.
+        summary: Current outcome.
+        n_episodes: Number of test episodes.
     """
     with suppress(KeyError, TypeError, AttributeError):
         found = run.outcome
@@ -395,14 +394,14 @@ def earlier_test(
 
 
 SAME_SCORE = (
-    "note: the first two policies have the same mean return. Where agents play against each other "
-    "what one gains another one loses: while scores are equal, the newest policy counts as the "
-    "best one. evaluation.opponents={random: random} gives scores that differ"
+    "note: the first two policies have the same mean return. If agents compete, "
+    "the rewards cancel out: while scores are equal, the newest policy counts as the "
+    "best one. Use evaluation.opponents={random: random} to tell policies apart"
 )
 
 
 class ModelSelectionBase(ABC):
-    """Selection by the score of the current policy after each evaluation."""
+    """Base class for model selection by evaluation score."""
 
     @abstractmethod
     def update(self, score: float, epoch: int = 0) -> bool:
@@ -412,18 +411,17 @@ class ModelSelectionBase(ABC):
 class BestModelSelection(ModelSelectionBase):
     """Keeps a copy of the best weights in memory and, with `save`, on disk.
 
-    A score that is NaN is never the best; of equal scores the earlier one stays.
+    NaN scores are never the best; ties keep the earlier policy.
 
     Args:
         model: The policy that is being trained.
-        save: Writes weights and their score into a directory; None: weights are
-            kept in memory only.
-        best_dir: Where the best policy is written to.
-        dump_dir: Where `epoch_<n>` directories of regular dumps go.
-        dump_interval: Updates of the score from one regular dump to the next; 0: none.
+        save: Writes weights and score to a directory; None: keep weights in memory only.
+        best_dir: Directory of the best policy.
+        dump_dir: Parent directory of regular dumps (`epoch_<n>`).
+        dump_interval: Number of scores between regular dumps; 0: none.
         mode: `max` if larger scores are better, `min` if smaller ones are.
-        may_cancel: Whether the score is a mean over agents. Where these play against each other it
-            may be the same for all policies, so of equal scores the last one stays then.
+        may_cancel: Whether the score is a mean over agents, whose rewards may cancel out. Ties then
+            keep the later policy.
     """
 
     def __init__(
@@ -474,7 +472,7 @@ class BestModelSelection(ModelSelectionBase):
     def keep_if_none(self, epoch: int) -> None:
         """Keep the current policy if no score has selected one.
 
-        One that could not be written is tried again.
+        Retries a policy that could not be written.
         """
         if self._best_weights is None:
             self._best_weights = copy_of_weights(self.model)
@@ -496,12 +494,12 @@ class BestModelSelection(ModelSelectionBase):
             try:
                 self._save(directory, weights, {"score": finite, "epoch": epoch})
             except OSError as error:
-                # The copy in memory remains, and training is worth more than a file.
+                # Continue training: the copy in memory remains.
                 self.missing.append(directory)
                 warn(f"{directory} could not be written: {error}")
 
     def patience_is_exhausted(self, patience: int) -> bool:
-        """Return whether the last `patience` scores brought no new best; never for 0."""
+        """Return whether the last `patience` scores did not improve; always False for 0."""
         return patience > 0 and self.updates_since_best >= patience
 
     def reset_to_best(self) -> None:
@@ -531,15 +529,15 @@ class BestModelSelection(ModelSelectionBase):
 
 
 def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
-    """Check that the selection metric is reported; otherwise nothing would be selected.
+    """Check that the selection metric is reported.
 
     Args:
         metric: The metric that selects the best policy.
-        present: Those that an epoch reported.
-        model: The policy that is being trained, or the policies of several agents.
+        present: Metrics reported in an epoch.
+        model: The trained policy, or the policies of all agents.
 
     Raises:
-        ConfigError: If it is not one of them.
+        ConfigError: If the metric is not reported.
     """
     known, events = set(present), TrainingEpisodeEvents
     if events.episodes.tag not in present:  # no episode has ended yet
@@ -549,7 +547,7 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
             known |= {events.success_rate.of_owner(agent).tag}
         if metric.startswith(events.info.tag):
             known.add(metric)
-    # So are results against snapshots, each of which has its own; ratings are always there.
+    # Results against a snapshot may be missing; ratings are always reported.
     rated = [tag for tag in present if tag.startswith("league/") and tag.endswith("/elo")]
     known |= {tag.removesuffix("elo") + "win_rate" for tag in rated}
     if metric not in known and re.sub(rf"{SNAPSHOT}\d+(?=/win_rate$)", "", metric) not in known:

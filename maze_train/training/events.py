@@ -1,4 +1,4 @@
-"""Statistics of the training loop that all algorithms have."""
+"""Metrics of the training loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from maze_train.core.events import Event, EventInterface
 
 
 class TimeEvents(EventInterface, prefix="time"):
-    """Wall time of an epoch by what took it, in seconds."""
+    """Wall-clock time in an epoch by activity, in seconds."""
 
     collect_s = Event("Collecting experience.", reduce="sum")
     env_s = Event(
@@ -15,7 +15,7 @@ class TimeEvents(EventInterface, prefix="time"):
     )
     update_s = Event("Updating the weights.", reduce="sum")
     evaluate_s = Event("Evaluating the policy.", reduce="sum")
-    checkpoint_s = Event("Writing checkpoints, that of the epoch before included.", reduce="sum")
+    checkpoint_s = Event("Writing checkpoints (of the previous epoch too).", reduce="sum")
     epoch_s = Event("The whole epoch.", reduce="sum")
     total_s = Event("Since training began.", reduce="last")
-    steps_per_second = Event("Environment steps per second, compilation left out.", reduce="last")
+    steps_per_second = Event("Environment steps per second, excluding compilation.", reduce="last")

@@ -1,4 +1,4 @@
-"""Optional parts of an algorithm; whoever assembles a run passes in those that it uses."""
+"""Optional parts of an algorithm, passed in by the code that assembles a run."""
 
 from __future__ import annotations
 
@@ -17,49 +17,50 @@ from maze_train.workers.places import Place
 
 
 class ActorParts(NamedTuple):
-    """Actors that collect experience, made for an `AlgorithmBuilder`."""
+    """Functions that create actors for an `AlgorithmBuilder`."""
 
     make: Callable[[Any], Any]
-    """Makes the actors, in the place of environments."""
+    """Creates the actors, which replace the environments."""
 
     make_collector: Callable[[Any, Any, int, Mapping[str, Any]], Collector]
-    """Makes their collector from the builder, what acts, steps per rollout, and settings."""
+    """Creates their collector from builder, acting model, steps per rollout, and settings."""
 
     worker_use: Callable[[Any], tuple[float, int] | None]
     """See `AlgorithmBuilder.worker_use`; takes the actors."""
 
 
 class AgentParts(NamedTuple):
-    """What an algorithm needs where there are several agents."""
+    """Functions for multi-agent training."""
 
     make_model: Callable[..., nn.Module]
-    """Takes the arguments of `make_model` in `training/models.py`."""
+    """Creates the model; same arguments as `make_model` in `training/models.py`."""
 
     turns_of: Callable[..., Turns]
-    """Makes the rollouts of the policies of a model; see `TurnSplitter`."""
+    """Creates the splitter of multi-agent rollouts; see `TurnSplitter`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildFeatures:
-    """Optional parts from which an algorithm is built; the defaults are those of most runs."""
+    """Optional parts of an algorithm, with the defaults of most runs."""
 
     agents: Callable[[], AgentParts]
-    """Returns the parts for several agents; called if the environment has some."""
+    """Returns the multi-agent parts; called for multi-agent environments."""
 
     make_group: Callable[[Learner[Any, Any, Any], LearnerGroupConfig, Place], Learners] | None = (
         None
     )
-    """Makes a group of learners; None: there is one learner, which updates in the foreground."""
+    """Creates a learner group; None: one learner with synchronous updates."""
 
     actors: ActorParts | None = None
-    """Actors; None: the policy of the learner acts in all environments."""
+    """Actors; None: the learner's policy acts in all environments."""
 
     make_league: Callable[..., Collector] | None = None
-    """Makes the collector of policies that play against their snapshots, see
-    `make_league_collector`; None: none has snapshots."""
+    """Creates the collector for self-play against snapshots, see `make_league_collector`; None: no
+    snapshots."""
 
     make_vector_env: Callable[..., MazeVectorEnv] | None = None
-    """Makes vector environments of another `env.backend` than gymnasium; see `make_foreign_env`."""
+    """Creates vector environments for an `env.backend` other than gymnasium; see
+    `make_foreign_env`."""
 
     collector_class: Callable[[MazeVectorEnv], type[RolloutCollector]] | None = None
     """Returns the collector for such environments; None: `RolloutCollector`."""

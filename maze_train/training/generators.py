@@ -1,4 +1,4 @@
-"""Global random generators, from which environments and networks (dropout) may draw."""
+"""Global random generators, which environments and networks (dropout) may use."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import torch
 from maze_train.core.errors import TrainingError
 
 LOCKS: dict[int, Any] = {}
-"""Locks by process, as its own fork has generators: held by the thread whose run uses them."""
+"""Locks of the generators by process ID (a fork has its own); owned by the thread of a run."""
 
 
 @contextmanager
 def generators_of_run(seed: int) -> Iterator[None]:
-    """Seed the generators of Python, numpy and PyTorch and reserve them for this thread.
+    """Seed the generators of Python, NumPy and PyTorch and reserve them for this thread.
 
     Raises:
-        TrainingError: If a run continues in another thread.
+        TrainingError: If a run is active in another thread.
     """
     lock = LOCKS.setdefault(os.getpid(), threading.RLock())
     if not lock.acquire(blocking=False):
         raise TrainingError(
-            "another run is active in this process, and both would draw from the random generators "
-            "of Python, numpy and PyTorch: wait for its end, or start each run in a process of its "
-            "own (multiprocessing, or the command maze-run)"
+            "another run is active in this process and uses the same global random generators "
+            "of Python, NumPy and PyTorch: wait for its end, or start each run in a separate "
+            "process (multiprocessing, or the command maze-run)"
         )
     try:
         random.seed(seed)
@@ -54,7 +54,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def load_generator_states(states: dict[str, Any]) -> None:
-    """Restore the generators; those of GPUs only if the number of GPUs is the same."""
+    """Restore the generators; GPU generators only if the number of GPUs is unchanged."""
     version, state, gauss = states["python"]
     random.setstate((version, tuple(state.tolist()), gauss))
     np.random.set_state(states["numpy"])  # noqa: NPY002

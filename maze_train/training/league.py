@@ -1,4 +1,4 @@
-"""Self-play against earlier versions of a policy: who plays, ratings, and collection."""
+"""Self-play against snapshots of a policy: opponent sampling, ratings and collection."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import SNAPSHOT, OpponentsConfig
 
 OWN = 1
-"""Seat of an agent for which the policy itself acts; 0: it is not drawn yet, 2 + k: snapshot k."""
+"""Seat of an agent that the current policy controls. 0: not drawn yet; 2 + k: snapshot k."""
 
 RATING_STEP = 16.0
 RATING_SCALE = 400.0
 
 
 class League:
-    """A policy and its snapshots: draws opponents, and rates them by the results of episodes.
+    """A policy and its snapshots: samples opponents and computes Elo ratings from results.
 
-    Agents of a team are played together: by the policy, or by one snapshot.
+    All agents of a team are controlled by the policy or by the same snapshot.
 
-    Ratings are those of Elo: who has R_a points against R_b is expected to get
-    1 / (1 + 10^((R_b - R_a) / 400)) of a point, and 16 times what the result is above that is added
-    to R_a and taken from R_b. Weights of `by_strength` are those of prioritised fictitious
+    In the Elo system, a player with rating R_a scores 1 / (1 + 10^((R_b - R_a) / 400)) points on
+    average against one with R_b. After a game, 16 times the difference from this expectation is
+    added to R_a and subtracted from R_b. `by_strength` uses the weights of prioritised fictitious
     self-play. Sources: Elo (1978), The Rating of Chessplayers, section 8; Vinyals et al. (2019),
     doi:10.1038/s41586-019-1724-z, methods.
 
     Args:
-        policy: Id of the policy.
-        agents: Numbers of its agents.
+        policy: ID of the policy.
+        agents: Indices of its agents.
         config: Settings.
-        seed: Seed of what is drawn.
-        teams: Number of the team of each of these agents, from 0; None: each is a team by itself.
+        seed: Seed of the opponent sampling.
+        teams: Index of the team of each of these agents, from 0; None: each agent is a team.
 
     Attributes:
-        snapshots: The snapshots by number, the oldest first.
+        snapshots: Snapshots by number, oldest first.
         rating: Elo rating of the policy.
     """
 
@@ -74,10 +74,10 @@ class League:
         self._added = 0
 
     def is_due(self, epoch_begins: int | None) -> bool:
-        """Whether a snapshot is to be added.
+        """Return whether to add a snapshot.
 
         Args:
-            epoch_begins: Number of the epoch, from 0, that begins now; None: none does.
+            epoch_begins: Index of the epoch that starts now, from 0; None if no epoch starts.
         """
         if not self._added:
             return True
@@ -89,24 +89,24 @@ class League:
         return bool(rate and enough and points >= rate * episodes)
 
     def module_id(self, number: int) -> str:
-        """Id of the module of a snapshot."""
+        """Return the module ID of a snapshot."""
         return f"{self.policy}{SNAPSHOT}{number}"
 
     def add(self, make_module: Callable[[str], Any]) -> list[str]:
-        """Add a snapshot, which has the rating of the policy.
+        """Add a snapshot with the rating of the policy.
 
         Args:
-            make_module: Makes the module of an id.
+            make_module: Creates a module, given its ID.
 
         Returns:
-            Ids of the modules of snapshots that are no longer kept.
+            Module IDs of removed snapshots.
         """
         number = self._added
         self.snapshots[number] = make_module(self.module_id(number))
         self._ratings[number] = self.rating
         self._added += 1
         self._recent = [0.0, 0]
-        # The policy becomes another one: what it did before says less of it.
+        # Discount earlier results, since the policy changes.
         self._scores = {key: [x / 2 for x in score] for key, score in self._scores.items()}
         self._scores[number] = [0.0, 0.0]
         old = list(self.snapshots)[: -self.config.keep]
@@ -115,12 +115,12 @@ class League:
         return [self.module_id(key) for key in old]
 
     def module(self, seat: int) -> Any:
-        """The module of a seat; of a snapshot that is no longer kept the oldest one that is."""
+        """Return the module of a seat; the oldest snapshot replaces removed ones."""
         number = seat - OWN - 1
         return self.snapshots[number if number in self.snapshots else next(iter(self.snapshots))]
 
     def draw(self, count: int) -> Tensor:
-        """Seats of the agents in that many new episodes, `[count, A]` float32."""
+        """Draw the seats of all agents in `count` new episodes, `[count, A]` float32."""
         size = max(self.teams) + 1
         against = torch.rand(count, generator=self._generator) < self.config.share
         own = torch.randint(size, (count,), generator=self._generator)
@@ -139,16 +139,16 @@ class League:
         return 1.0 if self.config.draw == "uniform" else (1.0 - self.win_rate(number)) ** 2
 
     def win_rate(self, number: int) -> float:
-        """Share of points of the policy against a snapshot, with two draws that count as well."""
+        """Return the win rate against a snapshot, smoothed by two additional draws."""
         points, episodes = self._scores[number]
         return (points + 1.0) / (episodes + 2.0)
 
     def note(self, seats: Sequence[float], returns: Sequence[float]) -> list[float]:
-        """Record the result of an episode; returns the points against each snapshot in it.
+        """Record the result of an episode; return the points against each snapshot in it.
 
         Args:
-            seats: Who acted for each team with agents of the policy.
-            returns: The returns of these teams.
+            seats: Seat of each team with agents of the policy.
+            returns: Returns of these teams.
         """
         own = [value for seat, value in zip(seats, returns, strict=True) if seat == OWN]
         found: list[float] = []
@@ -168,7 +168,7 @@ class League:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Ratings, results and the generator; the learner has the modules."""
+        """Return ratings, results and generator state; modules are part of the learner's state."""
         return {
             "generator": self._generator.get_state(),
             "rating": self.rating,
@@ -180,7 +180,7 @@ class League:
         }
 
     def load_state_dict(self, state: dict[str, Any], modules: Mapping[str, Any]) -> None:
-        """Continue from `state` with the modules of a learner."""
+        """Restore `state`, with the modules of a learner."""
         self._generator.set_state(state["generator"])
         self.rating, self._added = state["rating"], state["added"]
         numbers, self._recent = state["numbers"], list(state["recent"])
@@ -195,16 +195,16 @@ def leagues_of(
     seed_of: Callable[[str], int],
     teams: Sequence[Sequence[str]],
 ) -> list[League]:
-    """The leagues of the policies that play against their snapshots.
+    """Create the leagues of policies with self-play.
 
     Args:
-        model: The policies, and who acts with which.
-        opponents: Settings by id of the policy.
-        seed_of: Gives the seed of a named stream of random numbers.
+        model: Policies of all agents.
+        opponents: Settings by policy ID.
+        seed_of: Returns the seed of a named random stream.
         teams: Agents of each team.
 
     Raises:
-        ConfigError: If a policy has no agent in a second team that a snapshot could play.
+        ConfigError: If a policy has no agent in a second team, which a snapshot could play.
     """
     agents, leagues = list(model.agents), []
     for policy, config in opponents.items():
@@ -223,18 +223,18 @@ def leagues_of(
 
 
 def teams_with(members: Sequence[str], teams: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """The teams in which some agents are."""
+    """Return the teams that contain at least one of the agents."""
     return [team for team in teams if not set(team).isdisjoint(members)]
 
 
 class LeagueModel(JointModel):
-    """Acts for all agents, with snapshots in the seats that leagues drew for them.
+    """Joint model in which snapshots play the seats drawn by leagues.
 
-    The recurrent state of an environment has one more number per agent, its seat, which is drawn
-    where an episode begins, since the recurrent state is zero there.
+    The seat of each agent is appended to the recurrent state. The recurrent state is zero at the
+    start of an episode, where new seats are drawn.
 
     Args:
-        model: The policies that learn, and who acts with which.
+        model: Trained policies of all agents.
         leagues: The leagues.
     """
 
@@ -245,7 +245,7 @@ class LeagueModel(JointModel):
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state of all agents of one environment, with their seats."""
+        """Size S of the recurrent state of all agents of one environment, including seats."""
         return super().state_size + len(self.agents)
 
     def act(
@@ -280,12 +280,12 @@ class LeagueModel(JointModel):
         super().on_episode_end(self._without_seats(hidden_state)[0])
 
     def _without_seats(self, hidden_state: Tensor) -> tuple[Tensor, ...]:
-        """The recurrent states of the policies, and the seats."""
+        """Split off the seats from the recurrent state."""
         count = len(self.agents)
         return torch.split(hidden_state, [self.state_size - count, count], dim=-1)
 
     def _drawn(self, seats: Tensor) -> Tensor:
-        """The seats, with new ones where episodes begin."""
+        """Return the seats, with new ones at episode starts."""
         begins = (seats[:, 0] == 0).nonzero().squeeze(1)
         if not len(begins):
             return seats
@@ -297,7 +297,7 @@ class LeagueModel(JointModel):
         return seats
 
     def take_seats(self) -> Tensor:
-        """The seats of all steps since the last call, `[T, n, A]`."""
+        """Return the seats of all steps since the last call, `[T, n, A]`."""
         seats, self._seats = self._seats, []
         return torch.stack(seats)
 
@@ -307,7 +307,7 @@ def _rows(tree: TensorTree, rows: Tensor) -> TensorTree:
 
 
 def _with_rows(acted: Acted, rows: Tensor, own: Acted) -> Acted:
-    """What was done, with `own` in some rows."""
+    """Return `acted` with some rows replaced by `own`."""
     places = rows.nonzero().squeeze(1)
 
     def written(tree: Any, other: Any) -> Any:
@@ -319,21 +319,21 @@ def _with_rows(acted: Acted, rows: Tensor, own: Acted) -> Acted:
 
 
 def make_snapshot(learners: Learners | Learner[Any, Any, Any], module_id: str) -> Any:
-    """The frozen module of a snapshot, with the present weights of its policy."""
+    """Add a frozen module with the current weights of a policy."""
     policy = module_id.partition(SNAPSHOT)[0]
     weights = learners.get_weights()[policy]
     return learners.add_module(module_id, weights, frozen=True, like=policy).eval()
 
 
 def make_snapshots(learners: Learners | Learner[Any, Any, Any], module_ids: Iterable[str]) -> None:
-    """Make the snapshots among the modules of a checkpoint, which gives them their weights."""
+    """Create modules for the snapshots in a checkpoint; their weights are loaded later."""
     for module_id in module_ids:
         if SNAPSHOT in module_id:
             make_snapshot(learners, module_id)
 
 
 class LeagueEvents(EventInterface, prefix="league"):
-    """Self-play against snapshots; with the policy in between, as `league/<policy>/elo`."""
+    """Self-play against snapshots; per policy, such as `league/<policy>/elo`."""
 
     win_rate = Event(
         "Share of points against snapshots: 1 for a larger return, 0.5 for an equal one; against "
@@ -346,15 +346,15 @@ class LeagueEvents(EventInterface, prefix="league"):
 
 @dataclass
 class LeagueEpisodes(FinishedEpisodes):
-    """Episodes that ended, with points of policies against their snapshots."""
+    """Finished episodes, with points of policies against their snapshots."""
 
     points: dict[str, list[float]] = field(default_factory=dict)
-    """Points by the id of the policy, and of the snapshot."""
+    """Points by policy ID and snapshot ID."""
 
     leagues: Sequence[League] = ()
 
     def record(self, statistics: Statistics) -> None:
-        """Add the episodes, and the standing of the leagues, to statistics."""
+        """Record the episodes and the state of the leagues."""
         super().record(statistics)
         events = LeagueEvents
         for owner, points in self.points.items():
@@ -368,17 +368,17 @@ class LeagueEpisodes(FinishedEpisodes):
 
 
 class LeagueCollector(Collector):
-    """Collects rollouts in which snapshots of policies play as well, whose turns are left out.
+    """Collects rollouts with snapshots as opponents, and drops the turns of the snapshots.
 
     Args:
-        collector: Steps the environments, and splits the turns of the policies.
-        model: The policies, and who acts with which.
+        collector: Steps the environments and splits rollouts by policy.
+        model: Policies of all agents.
         leagues: The leagues.
-        learners: They get a frozen module for each snapshot.
+        learners: Learners, which receive a frozen module for each snapshot.
         epoch_length: Updates per epoch, one rollout each.
         teams: Agents of each team.
-        module_ids: Modules of the checkpoint from which the run continues; those of snapshots are
-            made, and get their weights with it.
+        module_ids: Module IDs in the checkpoint to resume from; modules of snapshots are created,
+            and their weights are loaded with it.
     """
 
     def __init__(
@@ -402,7 +402,7 @@ class LeagueCollector(Collector):
     def collect_steps(
         self, model: nn.Module, meanwhile: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
-        """The steps of all agents; the recurrent state ends with the seats."""
+        """Collect steps of all agents; the recurrent state includes the seats."""
         found = self._collector.collect_steps(self._acting, meanwhile)
         self.env_s = self._collector.env_s
         return found
@@ -410,7 +410,7 @@ class LeagueCollector(Collector):
     def collect(
         self, model: nn.Module, meanwhile: Callable[[], object] | None = None
     ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
-        """The turns of the policies that learn, and the episodes."""
+        """Collect the turns of the trained policies."""
         self._add_snapshots()
         rollout, episodes = self.collect_steps(model, meanwhile)
         self._rollouts += 1
@@ -418,7 +418,7 @@ class LeagueCollector(Collector):
         assert rollout.hidden_states is not None
         size = rollout.hidden_states.shape[-1] - len(self._agents)
         memory, kept = torch.split(rollout.hidden_states, [size, len(self._agents)], dim=-1)
-        # Where an episode begins after the last step, seats are not drawn yet.
+        # If an episode starts after the last step, its seats are not drawn yet.
         learns = torch.cat([seats, kept[-1:]]) <= OWN
         points = self._points(rollout, seats, episodes)
         rollout = replace(rollout, hidden_states=memory if size else None)
@@ -436,7 +436,7 @@ class LeagueCollector(Collector):
     def _points(
         self, rollout: Rollout, seats: Tensor, episodes: FinishedEpisodes
     ) -> dict[str, list[float]]:
-        """Points of the policies in the episodes that ended, which come in the order of time."""
+        """Return the points of the policies in the finished episodes, in temporal order."""
         over = rollout.ended
         found: dict[str, list[float]] = {}
         played = [dict(zip(self._agents, row, strict=True)) for row in seats[over].tolist()]
@@ -455,12 +455,12 @@ class LeagueCollector(Collector):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the environments, of running turns, and of the leagues."""
+        """Return the state of environments, unfinished turns and leagues."""
         leagues = {league.policy: league.state_dict() for league in self._leagues}
         return {**self._collector.state_dict(), "rollouts": self._rollouts, "leagues": leagues}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Continue from `state`, when the learners have done so; see `RolloutCollector`."""
+        """Restore `state`; load the learners first. See `RolloutCollector`."""
         self._rollouts = state["rollouts"]
         for league in self._leagues:
             league.load_state_dict(state["leagues"][league.policy], self._learners.first.modules)
@@ -475,7 +475,7 @@ def make_league_collector(
     model: JointModel,
     opponents: Mapping[str, OpponentsConfig],
 ) -> LeagueCollector:
-    """Make the collector of a run in which policies play against their snapshots.
+    """Create the collector of a run with self-play against snapshots.
 
     Args:
         builder: Builder of the algorithm.
@@ -484,12 +484,12 @@ def make_league_collector(
         opponents: See `leagues_of`.
 
     Raises:
-        ConfigError: If actors collect, or see `leagues_of`.
+        ConfigError: If the run uses actors; see also `leagues_of`.
     """
     context = builder.context
     if context.config.runner.envs_per_actor:
         policy, own = next(iter(opponents.items()))
-        problem = "snapshots play where the learner acts; expected runner.envs_per_actor=0"
+        problem = "self-play against snapshots does not support actors; use runner.envs_per_actor=0"
         raise ConfigError(f"policies.{policy}.opponents", problem, own.draw)
     teams = teams_in(builder.env.metadata, list(model.agents))
     leagues = leagues_of(model, opponents, context.seeds.integer, teams)

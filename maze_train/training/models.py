@@ -1,4 +1,4 @@
-"""Models of one agent, their modules, and learners with frozen policies."""
+"""Single-agent models, and learners with frozen policies."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def learner_with_frozen(
     """Build a learner in which some policies are frozen.
 
     Args:
-        make_learner: Makes it of the other modules.
-        policies: Settings of the policies by id.
-        chosen: Ids that `policies_to_train` names; None: all that can learn.
-        modules: All policies by id.
-        *args: Further arguments of `make_learner`, the settings of the algorithm first.
-        **kwargs: Those by name.
+        make_learner: Builds the learner from the trainable modules.
+        policies: Settings of the policies by ID.
+        chosen: IDs in `policies_to_train`; None: all trainable policies.
+        modules: All policies by ID.
+        *args: Further positional arguments of `make_learner`, starting with the algorithm's
+            settings.
+        **kwargs: Further keyword arguments of `make_learner`.
 
     Raises:
-        ConfigError: If one is chosen, or has settings, that is not there or cannot learn, or none
-            would learn.
+        ConfigError: If a chosen or configured policy does not exist or cannot be trained, or no
+            policy would be trained.
     """
     frozen = {
         key
@@ -67,7 +68,7 @@ def learner_with_frozen(
 
 
 def modules_of(model: nn.Module) -> dict[str, Any]:
-    """Return the modules of a model by id: the policies of all agents, or the model itself."""
+    """Return the modules of a model by ID: the policies of all agents, or the model itself."""
     return (isinstance(model, ActingModel) and model.by_policy) or {DEFAULT_MODULE: model}
 
 
@@ -88,7 +89,7 @@ def make_model(
     """Build the model of an algorithm for an environment with one agent.
 
     Raises:
-        ConfigError: If there are settings for several agents, or a network cannot be built.
+        ConfigError: If there are multi-agent settings, or a network cannot be built.
     """
     for key, value in (
         ("policies", list(policies)),

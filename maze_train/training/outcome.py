@@ -1,4 +1,4 @@
-"""The end of training: limits, signals, summary."""
+"""Limits, signals and the summary of training."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Limits:
         Args:
             env_steps: Environment steps so far.
             wall_time_s: Seconds so far.
-            last_epoch: Number of the epoch after which training ends; 0: none.
-            epochs: Epochs that ended; -1: one is running.
+            last_epoch: Epoch after which training ends; 0: none.
+            epochs: Number of finished epochs; -1: within an epoch.
         """
         if 0 < self.total_steps <= env_steps:
             return "total_steps"
@@ -52,7 +52,7 @@ class Limits:
         if last_update:
             shares.append(updates / last_update)
         if self.max_wall_time_s and len(shares) == 1:
-            # Only without another limit: numbers that depend on the clock cannot be repeated.
+            # Only without another limit, since results that depend on time are not reproducible.
             shares.append(wall_time_s / self.max_wall_time_s)
         return min(max(shares), 1.0)
 
@@ -66,7 +66,7 @@ class Position:
     """Position of training at a checkpoint."""
 
     epoch: int
-    """Epochs that are complete."""
+    """Number of finished epochs."""
 
     updates: int
     """Updates so far."""
@@ -78,7 +78,7 @@ class Position:
     """Score of the policy; None if missing or not finite."""
 
     within_epoch: bool = False
-    """Whether the next epoch is under way."""
+    """Whether the next epoch has started."""
 
     @property
     def name(self) -> str:
@@ -100,22 +100,22 @@ class TrainingSummary:
     env_steps: int
     wall_time_s: float
     steps_per_second: float
-    """Environment steps of training over the whole wall time, evaluations included."""
+    """Training steps per second of wall time, including evaluation."""
 
     best_metric: float
-    """Best value of the metric that selects the policy; NaN if there was none."""
+    """Best value of the selection metric; NaN if it was never reported."""
 
     best_epoch: int
     final_eval_return_mean: float
     """Mean return of the last evaluation; NaN if there was none."""
 
     exact: bool = True
-    """Whether the results are those of an uninterrupted run; false: when the run was resumed, an
-    environment could not be put back exactly where it was."""
+    """Whether the results are identical to those of an uninterrupted run; false if the state of an
+    environment could not be restored when the run was resumed."""
 
     final_test: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Metrics of the test after training of the policies `last` and `best`, with their `epoch`;
-    empty without a test."""
+    """Metrics (and `epoch`) of the policies `last` and `best` in the test after training; empty
+    without a test."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name."""
@@ -123,7 +123,7 @@ class TrainingSummary:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Ctrl-C; what clusters send before they kill; a terminal that is closed; what Slurm sends with
+"""Ctrl-C; the signal of clusters before they kill a job; a closed terminal; Slurm's
 `--signal=USR1@60`."""
 
 
@@ -132,10 +132,10 @@ class Interrupted(KeyboardInterrupt):
 
     Args:
         number: Number of the signal.
-        at_once: Whether it was requested twice, so that nothing is finished first.
+        at_once: Whether the signal was sent twice, to stop immediately.
 
     Attributes:
-        checkpoint: From where the run can be continued, once it was saved.
+        checkpoint: Checkpoint to resume from, once it is saved.
     """
 
     def __init__(self, number: int, at_once: bool = False) -> None:
@@ -148,13 +148,12 @@ class Interrupted(KeyboardInterrupt):
 class Interruption:
     """Handles signals during a run.
 
-    A signal raises `Interrupted`, except within `deferred`: there it is only noted, and `check`
-    raises it where the run can be saved. A second signal always raises. Used as a context manager,
-    which puts the handlers from before back at its end; in another thread than the main one it
-    takes no signals.
+    A signal raises `Interrupted`. Within `deferred`, the signal is only recorded, and `check`
+    raises it at a point where the run can be saved. A second signal always raises. The context
+    manager restores the previous handlers on exit; outside of the main thread it does nothing.
 
     Args:
-        remaining: Remaining time of the work that is finished first, as part of a line.
+        remaining: Returns the remaining time until the run can stop, as part of a message.
     """
 
     def __init__(self, remaining: Callable[[], str] = str) -> None:
@@ -166,7 +165,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                # Signals that a shell ignores for a job in the background stay ignored.
+                # Keep ignoring signals that a shell ignores for background jobs.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._take)
         return self
@@ -205,10 +204,10 @@ class Interruption:
         if not at_once:
             self._noted = number
             if self._deferred:
-                # The stream may be in use just now, or gone.
+                # The stream may be in use or closed.
                 with suppress(RuntimeError):
                     name = signal.Signals(number).name
                     done = f"finishing the update{self._remaining()}"
-                    notify(f"\n{name}: {done}; again: stop at once")
+                    notify(f"\n{name}: {done} (send it again to stop immediately)")
                 return
         raise Interrupted(number, at_once)

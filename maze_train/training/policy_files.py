@@ -1,4 +1,4 @@
-"""Policies on disk: what is needed to act, in files that cannot run code.
+"""Saved policies: everything needed to act, in files that cannot run code.
 
 policy.pt       weights, tensors only
 spaces.json     observation and action space
@@ -43,7 +43,7 @@ DIGEST = "sha256"
 MAX_WEIGHTS_NBYTES = 1 << 32
 
 WITHOUT_INFO = "pass the observation alone: obs, info = env.reset(); policy.act(obs)"
-"""Advice about what `reset` returns."""
+"""Hint for observations passed as the result of `reset`."""
 
 
 class PolicyWriter:
@@ -74,8 +74,8 @@ class PolicyWriter:
     ) -> None:
         """Write the policy; the weights are written after everything else needed to act.
 
-        The score comes last, since it holds the digest of the weights: a process that is killed
-        between the two leaves weights whose score is not known.
+        The score, which contains the digest of the weights, is written last: if the process is
+        killed in between, the score is missing but the weights are valid.
         """
         buffer = io.BytesIO()
         torch.save(weights, buffer)
@@ -86,7 +86,7 @@ class PolicyWriter:
                 file.write(text.encode())
         with atomic_write(directory / WEIGHTS) as file:
             file.write(data)
-            (directory / SCORE).unlink(missing_ok=True)  # that of other weights
+            (directory / SCORE).unlink(missing_ok=True)  # belongs to other weights
         with atomic_write(directory / SCORE) as file:
             file.write(described.encode())
 
@@ -95,7 +95,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     """Read the weights of a saved policy.
 
     Raises:
-        RunDirectoryError: If they are missing or damaged.
+        RunDirectoryError: If the files are missing or damaged.
     """
     path, score = directory / WEIGHTS, read_score(directory)
     while True:
@@ -106,11 +106,11 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
         if not score or hashlib.sha256(data).hexdigest() == score.get(DIGEST):
             break
         before, score = score, read_score(directory)
-        if score == before:  # else a run has just replaced both
+        if score == before:  # otherwise a run has just replaced both
             raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
     try:
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception:  # its text says how to load a pickle all the same, which runs code
+    except Exception:  # its message explains how to load the pickle unsafely
         weights = None
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in weights.items()
@@ -144,7 +144,7 @@ def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """Read observation and action space of a saved policy.
 
     Raises:
-        RunDirectoryError: If they are missing or damaged.
+        RunDirectoryError: If the files are missing or damaged.
     """
     path = directory / SPACES
     try:
@@ -163,7 +163,7 @@ def _checked_space(data: dict[str, Any]) -> spaces.Space[Any]:
     """Return the described space after checking that a network can be built for it.
 
     Raises:
-        SpaceError: If there is no such space.
+        SpaceError: If the space is not supported.
     """
     space = space_from_dict(data)
     for leaf in FlatView(space).leaves.values():
@@ -207,10 +207,11 @@ class TrainedPolicy:
         self._actor: Actor | None = None
 
     def reset(self, ended: Any = None) -> None:
-        """Reset the recurrent state; call it when an episode begins.
+        """Reset the recurrent state; call at the start of an episode.
 
         Args:
-            ended: For a batch: in which environments an episode ended, `[n]` bool; None: in all.
+            ended: For a batch, whether the episode of each environment ended, `[n]` bool; None:
+                all.
 
         Raises:
             ShapeError: If `ended` has another size than the last batch.
@@ -236,10 +237,9 @@ class TrainedPolicy:
             An action of the action space, or a batch of actions with a leading dimension.
 
         Raises:
-            SpaceError: If training would refuse the observation too: its shape fits neither one
-                observation nor a batch, its values are of another kind than the space holds (floats
-                for bytes, a category that does not exist), one is NaN or infinite, or no action is
-                legal.
+            SpaceError: If the observation is invalid: the shape matches neither one observation nor
+                a batch, the values do not fit the space (floats for bytes, an unknown category), a
+                value is NaN or infinite, or no action is legal.
         """
         obs, batched = self._read(observation, self._acting_view)
         actor, n = self._actor_for(obs), len(tree_leaves(obs)[0])
@@ -261,7 +261,7 @@ class TrainedPolicy:
                 last acted on.
 
         Returns:
-            A number, or one for each observation of a batch, `[n]`.
+            A float, or an array `[n]` for a batch.
 
         Raises:
             ConfigError: If the policy has no state values.
@@ -287,8 +287,8 @@ class TrainedPolicy:
 
         Returns:
             `[N]`, in the order of the actions, or `[n, N]` for a batch. MultiDiscrete and
-            MultiBinary: those of the first choice, then of the second, ... Dict and Tuple spaces:
-            one array for each part, by its key.
+            MultiBinary: the probabilities of all components, concatenated. Dict and Tuple spaces:
+            one array per part, by key.
 
         Raises:
             SpaceError: If actions are not discrete, and as for `act`.
@@ -296,7 +296,7 @@ class TrainedPolicy:
         obs, batched = self._read(observation, self._acting_view)
         actor = self._actor_for(obs)
         memory, model, n = actor.hidden_state, actor.model, len(actor.hidden_state)
-        # Random opponents need noise to act, which changes no probability.
+        # Random opponents need noise to act, which does not affect probabilities.
         noise = model.noise_for(n, torch.Generator(), True, memory.device)
         params = model.act(obs, memory, noise, True).params
         found = {
@@ -319,7 +319,7 @@ class TrainedPolicy:
             if pair and isinstance(observation[1], dict):
                 raise SpaceError(f"{error}; {WITHOUT_INFO}") from error
             raise
-        # The first dimension is that of the batch: of the one that was given, or of one.
+        # Inputs have a batch dimension, which has size 1 for a single observation.
         parts = {key: column[0] for key, column in columns.items()} if lead else columns
         self._check_values(parts)
         tensors = as_tensors(self._flat_space, parts.get("", parts))

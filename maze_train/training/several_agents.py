@@ -26,26 +26,26 @@ from maze_train.training.features import AgentParts
 from maze_train.training.models import make_model, model_maker
 
 SHARED = "default"
-"""Id of the policy where one is enough for all agents."""
+"""ID of the policy if all agents share one."""
 
 MARKS = re.compile("[./@:]")
-"""Characters that ids of policies may not have: they separate ids in names of weights and metrics,
-of snapshots, and of policies of a run."""
+"""Characters not allowed in policy IDs, because they are separators in the names of weights,
+metrics, snapshots and policies of a run."""
 
 
 def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]) -> dict[str, str]:
-    """Return the id of the policy of each agent.
+    """Return the policy ID of each agent.
 
-    Without settings, agents with the same spaces share a policy. Its id is `default` if there is
-    but one, else what their names begin with.
+    Without settings, agents with the same spaces share a policy. Its ID is `default` if all agents
+    share one, otherwise the common prefix of their names.
 
     Args:
         spaces: Spaces of the agents.
-        policies: Settings of the policies by id.
+        policies: Settings of the policies by ID.
 
     Raises:
-        ConfigError: If an agent has no policy or several, a policy names no agent that there is, or
-            its agents have different spaces.
+        ConfigError: If an agent has no policy or more than one, a policy matches no agent, or its
+            agents have different spaces.
     """
     if not policies:
         return _shared_policies(spaces)
@@ -68,17 +68,17 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
 def is_trainable(
     policy: str, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
 ) -> bool:
-    """Whether the settings let a policy learn; see `learner_with_frozen`."""
+    """Return whether the settings allow training a policy; see `learner_with_frozen`."""
     is_fixed = policy in policies and policies[policy].is_fixed
     return not is_fixed and (chosen is None or policy in chosen)
 
 
 def check_id(policy: str) -> None:
-    """Check that the id of a policy can be part of names and name a PyTorch module."""
+    """Check that a policy ID can be part of names and name a PyTorch module."""
     if not _is_id(policy):
         found = hasattr(nn.ModuleDict, policy)
-        problem = "PyTorch cannot name a module so" if found else "expected a name without . / @ :"
-        raise ConfigError("policies", f"{problem}; give it another id", policy)
+        problem = "not a valid PyTorch module name" if found else "expected a name without . / @ :"
+        raise ConfigError("policies", f"{problem}; choose another ID", policy)
 
 
 def _is_id(name: str) -> bool:
@@ -117,7 +117,7 @@ def _shared_policies(spaces: AgentSpaces) -> dict[str, str]:
 
 
 def _common_name(agents: list[str]) -> str:
-    """Return the common beginning of names, without numbers: `agent` for agent_0 and agent_1."""
+    """Return the common prefix of names without numbers: `agent` for agent_0 and agent_1."""
     first, last = min(agents), max(agents)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return re.sub(r"[_\W\d]+$", "", "".join(a for a, _ in same))
@@ -134,13 +134,13 @@ def build_joint_model(
 
     Args:
         build: Builds a model from its settings, observation space, action space and seed.
-        config: Settings of the networks of policies without own ones.
+        config: Default network settings.
         spaces: Spaces of the agents.
-        policies: Settings of the policies by id; see `policies_of_agents`.
+        policies: Settings of the policies by ID; see `policies_of_agents`.
         seed: Seed of the initial weights.
 
     Raises:
-        ConfigError: If agents and policies do not fit, or a policy cannot be built.
+        ConfigError: If the policies do not match the agents, or a policy cannot be built.
     """
     owners, seeds = policies_of_agents(spaces, policies), Seeds(seed)
     models: dict[str, nn.Module] = {}
@@ -167,7 +167,7 @@ def model_weights(
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
 ) -> dict[str, Tensor]:
-    """Return the weights of a model from those of its modules by id."""
+    """Return the weights of a model, given the weights of its modules by ID."""
     if agent_spaces(observation_space, action_space) is None:
         return modules[DEFAULT_MODULE]
     return {
@@ -186,11 +186,11 @@ def make_joint_model(
     action_space: spaces.Space[Any],
     seed: int,
 ) -> nn.Module:
-    """Build the model of an algorithm for an environment with one or several agents.
+    """Build the model of an algorithm for a single-agent or multi-agent environment.
 
     Raises:
-        ConfigError: If the algorithm does not learn for several agents, policies do not fit them,
-            or a network cannot be built.
+        ConfigError: If the algorithm does not support several agents, the policies do not match the
+            agents, or a network cannot be built.
     """
     several = agent_spaces(observation_space, action_space)
     if several is None:
@@ -205,4 +205,4 @@ def make_joint_model(
 
 
 PARTS = AgentParts(make_joint_model, turns_of)
-"""The parts of an algorithm for several agents."""
+"""The parts of an algorithm for multi-agent training."""

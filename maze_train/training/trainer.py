@@ -44,18 +44,18 @@ PROGRESS = (
     "_epoch_began_s",
     "_epoch_began_steps",
 )
-"""Attributes of a trainer that say where training stands."""
+"""Attributes of a trainer that form its position."""
 
 MOST_LOST_UPDATES = 1_000
-"""Updates in a row without a transition after which training ends."""
+"""Maximum number of consecutive updates without a transition."""
 
 
 class Trainer(ABC):
     """Runs the training loop of an algorithm.
 
-    An epoch is `epoch_length` updates, then (when due) an evaluation, the selection of the best
-    policy, and a row of metrics. A subclass says what one update is: `update_once`. Arguments in
-    addition to those here are passed by name.
+    An epoch consists of `epoch_length` updates, then (when due) an evaluation and model selection,
+    and a row of metrics. Subclasses implement `update_once`. Additional arguments of subclasses are
+    passed by name.
 
     Args:
         config: Settings of the algorithm.
@@ -71,7 +71,7 @@ class Trainer(ABC):
             env = next(value for value in given if isinstance(value, str))
             name = cls.__name__.removesuffix("Trainer")
             raise TypeError(
-                f"{name} is the loop of a run, which makes it. To train, and to act:\n"
+                f"{name} is created internally. To train and to act:\n"
                 "    from maze_train import train\n"
                 f'    result = train("{env}", "{name.lower()}", total_steps=100_000)\n'
                 "    action = result.policy.act(observation)"
@@ -105,14 +105,14 @@ class Trainer(ABC):
         self.final_eval_return_mean = math.nan
         self.stop_reason = ""
         self.exact = True
-        """Whether the results are those of a run that was never interrupted."""
+        """Whether the results are identical to those of an uninterrupted run."""
         self._score: float | None = None
         self._resumed_at = time.perf_counter()
         self._updates_in_epoch = self._lost_updates = 0
         self._epoch_began_s = 0.0
         self._epoch_began_steps = 0
         self.statistics = Statistics()
-        # The metrics of an epoch that waits for its evaluation.
+        # Metrics of an epoch that has not been evaluated yet.
         self._row: dict[str, float] | None = None
 
     @property
@@ -125,19 +125,19 @@ class Trainer(ABC):
         """Collect experience and update once; return the number of environment steps."""
 
     def check_lost(self, num_samples: int) -> None:
-        """End training if too many consecutive updates had no transitions.
+        """Stop training if too many consecutive updates had no transitions.
 
         Args:
-            num_samples: Transitions of an update.
+            num_samples: Number of transitions of an update.
 
         Raises:
-            TrainingError: If `MOST_LOST_UPDATES` updates in a row had no transition.
+            TrainingError: If `MOST_LOST_UPDATES` consecutive updates had no transition.
         """
         self._lost_updates = 0 if num_samples else self._lost_updates + 1
         if self._lost_updates == MOST_LOST_UPDATES:
             raise TrainingError(
-                f"{MOST_LOST_UPDATES} updates in a row brought no transition: the environments "
-                "return numbers that are not finite, or their workers fail, at the beginning of "
+                f"{MOST_LOST_UPDATES} consecutive updates had no transition: the environments "
+                "return non-finite values, or their workers fail, at the beginning of "
                 "each episode"
             )
 
@@ -151,8 +151,8 @@ class Trainer(ABC):
                 limits apply.
 
         Raises:
-            ConfigError: If nothing would end training.
-            Interrupted: After a signal; a checkpoint was saved, unless it came twice.
+            ConfigError: If there is no limit.
+            Interrupted: After a signal; a checkpoint was saved unless the signal was sent twice.
         """
         if n_epochs is not None:
             check_at_least("n_epochs", n_epochs, 1)
@@ -174,7 +174,7 @@ class Trainer(ABC):
         self.stop_reason = self._limit_reached(last_epoch, ended)
         self.callbacks.call("on_run_start")
         self.callbacks.check()
-        # An epoch that was interrupted finishes, also when its last update reached a limit.
+        # Finish an interrupted epoch even if its last update reached a limit.
         while self._row is not None or self._updates_in_epoch or not self.stop_reason:
             if self._row is None:
                 self._update_for_an_epoch(last_epoch)
@@ -187,7 +187,7 @@ class Trainer(ABC):
             self._save_checkpoint()
 
     def _update_for_an_epoch(self, last_epoch: int) -> None:
-        """Make the remaining updates of the running epoch."""
+        """Run the remaining updates of the current epoch."""
         length = self.epoch_length
         while self._updates_in_epoch < length and not self.stop_reason:
             with ExitStack() as around:
@@ -196,7 +196,7 @@ class Trainer(ABC):
                 self.env_steps += self.update_once(self.progress(last_epoch), self.statistics)
             self.updates += 1
             self._updates_in_epoch += 1
-            self._score = None  # that of other weights
+            self._score = None  # belongs to other weights
             self.wall_time_s = time.perf_counter() - self._resumed_at
             self.stop_reason = self._limit_reached()
             self.callbacks.call("on_update_end")
@@ -217,7 +217,7 @@ class Trainer(ABC):
             **self.statistics.reduce(),
         }
         self.statistics.clear()
-        # A training metric first: when it ends the run, there is still an evaluation to come.
+        # Select by a training metric first: if this ends the run, a final evaluation follows.
         self._select(row)
         self.stop_reason = self.stop_reason or self._limit_reached(last_epoch, self.epoch + 1)
         return row
@@ -227,7 +227,7 @@ class Trainer(ABC):
         metrics = self._evaluate_if_due(closed)
         row = {**closed, **metrics}
         self.callbacks.call("on_epoch_end", row)
-        if not metrics:  # because none was due, before a callback ended training
+        if not metrics:  # not due when the epoch ended, but a callback stopped training
             row.update(self._evaluate_if_due(closed))
         self.wall_time_s = time.perf_counter() - self._resumed_at
         row[TimeEvents.epoch_s.tag] = seconds = self.wall_time_s - self._epoch_began_s
@@ -244,8 +244,9 @@ class Trainer(ABC):
         """Return the name of the reached limit, or an empty string.
 
         Args:
-            last_epoch: Number of the epoch after which training ends; 0: none.
-            epochs: Epochs that ended; -1: one is running, which patience and `last_epoch` wait for.
+            last_epoch: Epoch after which training ends; 0: none.
+            epochs: Number of finished epochs; -1: within an epoch, which ignores patience and
+                `last_epoch`.
         """
         reached = self.limits.reached(self.env_steps, self.wall_time_s, last_epoch, epochs)
         selection = self.model_selection
@@ -257,7 +258,7 @@ class Trainer(ABC):
         """Write a checkpoint; return its path, or None if it could not be written.
 
         Raises:
-            TrainingError: If a weight is not finite: the last good checkpoint is kept.
+            TrainingError: If a weight is not finite; the last checkpoint is kept.
         """
         assert self.checkpoints is not None
         started = time.perf_counter()
@@ -378,7 +379,7 @@ class Trainer(ABC):
             setattr(self, name, state["progress"][name])
         self.exact = bool(state.get("exact", True))  # an earlier version did not keep it
         self.load_experience(state)
-        # Last: what was put back before may have drawn from them.
+        # Last, since restoring other parts may draw random numbers.
         load_generator_states(state["generators"])
 
     def load_experience(self, state: dict[str, Any]) -> None:  # noqa: B027 (not all have some)
@@ -392,7 +393,7 @@ class Trainer(ABC):
             file.write(data)
 
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        """Restore the state from a file of `save_state`; loading it runs no code.
+        """Restore the state from a file written by `save_state`; loading does not run code.
 
         Raises:
             RunDirectoryError: If the file is damaged.
@@ -406,19 +407,20 @@ class Trainer(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerServices:
-    """Everything around training that does not depend on the algorithm.
+    """Algorithm-independent services of a trainer.
 
     Attributes:
         tracker: Records the metrics; by default it keeps them in `history` and writes nothing.
-        evaluator: Judges the policy; None: the training return selects the best one.
-        model_selection: Keeps the best policy; None: nothing is kept.
-        limits: When to stop; None: those of the algorithm.
-        evaluation_interval: Epochs from one evaluation to the next.
-        selection_metric: Metric that `model_selection` is reported.
-        around_update: Contexts of the update of a number, from 1; the first one is the outermost.
-        checkpoints: Writes where training stands; None: nothing is written.
-        interruption: Says whether a signal came; None: signals are not handled.
-        callbacks: Called while training continues.
+        evaluator: Evaluates the policy; None: the training return selects the best policy.
+        model_selection: Stores the best policy; None: not stored.
+        limits: When to stop; None: limits of the algorithm.
+        evaluation_interval: Epochs between evaluations.
+        selection_metric: Metric for `model_selection`.
+        around_update: Context managers around each update, given its number (from 1); the first one
+            is outermost.
+        checkpoints: Writes checkpoints; None: no checkpoints.
+        interruption: Handles signals; None: signals are not handled.
+        callbacks: Callbacks of the run.
     """
 
     tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))

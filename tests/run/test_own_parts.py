@@ -84,7 +84,7 @@ def test_numbers_of_an_evaluator_of_ones_own() -> None:
     found = [row[name] for name in given]
     assert found == [0.5, 1.0, 3.0, 1.0]
     assert [type(value) for value in found] == [float, float, int, float]
-    message = r"evaluation\.evaluators\[0\]: evaluate\(\) gave .* for own/x; expected a number"
+    message = r"evaluation\.evaluators\[0\]: evaluate\(\) returned .* for own/x; expected a number"
     for value in (None, np.ones(2), torch.ones(2)):
         with pytest.raises(ConfigError, match=message):
             short_run(None, evaluators=[Numbers({"own/x": value})])
@@ -115,7 +115,7 @@ def test_an_evaluator_of_ones_own_that_fails_loses_nothing() -> None:
     assert caught.value.checkpoint is not None
     train(resume="run", evaluators=[Fails(9)], trust=["own_envs"])
     assert rows("run") == rows("whole")
-    with pytest.raises(ConfigError, match=r"\[0\]: evaluate\(\) gave 3; expected numbers by name"):
+    with pytest.raises(ConfigError, match=r"\[0\]: evaluate\(\) returned 3; expected a"):
         short_run(None, evaluators=[Numbers(3)])
 
 

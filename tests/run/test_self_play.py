@@ -237,14 +237,14 @@ def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> N
     [
         ({"share": 1.5}, {}, r"opponents\.share = 1\.5: expected a number from 0 to 1"),
         ({"add_every": 0}, {}, r"opponents\.add_every = 0: no snapshot would be added"),
-        ({}, {"algorithm": "impala"}, "no self-play against snapshots|learns for one agent"),
+        ({}, {"algorithm": "impala"}, "does not support self-play|learns for one agent"),
         (
             {},
             {"policies.main.agents": ["first"], "policies.foe.agents": ["second"]},
             r"policies\.main\.opponents = 'uniform': snapshots need a second agent of main",
         ),
-        ({}, {"runner.envs_per_actor": 1}, r"opponents = 'uniform': snapshots play where the le"),
-        ({}, {"policies.main.frozen": True}, r"opponents = 'uniform': a policy that does not"),
+        ({}, {"runner.envs_per_actor": 1}, r"opponents = 'uniform': self-play against"),
+        ({}, {"policies.main.frozen": True}, r"opponents = 'uniform': a policy that is not"),
     ],
     ids=["share", "never", "algorithm", "one agent", "actors", "frozen"],
 )

@@ -173,7 +173,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ),
         (
             {"policies.r.agents": ["referee"], "policies.keys.agents": ["*st", "se*"]},
-            r"policies = 'keys': PyTorch cannot name a module so",
+            r"policies = 'keys': not a valid PyTorch module name",
         ),
         *(
             (

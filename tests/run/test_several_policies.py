@@ -265,7 +265,7 @@ def test_forms_in_which_policies_are_named() -> None:
         ),
         (
             {"policy": "random", "policies": {"a.b": {"agents": ["first"], "source": "random"}}},
-            r"policies = 'a\.b': expected a name without \. / @ :; give it another id",
+            r"policies = 'a\.b': expected a name without \. / @ :; choose another ID",
         ),
         (
             {"policies": {**ALL_ONE, "all": {"agents": ["*"], "source": "random"}}},

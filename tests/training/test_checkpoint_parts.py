@@ -314,7 +314,7 @@ def test_crafted_parts(stored, files, marker, is_whole):
         return
     assert found.epoch == 2
     (warning,) = warnings
-    assert f"epoch_000003 is damaged and left out: {STATE} is damaged" in warning
+    assert f"epoch_000003 is damaged and skipped: {STATE} is damaged" in warning
 
 
 # -- single files --------------------------------------------------------------------------------

@@ -214,9 +214,7 @@ def test_a_damaged_file_leaves_the_checkpoint_out(directory):
         (newest / name).write_bytes(b"")
         store, warnings = make_store(directory)
         assert loaded(store) == (1, "")
-        assert [f"{newest} is damaged and left out: {name}: " in text for text in warnings] == [
-            True
-        ]
+        assert [f"{newest} is damaged and skipped: {name}: " in text for text in warnings] == [True]
         shutil.copy(directory / "copy" / name, newest / name)
     shutil.rmtree(newest)
     shutil.copytree(directory / "epoch_000001", newest)

@@ -368,7 +368,7 @@ def test_several_evaluators_are_joined():
     ]
     evaluator = MultiEvaluator(parts)
     assert evaluator.evaluate(make_model()) == {"a": 1.0, "b": 2.0, "c": 3.0}
-    with pytest.raises(ConfigError, match="two report a: give those of one another prefix"):
+    with pytest.raises(ConfigError, match="two evaluators report a: change the prefix"):
         MultiEvaluator([parts[0], ScriptedEvaluator([3.0], "a")]).evaluate(make_model())
     evaluator.close()
     assert [part.closed for part in parts] == [1, 1, 1]
