@@ -232,7 +232,7 @@ def test_vector_environments() -> None:
     assert rows("id") == rows("function") == rows("object")
     with pytest.raises(EnvError, match="is already in use, or closed"):
         train(vector_env(2), run_dir="impala", **more)
-    with pytest.raises(ConfigError, match=r"evaluation\.n_episodes = 2: .* for training alone"):
+    with pytest.raises(ConfigError, match=r"evaluation\.n_episodes = 2: .* only used for training"):
         train(vector_env(3), **{**alone, "evaluation.n_episodes": 2})
     with pytest.raises(EnvError, match="has 3 environments, expected 2"):
         train(vector_env(3), runner={"concurrency": 2}, **alone)
