@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Assembly:
-    """Builds the optional parts of a run; whoever prepares a run passes it to the runner.
+    """Builds the optional parts of a run.
 
     A runner imports none of these parts, so a run loads only those that its settings ask for.
     """
 
     def building_features(self, config: TrainConfig) -> BuildFeatures:
-        """Return the optional parts from which the algorithm of a run is built."""
+        """Return the optional parts of the algorithm."""
         from maze_train.training.features import BuildFeatures
 
         features = BuildFeatures(agents=_agent_parts)
@@ -64,30 +64,31 @@ class Assembly:
     def continuation_of(
         self, config: TrainConfig, checkpoint: CheckpointInfo | None
     ) -> CheckpointContinuation:
-        """Return what continues a run.
+        """Return the object that resumes a run.
 
         Args:
-            config: Its configuration.
-            checkpoint: Checkpoint at which it continues; None: it begins at step 0.
+            config: Configuration of the run.
+            checkpoint: Checkpoint to resume from; None: start at
+                step 0.
         """
         from maze_train.run.checkpoints import CheckpointContinuation
 
         return CheckpointContinuation(config, checkpoint)
 
     def with_random_opponent(self, config: TrainConfig) -> TrainConfig:
-        """Add a random opponent if nothing else can select the best policy; for several agents."""
+        """Add a random opponent if nothing else can select the best policy (multi-agent only)."""
         from maze_train.run.opponents import with_random_opponent
 
         return with_random_opponent(config)
 
     def opponent_evaluator(self, config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
-        """Return the evaluator that `evaluation.opponents` asks for."""
+        """Return the evaluator for `evaluation.opponents`."""
         from maze_train.run.opponents import opponent_evaluator
 
         return opponent_evaluator(config, builder)
 
     def how_to_continue(self, run_dir: Path | None, config: TrainConfig) -> str:
-        """Return the command that continues the run in a directory."""
+        """Return the command that resumes the run in a directory."""
         from maze_train.run.checkpoints import how_to_go_on
 
         return how_to_go_on(run_dir, config)
@@ -100,9 +101,9 @@ def _agent_parts() -> AgentParts:
 
 
 def is_examined(config: TrainConfig) -> bool:
-    """Whether a new run examines its environment.
+    """Return whether a new run examines its environment.
 
-    It does not build more environments than the run does by itself: there may be one machine.
+    No examination if the run has a single environment, since a second one may not be possible.
     """
     is_single = config.runner.concurrency == 1 and config.evaluation.n_episodes == 0
     return (

@@ -37,27 +37,28 @@ WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
 KEY = "base_run"
 
 POLICY_PARTS = ("normalizer", "trunk", "rnn", "policy")
-"""Parts of a model that make up its policy; all models name them alike."""
+"""Names of the parts of a model that form its policy."""
 
 CRITIC_PARTS = ("value_head", "critic", "critics", "target_critics")
-"""Parts that judge. Nothing else is taken over: temperatures are settings of the new run."""
+"""Names of critic parts. Other parts are not transferred; temperatures, for example, are settings
+of the new run."""
 
 POLICY_SETTINGS = tuple(
     setting.name for setting in fields(ModelConfig) if setting.name not in SETTINGS_OF_CRITICS
 )
-"""Settings of a model that describe its policy."""
+"""Model settings that describe the policy."""
 
 CRITIC_SETTINGS = ("critic", "value_transform", "value_support")
-"""Settings that say what the numbers of a critic mean; its sizes are seen in its weights."""
+"""Model settings that define the meaning of critic outputs; sizes follow from the weights."""
 
 FREE_SETTINGS = ("orthogonal_init",)
-"""Settings of how weights begin: here they begin with those of the base."""
+"""Settings of weight initialization, which do not apply with a base policy."""
 
 OWNER = re.compile(r"policies\.[^.]+\.")
-"""Beginning of the names of weights that belong to one of several policies."""
+"""Prefix of the weights of a policy in multi-agent models."""
 
 PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
-"""Text that needs no quotes on the command line of `maze-run`."""
+"""Text that needs no quotes on the `maze-run` command line."""
 
 
 class BasePolicy:
@@ -65,12 +66,12 @@ class BasePolicy:
 
     Args:
         config: Configuration of the new run.
-        policy: Id of the policy whose `source` names the earlier run; None: `base_run` names it.
+        policy: ID of the policy whose `source` names the earlier run; None: `base_run` names it.
 
     Attributes:
         key: Setting that names the run.
-        directory: The run.
-        is_frozen: Whether the policy stays as it is.
+        directory: Directory of the earlier run.
+        is_frozen: Whether the policy is frozen.
     """
 
     def __init__(self, config: TrainConfig, policy: str | None = None) -> None:
@@ -85,7 +86,7 @@ class BasePolicy:
         """The policy with the configuration of its run; read on first use.
 
         Raises:
-            ConfigError: If there is no policy, or its configuration cannot be read.
+            ConfigError: If the policy is missing, or its configuration cannot be read.
         """
         try:
             read = read_saved_policy if self.policy is None else read_source
@@ -99,17 +100,17 @@ class BasePolicy:
     def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
         """Return the configuration of the new run with the networks of the policy.
 
-        Settings of `model` about the policy become what they were in the base, with the defaults of
-        its algorithm filled in. Those that are given have to be the same, but for how weights and
-        statistics of observations begin and whether these continue.
+        Policy settings in `model` are replaced by those of the base, including the defaults of its
+        algorithm. Explicit settings must be equal, except for the initialization of weights and
+        observation statistics and whether statistics are updated.
 
         Args:
-            resumed_dir: Directory of a run that is continued, which has its networks already; its
-                base may be gone. None: a new run.
+            resumed_dir: Directory of a resumed run, which already has its networks (its base may
+                have been removed); None: a new run.
 
         Raises:
-            ConfigError: If there is no policy, a setting is another one there, or the algorithm can
-                not learn with it.
+            ConfigError: If the policy is missing, a setting differs, or the algorithm does not
+                support the policy.
         """
         given, defaults = self.model_of(self.config), ModelConfig()
         named = {
@@ -140,7 +141,7 @@ class BasePolicy:
     def model_of(self, config: TrainConfig) -> ModelConfig:
         """Return the settings of the networks that receive the weights.
 
-        What `model` says is not said of one of several policies.
+        `model` does not apply to individual policies in multi-agent runs.
         """
         if self.policy is None:
             return config.model
@@ -149,19 +150,19 @@ class BasePolicy:
         return replace(config.model, **unsaid) if own is None else own
 
     def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
-        """Check that the policy has the spaces of the environment, before a model is built.
+        """Check that the policy matches the spaces of the environment, before building a model.
 
         Args:
             own_spaces: Observation and action space of one environment.
 
         Raises:
-            ConfigError: If there is no policy, or its spaces are others.
+            ConfigError: If the policy is missing, or its spaces differ.
         """
         wanted, owner = own_spaces, "the environment"
         if self.policy is not None:
             several = agent_spaces(*own_spaces)
             if several is None:
-                return  # building the model refuses policies of one agent
+                return  # building the model reports this error
             owners = policies_of_agents(several, self.config.policies)
             owner = next(agent for agent, policy in owners.items() if policy == self.policy)
             wanted = several.of(owner)
@@ -171,19 +172,18 @@ class BasePolicy:
     def take_over(self, model: nn.Module) -> str:
         """Load the weights of the policy and its observation statistics into a model.
 
-        The policy has to be the same function. Whether statistics change from now on is what
-        `model.normalization.mode` of the new run says. A critic is taken over where the saved model
-        has one of the same kind, with its targets; other parts, such as temperatures, stay as they
-        are.
+        The new policy must compute the same function. `model.normalization.mode` of the new run
+        determines whether statistics are updated. A critic (with its targets) is loaded if the
+        saved model has one of the same kind. Other parts, such as temperatures, are not changed.
 
         Args:
-            model: The model to be trained; it, or its policy of that id, is changed in place.
+            model: Model to train; it (or its policy with the ID) is changed in place.
 
         Returns:
-            A line that names the parts with the weights of the base, and the new ones.
+            Message that lists the loaded and the newly initialized parts.
 
         Raises:
-            ConfigError: If there is no policy, or its networks do not fit.
+            ConfigError: If the policy is missing, or its networks do not match.
         """
         if self.policy is not None:
             model = modules_of(model)[self.policy]
@@ -202,7 +202,7 @@ class BasePolicy:
             part for part in wanted if _kind(part) in parts and _fits(found.get(part), wanted[part])
         ]
         chosen = {name: value for part in taken for name, value in found[part].items()}
-        # Targets that are not taken over begin as copies of what is.
+        # Targets that are not loaded start as copies of the loaded networks.
         copied = [part for part in taken if _target(part) in {*wanted} - {*taken}]
         for part in copied:
             chosen |= {_target(name): value for name, value in found[part].items()}
@@ -223,13 +223,13 @@ class BasePolicy:
         return ConfigError(self.key, problem, self.directory)
 
     def _check_can_learn(self, settings: dict[str, Any]) -> None:
-        """Check that the algorithm can build the networks; otherwise say how to train the base.
+        """Check that the algorithm supports the networks; the error explains how to train the base.
 
-        The setting that is named is the first one that is refused.
+        The error names the first unsupported setting.
         """
         algorithm, spaces = self.config.algorithm, self.saved.spaces
         build_model = locate(algorithm.model_builder)
-        # By default it follows from rnn, which is then the one to be refused.
+        # By default it depends on rnn, which should then be the setting in the error.
         settings = {**settings, "shared_trunk": self.saved.config.model.shared_trunk}
         try:
             if algorithm.learns_from == "dataset" and settings["rnn"] is not None:
@@ -247,7 +247,7 @@ class BasePolicy:
             raise self._refusal(problem) from error
 
     def _check_settings(self, named: dict[str, Any], own: dict[str, Any]) -> None:
-        """Check that the settings agree: equal shapes alone do not make the same policy."""
+        """Check that the settings agree, since equal shapes do not imply the same policy."""
         here, there = _one_by_one(named), _one_by_one(own)
         differing = [name for name in here if name in there and _differs(here[name], there[name])]
         if differing:
@@ -286,11 +286,11 @@ def policy_settings(
 
     Args:
         model: Settings of the model.
-        algorithm: Whose defaults these are.
+        algorithm: Algorithm that provides the defaults.
         spaces: Observation and action space of one environment.
 
     Raises:
-        SpaceError: If a space cannot be described.
+        SpaceError: If a space is not supported.
     """
     resolve = locate(algorithm.model_resolver)
     each = _spaces_of_policies(spaces)
@@ -302,10 +302,10 @@ def policy_settings(
     settings: dict[str, Any] = {}
     for name in POLICY_SETTINGS:
         first, *others = (getattr(own, name) for own in resolved)
-        # What differs between agents is filled in for each of them when its policy is built.
+        # Defaults that differ between agents are applied when their policies are built.
         settings[name] = getattr(model, name) if any(first != own for own in others) else first
     families = dict(settings["distributions"])
-    # Of all types of spaces, only this one has defaults that differ between algorithms.
+    # Only this type of space has defaults that depend on the algorithm.
     actions = [leaf for _, space in each for leaf in flat_spaces(space).values()]
     if any(isinstance(leaf, Box) for leaf in actions):
         families.setdefault("Box", DEFAULTS["Box"])
@@ -315,7 +315,7 @@ def policy_settings(
 
 
 def _spaces_of_policies(spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return observation and action space of each agent, or of the only one."""
+    """Return observation and action space of each agent."""
     several = agent_spaces(*spaces)
     return [spaces] if several is None else [several.of(agent) for agent in several.agents]
 
@@ -367,7 +367,7 @@ def _by_part(weights: Mapping[str, Tensor]) -> WeightsByPart:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split a name into its policy prefix, empty for a single policy, and the rest."""
+    """Split a name into policy prefix (empty for a single policy) and the rest."""
     found = OWNER.match(name)
     return (found.group(), name[found.end() :]) if found else ("", name)
 

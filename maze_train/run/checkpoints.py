@@ -32,7 +32,7 @@ class CheckpointContinuation:
 
     Args:
         config: Configuration of the run; `resume` may name a checkpoint.
-        compared: The checkpoint whose settings were compared with the configuration.
+        compared: Checkpoint whose settings were compared with the configuration.
     """
 
     def __init__(self, config: TrainConfig, compared: CheckpointInfo | None) -> None:
@@ -46,9 +46,10 @@ class CheckpointContinuation:
             run_dir: Directory of the run, which must be locked.
 
         Raises:
-            ConfigError: If another checkpoint is loaded, because files of that one are damaged, and
-                its settings do not allow the run to resume.
-            RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
+            ConfigError: If files of that checkpoint are damaged and the settings of the one loaded
+                instead do not allow the run to resume.
+            RunDirectoryError: If all checkpoints are damaged, or the named one is damaged or
+                missing.
         """
         checkpoint, compared = store.load(checkpoint_name(self._config.resume)), self._compared
         if checkpoint is not None:
@@ -61,7 +62,7 @@ class CheckpointContinuation:
         """Restore the state of the trainer from the checkpoint.
 
         Raises:
-            RunDirectoryError: If it is that of another algorithm or of other networks.
+            RunDirectoryError: If the state belongs to another algorithm or to other networks.
         """
         with fitting(checkpoint):
             saved = by_name(checkpoint.state["learners"]["learner"]["modules"])
@@ -72,7 +73,7 @@ class CheckpointContinuation:
     def past_rows(self, run: RunDirectory, checkpoint: Checkpoint) -> tuple[MetricsRow, ...]:
         """Return the rows of metrics up to the checkpoint.
 
-        A damaged table is set aside: the checkpoint is whole, and the run continues without it.
+        A damaged table is renamed, and the run continues without it.
 
         Args:
             run: Directory of the run.
@@ -95,12 +96,12 @@ class CheckpointContinuation:
 
 @contextmanager
 def fitting(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turn errors about missing or other parts of a state into errors of its checkpoint.
+    """Convert errors about missing or unexpected parts of a state to RunDirectoryError.
 
-    An error of user-defined code passes unchanged.
+    Errors of user-defined code are not converted.
 
     Raises:
-        RunDirectoryError: If it has.
+        RunDirectoryError: If the state does not fit.
     """
     try:
         yield
@@ -114,11 +115,11 @@ def fitting(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 OUR_CODE = ("maze_train", "torch", "numpy", "contextlib")
-"""Packages through which a state that does not fit may fail."""
+"""Packages that may raise the error of a state that does not fit."""
 
 
 def passes_other_code(error: BaseException) -> bool:
-    """Whether an exception was raised in or passed through packages other than `OUR_CODE`."""
+    """Return whether the traceback of an exception contains packages other than `OUR_CODE`."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     return any(name.partition(".")[0] not in OUR_CODE for name in names)
 
@@ -141,11 +142,11 @@ def by_name(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def how_to_go_on(run_dir: Path | None, config: TrainConfig) -> str:
-    """Return the line that tells how to resume a run.
+    """Return a message that explains how to resume a run.
 
     Args:
-        run_dir: Its directory.
-        config: Its configuration.
+        run_dir: Directory of the run.
+        config: Configuration of the run.
     """
     modules = [] if is_signed(config_text(config)) else modules_to_trust(config)
     given = given_in_python(config)

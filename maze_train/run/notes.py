@@ -29,17 +29,17 @@ from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN, TRAIN_RETURN, Me
 from maze_train.training.builder import AlgorithmBuilder
 
 LEAST_RUN_S = 5.0
-"""Seconds of a run from which on its speed is worth a line."""
+"""Minimum duration of a run in seconds for notes about its speed."""
 
 LARGE_IMAGE = 10_000
-"""Pixels of an image from which on it is worth a line."""
+"""Minimum number of pixels of an image for a note."""
 
 LARGE_ONE_HOT = 10_000
-"""Inputs of a one-hot observation from which on it is worth a line."""
+"""Minimum size of a one-hot observation for a note."""
 
 TIMES = ("time/env_s", "time/collect_s", "time/epoch_s")
 LEAST_WAIT_S, LEAST_SHARE = 5.0, 0.2
-"""Seconds, and share of the run, that have to be at stake where it is worth a line."""
+"""Minimum possible saving, in seconds and as a fraction of the run, for a note."""
 
 
 def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> Iterator[str]:
@@ -85,7 +85,7 @@ def named(observations: Mapping[str, object]) -> str:
 
 
 class TimeLimitNote(MetricsWriter):
-    """Notes a missing time limit if no episode ended in the first epoch.
+    """Prints a note about a missing time limit if no episode ended in the first epoch.
 
     Args:
         config: The configuration.
@@ -154,7 +154,7 @@ class EvaluationGapNote(MetricsWriter):
         self._behind: deque[bool] = deque(maxlen=WINDOW)
 
     def start(self, run: RunInfo) -> None:
-        """Begin; the rows before the checkpoint of a continued run count."""
+        """Start; in a resumed run, rows before the checkpoint count."""
         samples = not run.config.get("algorithm", {}).get("deterministic", False)
         self._is_on = samples and run.config.get("evaluation", {}).get("deterministic", True)
         for row in run.past_rows:
@@ -218,8 +218,8 @@ def end_notes(
 
     Args:
         rows: Metrics of the epochs of this process.
-        info_keys: Keys of infos that are to be metrics.
-        builder: What the run was built with.
+        info_keys: Configured info keys.
+        builder: Builder of the algorithm.
     """
     names = {name for row in rows for name in row}
     for key in info_keys:
@@ -230,9 +230,9 @@ def end_notes(
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:
-    """Whether training episodes have no time limit, as far as it is known without playing."""
+    """Return whether training episodes have no time limit, as far as known without playing."""
     if config.backend == "tensor":
-        return False  # a simulator begins episodes by itself, and knows when
+        return False  # simulators end episodes themselves
     wrappers = [str(node[TARGET]) for node in (*config.wrappers, *config.training_wrappers)]
     if config.max_episode_steps is not None or any("TimeLimit" in name for name in wrappers):
         return False
@@ -246,7 +246,7 @@ def lacks_time_limit(config: EnvConfig) -> bool:
 
 
 def is_float_image(space: spaces.Space[Any]) -> bool:
-    """Whether a space would be an image if its values were bytes."""
+    """Return whether a space would be an image if its dtype were uint8."""
     if not isinstance(space, spaces.Box) or space.dtype == np.uint8 or len(space.shape) < 3:
         return False
     return is_image(spaces.Box(0, 255, space.shape, np.uint8))
@@ -255,11 +255,11 @@ def is_float_image(space: spaces.Space[Any]) -> bool:
 def speed_notes(
     rows: Sequence[Mapping[str, float]], builder: AlgorithmBuilder[Any]
 ) -> Iterator[str]:
-    """Yield hints about settings with which the run would have been faster, by its own times.
+    """Yield hints about settings that would have made the run faster, based on its timings.
 
     Args:
         rows: Metrics of the epochs of this process.
-        builder: What the run was built with.
+        builder: Builder of the algorithm.
     """
     env_s, collect_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
     if builder.has_actors:
@@ -268,7 +268,7 @@ def speed_notes(
         return
     if not env_s:
         return
-    with suppress(EnvError):  # Workers that are gone must not cost a finished training.
+    with suppress(EnvError):  # a failed worker must not fail a finished run
         if use := builder.worker_use():
             yield from worker_notes(env_s, whole_s, *use)
     if is_worth_it(env_s, whole_s) and has_vector_form(builder.context.config.env):
@@ -288,11 +288,11 @@ def worker_notes(
     """Yield a note if another number of worker processes, or none, would be faster.
 
     Args:
-        waited_s: Seconds for which the run waited for workers.
-        whole_s: Seconds of the run.
-        busy_s: Seconds for which the workers did their work, summed up.
-        n_workers: How many there are.
-        work: The work.
+        waited_s: Time that the run waited for workers, in seconds.
+        whole_s: Duration of the run in seconds.
+        busy_s: Total busy time of all workers in seconds.
+        n_workers: Number of workers.
+        work: Description of the work.
     """
     if not is_worth_it(waited_s, whole_s):
         return
@@ -310,14 +310,14 @@ def worker_notes(
 
 
 def is_worth_it(saved_s: float, whole_s: float) -> bool:
-    """Whether saving that many seconds of a run is worth a note."""
+    """Return whether a possible saving is large enough for a note."""
     return saved_s >= LEAST_WAIT_S and saved_s >= LEAST_SHARE * whole_s
 
 
 def has_vector_form(config: EnvConfig) -> bool:
-    """Whether the environment is registered with an equivalent vector version."""
+    """Return whether the environment is registered with an equivalent vector version."""
     spec = gymnasium.registry.get(config.id or "")
     is_plain = config.backend == "gymnasium" and not (config.wrappers or config.training_wrappers)
-    # That of Atari games comes with its own preprocessing.
+    # The vector version of Atari games has different preprocessing.
     is_game = str(config.id).startswith("ALE/")
     return is_plain and not is_game and spec is not None and spec.vector_entry_point is not None

@@ -32,19 +32,20 @@ from maze_train.training.several_agents import is_trainable, policies_of_agents
 
 
 class OpponentEvaluator(RolloutEvaluator):
-    """Plays n episodes in the seats of each team against each opponent, and reports results.
+    """Plays n episodes against each opponent in the seats of each team.
 
-    The policies that are judged play all agents of one team, which is a single agent unless the
-    environment has teams. An opponent plays all other agents that it can; the rest keep their
-    policies. The sum of the returns of a team counts: larger than those of all teams in which the
-    opponent plays is a win, smaller than any of them a loss, and else it is a draw.
+    The evaluated policies play all agents of one team (a single agent if the environment has no
+    teams). The opponent plays all other agents that it supports; the remaining agents keep their
+    policies. The result is a win if the return of the team (the sum over its agents) is larger than
+    the return of every team in which the opponent plays, a loss if it is smaller than the largest
+    of them, otherwise a draw.
 
     Args:
         make_env: See `RolloutEvaluator`.
-        n_episodes: Episodes in the seats of each team against each opponent, >= 1.
-        opponents: The models by agent that an opponent can play, by its name.
+        n_episodes: Episodes per team and opponent, >= 1.
+        opponents: Models by agent of each opponent, by its name.
         teams: Agents of each team.
-        seats: Teams that the policies which are judged play, one at a time.
+        seats: Teams that the evaluated policies play, one at a time.
         **kwargs: Further arguments of `RolloutEvaluator`.
     """
 
@@ -61,7 +62,7 @@ class OpponentEvaluator(RolloutEvaluator):
         self._opponents, self._teams, self._seats = opponents, teams, seats
 
     def evaluate(self, policy: nn.Module) -> dict[str, float]:
-        """Play; metrics are `<prefix>/vs_<name>/return_mean`, `win_rate` and so on."""
+        """Play the episodes; return `<prefix>/vs_<name>/return_mean`, `win_rate`, and so on."""
         metrics: dict[str, float] = {}
         with generators_kept(), torch.no_grad():
             env = self._environments()
@@ -85,7 +86,7 @@ class OpponentEvaluator(RolloutEvaluator):
     def _play_seat(
         self, seat: Sequence[str], policy: Any, models: Mapping[str, nn.Module], env: MazeVectorEnv
     ) -> tuple[Array, Array, Array]:
-        """Mean return of the agents of a team, its return, and the best one of others, `[n]`."""
+        """Return the mean return per agent of a team, its return, and the best other one, `[n]`."""
         own = {agent: policy.by_policy[owner] for agent, owner in policy.agents.items()}
         others = models.keys() - set(seat)
         chosen = {agent: models[agent] if agent in others else own[agent] for agent in own}
@@ -97,7 +98,7 @@ class OpponentEvaluator(RolloutEvaluator):
 
 
 MOST_TURNS, ENOUGH = 1_000, 10
-"""Turns that are played to see whether rewards cancel, and those with rewards that say it."""
+"""Number of turns to play to detect whether rewards cancel out, and required turns with rewards."""
 
 CANCELLED = (
     "note: what one agent gains others lose, so the mean return over agents says nothing: "
@@ -109,18 +110,17 @@ CANCELLED = (
 def with_random_opponent(config: TrainConfig) -> TrainConfig:
     """Add a random opponent if rewards cancel and no setting selects the best policy.
 
-    That is so in environments where the rewards of several agents cancel, which a few random
-    episodes show.
+    A few random episodes are played to detect whether the rewards of the agents cancel out.
 
     Args:
-        config: The configuration, which is returned as it is where they do not.
+        config: The configuration; returned unchanged if the rewards do not cancel out.
     """
     settings = config.evaluation
     is_chosen = settings.opponents or settings.metric or not settings.n_episodes
     if is_chosen or config.env.backend != "gymnasium":
         return config
     make_env, found = EnvFactory(config.env).for_evaluation(), False
-    # An error comes again where it belongs.
+    # An error will be raised again later, with a better message.
     with suppress(Exception), generators_kept(), closing(make_env()) as env:
         found = rewards_cancel(env, Seeds(config.seed or 0).integer("opponents"))
     if not found:
@@ -130,10 +130,10 @@ def with_random_opponent(config: TrainConfig) -> TrainConfig:
 
 
 def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
-    """Whether the rewards of all agents sum to 0 in every turn of some random episodes.
+    """Return whether the rewards of all agents sum to 0 in every turn of some random episodes.
 
     Args:
-        env: An environment; with one agent, or one team, they do not.
+        env: An environment; False for a single agent or team.
         seed: Root seed of the episodes, >= 0.
     """
     spaces = env.observation_space, env.action_space
@@ -161,7 +161,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
     """Build the evaluator of `evaluation.opponents`.
 
     Raises:
-        ConfigError: If there is one agent, or an opponent is not a policy or does not fit.
+        ConfigError: If there is a single agent, or an opponent is not a policy or does not fit.
     """
     settings, spaces = config.evaluation, agent_spaces(*builder.spaces)
     if spaces is None or len(spaces.agents) < 2:

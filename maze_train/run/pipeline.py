@@ -1,4 +1,4 @@
-"""The way of a configuration from what a user gives to what a runner gets.
+"""From user input to the checked configuration of a runner.
 
     values by name      Hydra composes them, or a Python user gives them
     stored_settings     with `resume=<directory>`: the settings of that run, and changes of the user
@@ -7,7 +7,8 @@
     prepare             a base run gives its networks; a trial is shortened; the settings of a run
                         that is continued are compared; a seed is drawn
 
-`configure` is the way to a `TrainConfig`, `prepare` the rest of it. Runners change nothing.
+`configure` returns a `TrainConfig`; `prepare` does the remaining steps. Runners do not change the
+configuration.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class PreparedRun:
     """The configuration, with a seed and all defaults."""
 
     resumed_dir: Path | None = None
-    """Directory of the run that is continued; None: a new run."""
+    """Directory of the resumed run; None: a new run."""
 
     checkpoint: CheckpointInfo | None = None
-    """Checkpoint at which the run continues; None: it begins at step 0."""
+    """Checkpoint to resume from; None: start at step 0."""
 
     bases: tuple[BasePolicy, ...] = ()
-    """Policies whose weights training starts from; none: new weights, or those of a checkpoint."""
+    """Policies that initialize the weights; empty: new weights, or weights of a checkpoint."""
 
     assembly: Assembly = field(default_factory=Assembly)
     """Builds the optional parts of the run."""
@@ -57,12 +58,12 @@ def configure(values: Mapping[str, Any], changes: Mapping[str, Any] | None = Non
     """Return the configuration of a run from plain values.
 
     Args:
-        values: Values as `load_config` takes them.
-        changes: Settings that are changed in the run that `resume` names; None: the values are not
-            changes, but a whole configuration, also with `resume`.
+        values: Values for `load_config`.
+        changes: Changed settings of the run named by `resume`; None: `values` is a complete
+            configuration, even with `resume`.
 
     Raises:
-        ConfigError: If a setting is wrong, see `load_config` and `stored_settings`.
+        ConfigError: If a setting is invalid, see `load_config` and `stored_settings`.
         RunDirectoryError: If the configuration of the run is damaged.
     """
     resume = values.get("resume")
@@ -77,9 +78,9 @@ def prepare(config: TrainConfig) -> PreparedRun:
     """Complete a configuration and find the initial state of the run; write nothing.
 
     Raises:
-        ConfigError: If there is no run to continue, a setting differs from it that changes its
-            numbers, or the algorithm cannot learn with the policy of the base run.
-        RunDirectoryError: If the configuration of the run that is continued is damaged.
+        ConfigError: If there is no run to resume, a setting that affects its results was changed,
+            or the algorithm does not support the policy of the base run.
+        RunDirectoryError: If the configuration of the resumed run is damaged.
     """
     config = config.with_defaults()
     directory, bases = None, []
@@ -89,7 +90,7 @@ def prepare(config: TrainConfig) -> PreparedRun:
         directory = run_to_resume(config)
     sources = [policy for policy, own in config.policies.items() if own.run is not None]
     for policy in [*[None] * (config.base_run is not None), *sources]:
-        # Imported here, as below: an error in a configuration is reported before PyTorch is needed.
+        # Imported here, as below, to report configuration errors before loading PyTorch.
         from maze_train.run.base_policy import BasePolicy
 
         base = BasePolicy(config, policy)
@@ -115,14 +116,14 @@ def best_of_finished(prepared: PreparedRun) -> float | None:
         prepared: The run.
 
     Returns:
-        The metric; None if there is more to do, or the outcome is not known.
+        The metric; None if the run is unfinished, or its outcome is unknown.
     """
     last = prepared.checkpoint
     if prepared.resumed_dir is None:
         return None
     run = RunDirectory(prepared.resumed_dir)
     try:
-        # Without checkpoints, those of the run are in its file only.
+        # Without checkpoints, the settings are only in the configuration file.
         settings = last.settings if last else read_regular(run.config).decode()
         summary = run.outcome
         is_over = str(summary["stop_reason"]) not in ("", *FAILURES)

@@ -42,35 +42,35 @@ class RolloutPolicy:
     """Policy that plays in a rollout."""
 
     name: str
-    """A short name, which is fit for a directory."""
+    """Short name that can be used for a directory."""
 
     settings: dict[str, Any]
-    """Plain values that distinguish it from others."""
+    """Plain values that identify the policy."""
 
     make_agent: Callable[[EnvSlice], RowAgent]
-    """Builds the agent that acts in some environments, also in other processes."""
+    """Builds the agent that acts in some environments; may be called in other processes."""
 
     spaces: tuple[Any, Any] = (None, None)
-    """Observation and action space that it is for; None: any."""
+    """Observation and action space of the policy; None: any."""
 
     deterministic: bool | None = None
-    """Whether the most likely action is taken; None: actions are not those of a model."""
+    """Whether the most likely action is taken; None: not a model."""
 
     run_dir: Path | None = None
-    """Directory of the run that it comes from; None: of none."""
+    """Directory of the run of the policy, if any."""
 
     env: EnvConfig | None = None
-    """Settings of the environment that it was trained in; None: of none."""
+    """Settings of the environment of the policy's training, if any."""
 
     owners: dict[str, str] = field(default_factory=dict)
-    """Id of the policy of each agent, where there are several agents with their own policies."""
+    """Policy ID of each agent in multi-agent environments with several policies."""
 
     label: str = ""
-    """Names of policies for people, where several are named."""
+    """Display name if several policies are named."""
 
     @property
     def title(self) -> str:
-        """Display name; names of algorithms are in capitals."""
+        """Display name; algorithm names are in capitals."""
         return self.label or (self.name if self.run_dir is None else self.name.upper())
 
     def check_spaces(self, env: str, spaces: tuple[Any, Any]) -> None:
@@ -97,18 +97,18 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     """Return the policy that a configuration names.
 
     Args:
-        config: The configuration; a policy that was given in Python takes the forms that
-            `RolloutGenerator` takes.
+        config: The configuration; in Python, the policy can have any type that `RolloutGenerator`
+            accepts.
 
     Raises:
-        ConfigError: If the saved policy is that of a class that is not there, or what `policy` or
-            the configuration names is no policy, or cannot be built.
+        ConfigError: If a class of the saved policy is missing, or `policy` is not a policy or
+            cannot be built.
         RunDirectoryError: If the run has no policy, or it is damaged.
     """
     if config.run is not None:
         parts = PARTS_OF_POLICY if config.env is not None else (*PARTS_OF_POLICY, *PARTS_OF_ENV)
         saved = read_saved_policy(config.run, config.trust, config, parts)
-        saved.make_model()  # what does not fit fails here, and not in a worker
+        saved.make_model()  # report errors here, not in a worker
         several = agent_spaces(*saved.spaces)
         settings = {"run": str(saved.run_dir.absolute()), **score_of(saved)}
         return RolloutPolicy(
@@ -131,7 +131,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     agent = agent_maker(found, config.deterministic)
     is_model = model_of(found) is not None
     if not is_given and not is_model:
-        agent = partial(PolicyAgent, build)  # not copies: what is built may not take to that
+        agent = partial(PolicyAgent, build)  # build anew: instances may not support copying
     name = str(target).replace(":", ".").rpartition(".")[2].strip("<>")
     chance = config.deterministic if is_model else None
     return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
@@ -140,7 +140,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
 def _trained_agent(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> RowAgent:
     model: Any = saved.make_model()
     several = agent_spaces(envs.observation.space, envs.action.space)
-    if several is not None:  # flags of agents are in the order that they have here
+    if several is not None:  # flags are in the order of these agents
         owners = {agent: model.agents[agent] for agent in several.agents}
         model = JointModel(modules_of(model), owners)
     return ModelAgent(model, envs, deterministic)
@@ -148,13 +148,13 @@ def _trained_agent(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> R
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy that settings name for agents; it can be sent to worker processes.
+    """Policy named in the settings for some agents; can be sent to worker processes.
 
     Attributes:
-        source: Its name, see `PolicyConfig.source`.
-        key: Where the settings name it.
+        source: Name of the policy, see `PolicyConfig.source`.
+        key: Key of the setting.
         spaces: Observation and action space of the agents.
-        saved: The policy, where a run has saved it.
+        saved: Saved policy, if it comes from a run.
     """
 
     source: Any
@@ -164,7 +164,7 @@ class NamedPolicy:
 
     @property
     def fits(self) -> bool:
-        """Whether the policy has the spaces of the agents."""
+        """Whether the policy matches the spaces of the agents."""
         return self.saved is None or self.saved.spaces == self.spaces
 
     @property
@@ -178,8 +178,8 @@ class NamedPolicy:
         """Build a new model that acts.
 
         Raises:
-            ConfigError: If it cannot be built, or does not act.
-            RunDirectoryError: If the saved weights do not fit.
+            ConfigError: If the policy cannot be built, or is not a policy.
+            RunDirectoryError: If the saved weights do not match.
         """
         if self.saved is not None:
             return self.saved.make_model()
@@ -189,17 +189,17 @@ class NamedPolicy:
 def resolve(
     source: Any, key: str, spaces: tuple[Any, Any], agent: str, config: RolloutConfig | TrainConfig
 ) -> NamedPolicy:
-    """Resolve a policy that settings name.
+    """Resolve a policy named in the settings.
 
     Args:
-        source: Its name.
-        key: Where they name it.
-        spaces: Observation and action space of the agents that it acts for.
-        agent: One of them, whose policy it is where a run has several.
-        config: The configuration, which says what a run may name.
+        source: Name of the policy.
+        key: Key of the setting.
+        spaces: Observation and action space of the agents.
+        agent: Agent whose policy is used if a run has several.
+        config: The configuration, which defines what a saved run may import.
 
     Raises:
-        ConfigError: If a run has no such policy, or names what is not trusted.
+        ConfigError: If the run does not have the policy, or names code that is not trusted.
     """
     saved = None
     if source != RANDOM and not is_target(source):
@@ -211,22 +211,23 @@ def resolve(
 
 
 OF_RUN = "_of_run"
-"""End of the id of a policy of the run, where the user has given its id to another one."""
+"""Suffix for the ID of a run's policy if its ID is used by another policy."""
 
 
 def with_policies(
     base: RolloutPolicy, config: RolloutConfig, spaces: tuple[Any, Any]
 ) -> RolloutPolicy:
-    """Return the policies that a rollout names, and those of its run for all other agents.
+    """Return the named policies of a rollout, combined with those of its run for other agents.
 
     Args:
-        base: The policy of agents that are not named.
+        base: Policy of the agents that are not named.
         config: The configuration, with `policies`.
         spaces: Observation and action space of the environment.
 
     Raises:
-        ConfigError: If there is one agent, agents and policies do not fit, or one cannot be built.
-        RunDirectoryError: If saved weights do not fit.
+        ConfigError: If there is a single agent, the policies do not match the agents, or a policy
+            cannot be built.
+        RunDirectoryError: If saved weights do not match.
     """
     several = agent_spaces(*spaces)
     if several is None:
@@ -244,7 +245,7 @@ def with_policies(
                 problem = f"its policy has the {{kind}} space {{found}}, {agent} has {{wanted}}"
                 check_same_spaces(key, problem, named.saved.spaces, own, named.source)
             found[policy] = named
-    models = [named.make_model() for named in found.values()]  # what fails does so here
+    models = [named.make_model() for named in found.values()]  # report errors here
     learned = any(True for model in models for _ in model.parameters())
     described = {
         policy: {
@@ -266,7 +267,7 @@ def with_policies(
 
 
 def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, PolicyConfig]:
-    """Return the named policies, and those of the run for the other agents."""
+    """Return the named policies, and the policies of the run for the other agents."""
     of_run: dict[str, str] = {}
     own: Mapping[str, PolicyConfig] = {}
     if config.run is not None:
@@ -274,7 +275,7 @@ def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, Poli
         own = saved.config.policies
         of_run = _policies_of_run(saved, several)
     elif config.policy == RANDOM:
-        kinds = policies_of_agents(several, {})  # a policy is for agents with the same spaces
+        kinds = policies_of_agents(several, {})  # agents of a policy have the same spaces
         one = len(set(kinds.values())) == 1
         of_run = {agent: RANDOM if one else f"{RANDOM}_{kind}" for agent, kind in kinds.items()}
     named = {
@@ -298,7 +299,7 @@ def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, Poli
 
 
 def _policies_of_run(saved: SavedPolicy, several: AgentSpaces) -> dict[str, str]:
-    """Return the policy of a run for each agent for which it has exactly one."""
+    """Return the policy of a run for each agent that has exactly one."""
     theirs, own = agent_spaces(*saved.spaces), saved.config.policies
     if theirs is None:
         return {}

@@ -1,4 +1,4 @@
-"""Check the environments of a run during its first updates, and report what they violate."""
+"""Check that environments are reproducible, in parallel with the first updates of a run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from maze_train.workers.places import ThisProcess
 from maze_train.workers.probe import Probe
 
 LIMIT_S = 30.0
-"""Seconds after which the examination is given up."""
+"""Timeout of the examination in seconds."""
 
 WAIT_S = 1.0
-"""Most seconds after its start for which the end of a run waits for it."""
+"""Maximum time after its start that the end of a run waits for the examination, in seconds."""
 
 
 class Examination:
     """Examines an environment in a throw-away process while the first updates are made.
 
     Args:
-        work: Runs in that process; returns lines for the user.
+        work: Runs in that process; returns messages for the user.
         notify: Prints a line.
     """
 
@@ -87,20 +87,20 @@ def examination_of(
 def examined(
     factory: EnvFactory, counts: tuple[int, int, int], is_resumed_exactly: bool
 ) -> list[str]:
-    """Examine an environment; return lines for the user.
+    """Examine an environment; return messages for the user.
 
     Args:
         factory: Builds an environment.
-        counts: Numbers of training environments, evaluation environments, and worker processes; 0:
-            all environments are in one process.
-        is_resumed_exactly: Whether the run, if it is resumed, has to put its environments back.
+        counts: Numbers of training environments, evaluation environments and worker processes (0:
+            all environments are in one process).
+        is_resumed_exactly: Whether a resumed run must restore the state of its environments.
     """
     difference, findings = "", Findings()
     try:
         difference = replay_difference(factory) if is_resumed_exactly else ""
         findings = examine(factory)
     except MazeTrainError:
-        pass  # it cannot be examined, as if there was only one
+        pass  # cannot be examined, like a single environment
     lines = notes(findings, *counts)
     if difference:
         lines.append(

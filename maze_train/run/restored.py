@@ -17,7 +17,7 @@ def restored_learner(prepared: PreparedRun) -> Learner[Any, Any, Any]:
     """Return the learner of a run with the state of its checkpoint.
 
     Raises:
-        RunDirectoryError: If there is no checkpoint, or all are damaged.
+        RunDirectoryError: If there is no checkpoint, or all checkpoints are damaged.
     """
     runner = TrainingRunner(prepared)
     checkpoint, builder = runner.read_checkpoint(), runner.builder

@@ -56,24 +56,24 @@ class RolloutResult:
     """Directory of the results."""
 
     episodes: list[PlayedEpisode] = field(repr=False)
-    """The episodes by their number, without their trajectories, which `record` writes."""
+    """Episodes in order, without trajectories (see `record`)."""
 
     summary: RolloutSummary
-    """Numbers over the episodes."""
+    """Statistics over the episodes."""
 
 
 class RolloutRunner:
     """Plays episodes with a policy and writes the results.
 
-    An episode is a function of the policy and its seed: `runner`, its processes and environments
-    make no difference.
+    An episode depends only on the policy and its seed, not on `runner` or the numbers of processes
+    and environments.
 
     Args:
-        config: The configuration; it is not changed.
+        config: The configuration; not modified.
 
     Raises:
-        ConfigError: If the parts of the configuration do not fit.
-        RunDirectoryError: If the run has no policy, or it is damaged.
+        ConfigError: If parts of the configuration do not fit together.
+        RunDirectoryError: If the policy of the run is missing or damaged.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class RolloutRunner:
     def run(self) -> RolloutResult:
         """Play all episodes.
 
-        The episodes that were played are written, also after an error or a signal.
+        Finished episodes are written even after an error or a signal.
 
         Raises:
             ConfigError: Before anything is written, if policy, environment and settings do not fit.
@@ -123,7 +123,7 @@ class RolloutRunner:
                     writer = self._trajectory_writer(Path(config.record_dir))
             except BaseException:
                 if not was_there:
-                    with suppress(OSError):  # the default has parents that were made for it
+                    with suppress(OSError):  # also remove parents created for the default
                         for place in (output_dir, *output_dir.parents[: 2 * (given is None)]):
                             place.rmdir()
                 raise
@@ -141,13 +141,13 @@ class RolloutRunner:
         writer: TrajectoryWriter | None,
         interruption: Interruption,
     ) -> None:
-        """Play the episodes; write the results in any case."""
+        """Play the episodes and always write the results."""
         seeds = self.config.episode_seeds
         reason, began = FAILED, time.monotonic()
         progress = RolloutProgress(len(seeds), self.config.progress)
         several = agent_spaces(*self._spaces)
         files = RolloutFiles(output_dir, several.agents if several is not None else ())
-        with interruption.deferred():  # a signal while files are written costs no episodes
+        with interruption.deferred():  # a signal while writing files must not lose episodes
             try:
                 with writer or nullcontext():
                     try:
@@ -179,14 +179,14 @@ class RolloutRunner:
             notify(note)
 
     def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
-        """Keep an episode without its trajectory, which goes to the writer."""
-        # At first: what the writer cannot write stays with it, and is not to be added again.
+        """Store an episode without its trajectory, which goes to the writer."""
+        # First, since the writer keeps what it cannot write, which must not be added again.
         self.episodes.append(replace(episode, trajectory=None))
         if writer is not None and episode.trajectory is not None:
             writer.add(episode.trajectory)
 
     def _keep_waiting(self, player: RolloutPlayer, writer: TrajectoryWriter | None) -> None:
-        """Keep finished episodes that wait for earlier ones, which will not be played any more."""
+        """Store finished episodes that wait for earlier ones, which will not be played anymore."""
         kept = {episode.number for episode in self.episodes}
         for number in sorted(player.waiting.keys() - kept):
             self._keep(player.waiting[number], writer)
@@ -195,7 +195,7 @@ class RolloutRunner:
         """Build the player of the episodes in this process or in workers.
 
         Args:
-            video_dir: Where videos go, if the configuration asks for them.
+            video_dir: Directory of the videos, if enabled.
         """
         config = self.config
         settings = PlaySettings(
@@ -216,7 +216,7 @@ class RolloutRunner:
     # -- checks ----------------------------------------------------------------------------------
 
     def _check_environment(self) -> None:
-        """Build one environment and check that it fits the policy and can render."""
+        """Build one environment and check that it matches the policy and can render."""
         config, mode = self.config, self.config.render_mode
         setting = ("video", True) if config.video else ("render", config.render)
         if config.video:
@@ -243,7 +243,7 @@ class RolloutRunner:
         finally:
             try:
                 close_all([env])
-            except EnvError as error:  # it is not one of those that play
+            except EnvError as error:  # not used for playing
                 warn(str(error))
 
     # -- files -----------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class RolloutRunner:
         taken = [CONFIG, ROLLOUT_FILE, EPISODES_FILE, SUMMARY, VIDEOS]
         if self.config.record_dir is None:
             taken.append(TRAJECTORIES)
-        with writable("output_dir", Path(given or ".")):  # a name may be too long to look at
+        with writable("output_dir", Path(given or ".")):  # the name may be too long
             found = [name for name in taken if given and (Path(given) / name).exists()]
         if found:
             problem = f"holds results already ({found[0]}): name another directory, or null"
@@ -270,14 +270,14 @@ class RolloutRunner:
         return self._outputs / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
 
     def _write_config(self, output_dir: Path) -> None:
-        """Write the configuration, which repeats the rollout in another directory."""
+        """Write the configuration, with which the rollout can be repeated in another directory."""
         config = replace(self.config, output_dir=None)
         text = dump_yaml(config_to_dict(config))
         with writable("output_dir", output_dir), atomic_write(output_dir / ROLLOUT_FILE) as file:
             file.write(text.encode())
 
     def _trajectory_writer(self, directory: Path) -> TrajectoryWriter:
-        """Open a dataset for the episodes: a new one, or that of `record_dir`.
+        """Open the dataset for the episodes: a new one or `record_dir`.
 
         Raises:
             ConfigError: If `record_dir` has other spaces, is damaged, or cannot be written.
@@ -311,7 +311,7 @@ class RolloutRunner:
 
     @property
     def _seeds(self) -> dict[str, Any]:
-        """The configured seeds: all of them if they were listed, else the first and the last."""
+        """Return the configured seeds: all if listed, otherwise the first and the last."""
         seeds = self.config.episode_seeds
         if self.config.seeds is not None:
             return {"seeds": seeds}
@@ -331,7 +331,7 @@ class RolloutRunner:
         return f"{self.policy.title} on {env_name(self.env_config)}, {episodes}"
 
     def _outcome(self, output_dir: Path) -> list[str]:
-        """Return the closing lines: statistics and the places of the files."""
+        """Return the closing lines: statistics and paths of the files."""
         summary = self._summary
         lines = ["", *(f"  {line}" for line in summary.lines()), ""]
         if summary.agents:
@@ -350,7 +350,7 @@ def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:
     """Return the settings of the environment with a render mode.
 
     Raises:
-        ConfigError: If they ask for another way of rendering.
+        ConfigError: If the settings request another render mode.
     """
     if mode is None:
         return env

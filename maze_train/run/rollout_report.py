@@ -31,18 +31,18 @@ COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "trunc
 class RolloutSummary:
     """Statistics over the episodes of a rollout; NaN if missing.
 
-    Episodes that were lost count in `lost` and `env_steps` only. Deviations are those of the
-    episodes themselves (divided by n).
+    Lost episodes count only in `lost` and `env_steps`. Standard deviations are population standard
+    deviations (divided by n).
     """
 
     episodes: int
-    """Episodes that were played, lost ones included."""
+    """Number of played episodes, including lost ones."""
 
     lost: int
-    """Episodes that were lost: the environment returned numbers that are not finite."""
+    """Number of lost episodes: the environment returned non-finite values."""
 
     env_steps: int
-    """Steps of all episodes."""
+    """Total number of steps."""
 
     return_mean: float
     return_std: float
@@ -54,10 +54,10 @@ class RolloutSummary:
     length_max: float
 
     success_rate: float
-    """Share of successes among the episodes that reported whether they were one."""
+    """Success rate of the episodes that reported success or failure."""
 
     agents: dict[str, AgentSummary] = field(default_factory=dict)
-    """Numbers of each agent, where there are several."""
+    """Statistics of each agent in multi-agent environments."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the statistics by name."""
@@ -93,10 +93,10 @@ class RolloutSummary:
 
 @dataclass(frozen=True)
 class AgentSummary:
-    """Statistics of one of several agents over the episodes of a rollout."""
+    """Statistics of an agent over the episodes of a multi-agent rollout."""
 
     policy: str | None
-    """Id of its policy; None without a separate one."""
+    """ID of its policy; None if the policies are not distinguished."""
 
     return_mean: float
     return_std: float
@@ -104,18 +104,18 @@ class AgentSummary:
     return_max: float
 
     turns_mean: float
-    """Number of its actions in an episode."""
+    """Mean number of actions per episode."""
 
     win_rate: float
-    """Share of episodes in which the return of its team, the sum over its agents, is larger than
-    those of all other teams that have an agent with another policy; NaN without such teams, as in
-    the next two. Without teams each agent is one."""
+    """Fraction of episodes in which the return of its team (the sum over agents) is larger than the
+    returns of all teams with another policy; NaN without such teams, like the next two. Without
+    teams, each agent is a team."""
 
     draw_rate: float
-    """Share of those in which it is as large as the largest one of theirs."""
+    """Fraction of episodes in which its return equals the largest one of these teams."""
 
     loss_rate: float
-    """Share of those in which it is smaller."""
+    """Fraction of episodes in which its return is smaller than the largest one."""
 
 
 def summarise(
@@ -127,8 +127,8 @@ def summarise(
 
     Args:
         episodes: The episodes.
-        owners: Id of the policy of each agent, where it is known.
-        teams: Agents of each team, where there are several agents.
+        owners: Policy ID of each agent, if known.
+        teams: Agents of each team in multi-agent environments.
     """
     episodes = list(episodes)
     whole = [episode for episode in episodes if not episode.lost]
@@ -171,16 +171,16 @@ def _summaries_of_agents(
 
 
 class RolloutFiles:
-    """Writes the table of the episodes and the summary.
+    """Writes the table of episodes and the summary.
 
-    A process that is killed leaves the rows up to there.
+    If the process is killed, the rows so far remain.
 
     Args:
         directory: Directory of the results.
-        agents: Names of the agents, where there are several.
+        agents: Names of the agents in multi-agent environments.
 
     Raises:
-        RunDirectoryError: If it cannot be written.
+        RunDirectoryError: If writing fails.
     """
 
     def __init__(self, directory: Path, agents: Sequence[str] = ()) -> None:
@@ -196,7 +196,7 @@ class RolloutFiles:
         """Write the row of an episode; flags are 0 or 1, an unknown success is empty.
 
         Raises:
-            RunDirectoryError: If the disk does not take it; `finish` tries again.
+            RunDirectoryError: If writing fails; `finish` retries.
         """
         row = {
             "number": episode.number,
@@ -219,11 +219,11 @@ class RolloutFiles:
         """Write missing rows and the summary; NaN becomes null.
 
         Args:
-            episodes: All episodes, those that were added first.
-            content: Content of the summary.
+            episodes: All episodes; the ones already added come first.
+            content: Contents of the summary.
 
         Raises:
-            RunDirectoryError: If the disk does not take them.
+            RunDirectoryError: If writing fails.
         """
         summary = JSONSummaryWriter(SUMMARY)
         summary.start(self._run)
@@ -235,7 +235,7 @@ class RolloutFiles:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn disk errors into errors of the directory of the results."""
+        """Convert OSError to RunDirectoryError."""
         try:
             yield
         except OSError as error:
@@ -246,7 +246,7 @@ class RolloutFiles:
 class RolloutProgress:
     """Shows how many episodes were played; as a context manager, it restores the terminal.
 
-    A reader of standard output that goes away costs the display, not the rollout.
+    If standard output is closed, only the display stops, not the rollout.
 
     Args:
         total: Episodes to play.
@@ -281,7 +281,7 @@ class RolloutProgress:
             self._display.close()
 
     def say(self, lines: Iterable[str]) -> None:
-        """Print lines, unless everything is quiet."""
+        """Print lines unless quiet."""
         with self._shown():
             for line in lines:
                 self._display.say(line)

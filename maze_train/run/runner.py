@@ -62,7 +62,7 @@ class TrainingResult:
     """Directory of the run."""
 
     summary: TrainingSummary
-    """The outcome in numbers."""
+    """Summary of training."""
 
     history: list[dict[str, float]] = field(repr=False)
     """One row of metrics per epoch."""
@@ -71,18 +71,19 @@ class TrainingResult:
     """The best policy, or the last one if none was selected."""
 
     missing: tuple[str, ...] = ()
-    """Results that could not be written, as on a full disk; `maze-run` fails then."""
+    """Results that could not be written, for example on a full disk; `maze-run` then fails."""
 
     @property
     def best_metric(self) -> float:
-        """Best value of the metric that selects the policy; the objective of a sweep."""
+        """Best value of the selection metric; the objective of a sweep."""
         return self.summary.best_metric
 
 
 class TrainingRunner:
     """Builds the parts of a run, trains, and cleans up.
 
-    `config.algorithm` names the builder of the algorithm, `config.runner` the place of the workers.
+    `config.algorithm` selects the builder of the algorithm, `config.runner` the backend of the
+    workers.
 
     Args:
         prepared: The configuration and the initial state of the run; see `prepare`.
@@ -91,7 +92,7 @@ class TrainingRunner:
         callbacks: Callbacks of the run; callers may add others to those of the settings.
 
     Raises:
-        ConfigError: If parts of the configuration do not fit.
+        ConfigError: If parts of the configuration do not fit together.
     """
 
     def __init__(self, prepared: PreparedRun) -> None:
@@ -110,13 +111,13 @@ class TrainingRunner:
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
         self._notify_once = cache(lambda text: notify(f"note: {text}"))
         self._final_evaluator: Evaluator | None = None
-        self._is_empty = False  # whether the directory has nothing but what an unbegun run wrote
+        self._is_empty = False  # whether the directory has only files of an unstarted run
         self._closing = contextlib.ExitStack()
         self.callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
 
     def _context(self) -> BuildContext[Any]:
-        """Return what the algorithm is built from."""
+        """Return the build context of the algorithm."""
         config = self.config
         own = config.learner_group.device
         key = "learner_group.device" if own else "algorithm.device"
@@ -159,11 +160,12 @@ class TrainingRunner:
         """Train until a limit is reached; a resumed run starts at its checkpoint.
 
         Raises:
-            ConfigError: Before anything is written, if the parts of the configuration do not fit.
+            ConfigError: Before anything is written, if parts of the configuration do not fit
+                together.
             Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
-            MazeTrainError: If training failed; results up to then are kept.
-            RunDirectoryError: If another process trains in the directory, or every checkpoint of a
-                run that is continued is damaged.
+            MazeTrainError: If training failed; results so far are kept.
+            RunDirectoryError: If another process trains in the directory, or all checkpoints of a
+                resumed run are damaged.
         """
         with (
             self,
@@ -175,7 +177,7 @@ class TrainingRunner:
                 if self.config.run_dir is not None:
                     RunDirectory(Path(self.config.run_dir)).check_is_free()
                 for note in start_notes(self.config, self.builder.spaces[0]):
-                    self._notify_once(note)  # first: networks for large images take their time
+                    self._notify_once(note)  # before building networks, which may take long
             builder = self.builder
             for base in self.prepared.bases:
                 base.check_spaces(builder.spaces)
@@ -197,7 +199,7 @@ class TrainingRunner:
 
     @contextlib.contextmanager
     def _own_directory(self) -> Iterator[RunDirectory]:
-        """Lock the run directory; remove it if the run fails before it has begun."""
+        """Lock the run directory; remove it if the run fails before it has started."""
         given = self.config.run_dir
         was_there = given is not None and Path(given).is_dir()
         self._is_empty = self.resumed_dir is None and not (was_there and os.listdir(str(given)))
@@ -205,7 +207,7 @@ class TrainingRunner:
         run = new or RunDirectory(Path(str(self.resumed_dir)))
         with run.lock():
             if new is not None:
-                new.check_is_free()  # another process may have been faster
+                new.check_is_free()  # another process may have created it
             try:
                 yield run
             except ConfigError:
@@ -299,7 +301,7 @@ class TrainingRunner:
     def _training(
         self, profiler: UpdateProfiler, examination: Examination | None
     ) -> Iterator[None]:
-        """Enter the contexts that hold while the run trains."""
+        """Enter the contexts of training."""
         config = self.config.runner
         with contextlib.ExitStack() as stack:
             stack.enter_context(
@@ -318,10 +320,10 @@ class TrainingRunner:
         selection: BestModelSelection,
         training: contextlib.AbstractContextManager[None],
     ) -> TrainingSummary:
-        """Train and test; write the summary in any case."""
+        """Train and test; always write the summary."""
         tests: dict[str, dict[str, float]] = {}
         with contextlib.closing(tracker):
-            with generators_kept():  # writers of users may draw from them
+            with generators_kept():  # custom writers may use them
                 tracker.start()
             self._is_empty = False
             try:
@@ -344,7 +346,7 @@ class TrainingRunner:
     def _test(
         self, run: RunDirectory, trainer: Trainer, selection: BestModelSelection
     ) -> dict[str, dict[str, float]]:
-        """Test the policies unless an earlier end of the run has tested them."""
+        """Test the policies unless they were tested when the run finished earlier."""
         if self._final_evaluator is None:
             return {}
         n_episodes = self.config.evaluation.final_episodes
@@ -374,10 +376,10 @@ class TrainingRunner:
         builder.context = replace(builder.context, config=config)
 
     def _build_evaluator(self) -> Evaluator | None:
-        """Build the evaluator, which reports the selection metric; None without evaluations.
+        """Build the evaluator and check the selection metric; None without evaluation.
 
         Raises:
-            ConfigError: If that is not so, or an evaluator cannot be built.
+            ConfigError: If the metric is not reported, or an evaluator cannot be built.
         """
         check_selection(self.config.evaluation, self._agents)
         evaluators = self.builder.build_evaluators()
@@ -415,7 +417,7 @@ class TrainingRunner:
             title=title,
             name=config.tracking.name,
             past_rows=continuation.past_rows(run, resumed) if continuation and resumed else (),
-            # From its beginning if there was no checkpoint yet.
+            # Resumed at step 0 if there was no checkpoint yet.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
@@ -428,7 +430,7 @@ class TrainingRunner:
 
     @property
     def _parent(self) -> Path:
-        """Default parent of the directories of new runs."""
+        """Default parent directory of new runs."""
         config = self.config
         return (
             self._outputs / f"{self.builder.task_name}-{config.algorithm.name}-{config.runner.name}"
@@ -451,7 +453,7 @@ def missing_results(
 
 
 def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
-    """Print where an unfinished run stopped, and how to continue."""
+    """Print where an unfinished run stopped and how to resume it."""
     latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
     if latest is None:

@@ -1,4 +1,4 @@
-"""Saved policies: find and read their files, and build their models."""
+"""Find and read saved policies, and build their models."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from maze_train.training.several_agents import make_joint_model, model_weights, 
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """A saved policy, read from its directory; it can be sent to other processes.
+    """Saved policy; can be sent to other processes.
 
     Attributes:
-        directory: Its directory.
+        directory: Directory of the policy.
         config: Configuration of the run that saved it.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         weights: Weights by name, on the CPU.
-        score: Score that selected it: `score` (null: none) and `epoch`; empty if it is not known.
-        whole: The policies of all agents and its id among them, if it cannot be built alone because
-            its critic sees all agents. None: it can be built alone.
+        score: Score (`score`, may be null) and `epoch` of the policy; empty if unknown.
+        whole: Policies of all agents and the ID of this one, if it cannot be built alone because of
+            a centralised critic; otherwise None.
     """
 
     directory: Path
@@ -59,14 +59,15 @@ class SavedPolicy:
 
     @property
     def run_dir(self) -> Path:
-        """Directory of the run that saved it, derived from its own directory."""
+        """Directory of the run, derived from `directory`."""
         return RunDirectory.of_policy(self.directory).path
 
     def of_agent(self, policy: str) -> SavedPolicy:
-        """Return one of several policies as a single-agent policy.
+        """Return one policy of a multi-agent run as a single-agent policy.
 
         Raises:
-            RunDirectoryError: If there is no such policy with networks; empty: the only one.
+            RunDirectoryError: If the policy does not exist or has no networks. Empty: the only
+                policy.
         """
         config, several = self.config, agent_spaces(*self.spaces)
         if several is None:
@@ -103,11 +104,11 @@ class SavedPolicy:
         )
 
     def advice(self, algorithm: AlgorithmConfig, model: ModelConfig) -> str:
-        """Return a hint about how to build networks that fit the weights.
+        """Return a hint about how to build networks that match the weights.
 
         Args:
-            algorithm: Algorithm that builds networks of other shapes.
-            model: Their settings.
+            algorithm: Algorithm that builds networks with other shapes.
+            model: Settings of these networks.
         """
         base, wrapper = self.config.algorithm, "policy_wrapper"
         here, there = algorithm.model_settings, base.model_settings
@@ -128,7 +129,8 @@ class SavedPolicy:
         """Build a new model with the weights, in evaluation mode.
 
         Raises:
-            RunDirectoryError: If it cannot be built, or the weights do not fit or are not finite.
+            RunDirectoryError: If the model cannot be built, or the weights do not match or are not
+                finite.
         """
         if self.whole is not None:
             several, policy = self.whole
@@ -139,7 +141,7 @@ class SavedPolicy:
             model = make_joint_model(
                 config.algorithm, config.model, config.policies, *self.spaces, 0
             )
-        except (MemoryError, RuntimeError) as error:  # as PyTorch reports that memory is short
+        except (MemoryError, RuntimeError) as error:  # PyTorch's out-of-memory errors
             problem = f"the model of {self.directory} cannot be built: {error}"
             raise RunDirectoryError(problem) from error
         load_weights(model, self.weights, self.directory)
@@ -147,7 +149,7 @@ class SavedPolicy:
 
 
 SHOWN_DIFFERENCES = 4
-"""Weights of other shapes that a message names."""
+"""Maximum number of weights listed in a message."""
 
 OLD_CRITIC = (
     ". Centralised critics of versions up to 0.2.0 had a branch for each agent: base_run=<run> "
@@ -156,11 +158,11 @@ OLD_CRITIC = (
 
 
 def weights_that_differ(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> str:
-    """Name the weights with other shapes or that are missing; empty if there are none.
+    """Describe weights that are missing or have other shapes; empty if there are none.
 
     Args:
         saved: Weights of a saved policy or a checkpoint.
-        own: Weights of the networks that are to have them.
+        own: Weights of the target networks.
     """
     there, here = ({key: list(x.shape) for key, x in found.items()} for found in (saved, own))
     names = [name for name in there | here if there.get(name) != here.get(name)]
@@ -177,7 +179,7 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], directory: 
     """Load the weights of a saved policy into a model.
 
     Raises:
-        RunDirectoryError: If they do not fit, or are not finite.
+        RunDirectoryError: If the weights do not match, or are not finite.
     """
     if differing := weights_that_differ(weights, model.state_dict()):
         raise RunDirectoryError(
@@ -186,7 +188,7 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], directory: 
     model.load_state_dict(weights)
     parameters = dict(model.named_parameters())
     for name, value in model.state_dict().items():
-        # The buffers of a network of the user may hold infinities, as a mask does.
+        # Buffers of custom networks may be infinite, such as masks.
         bad = ~value.isfinite() if name in parameters else value.isnan()
         if bad.any():
             raise RunDirectoryError(f"the weights in {directory} are damaged: {name} is not finite")
@@ -202,17 +204,17 @@ def read_saved_policy(
     """Read the best policy of a run, or another saved policy.
 
     Args:
-        run_dir: Directory of a run, of one of its checkpoints, or of one saved policy
-            (`<run dir>/policies/epoch_<n>`); or `<run dir>@<version>`, see `policy_versions`; or
-            the name of a repository, see `maze_train.core.hub`.
-        trust: Modules that its configuration may name, see `StoredSettings`, as for the next two.
-        own: Settings of the user, who trusts what they name.
-        uses: Parts of its configuration that are going to be built.
-        objects: Parts that were given in Python, by their keys.
+        run_dir: Directory of a run, a checkpoint or a saved policy (`<run
+            dir>/policies/epoch_<n>`); `<run dir>@<version>`, see `policy_versions`; or the name of
+            a repository, see `maze_train.core.hub`.
+        trust: Modules that its configuration may import, see `StoredSettings`.
+        own: Settings of the user, which are trusted; see `StoredSettings`.
+        uses: Parts of its configuration that will be built; see `StoredSettings`.
+        objects: Objects given in Python, by key.
 
     Raises:
-        ConfigError: If its configuration names a class that is not there, or not trusted.
-        RunDirectoryError: If no policy was saved there, or a file is damaged.
+        ConfigError: If its configuration names a missing or untrusted class.
+        RunDirectoryError: If there is no saved policy, or a file is damaged.
     """
     directory, given = _directory_of(run_dir), nested_values(TrainConfig, objects)
     is_checkpoint = checkpoint_name(directory) is not None
@@ -223,7 +225,7 @@ def read_saved_policy(
 
 
 class _Read(NamedTuple):
-    """The contents of the files of a saved policy; its configuration is not trusted yet."""
+    """Contents of the files of a saved policy; its configuration is not trusted yet."""
 
     stored: StoredSettings
     spaces: tuple[Any, Any]
@@ -240,7 +242,7 @@ def _read_policy(directory: Path) -> _Read:
 
 
 def _read_checkpoint(directory: Path) -> _Read:
-    """Read the policy of a checkpoint; its spaces come from saved policies of its run."""
+    """Read the policy of a checkpoint; the spaces come from saved policies of its run."""
     run = RunDirectory.of_policy(directory)
     with_spaces = next((place for place in run.saved if (place / SPACES).exists()), None)
     if with_spaces is None:
@@ -259,13 +261,13 @@ def _read_checkpoint(directory: Path) -> _Read:
 def read_source(
     source: str, trust: Sequence[str] = (), own: Any = None, agent: str | None = None
 ) -> SavedPolicy:
-    """Read the policy that `<run>` or `<run>:<policy>` names, as a single-agent policy.
+    """Read the policy named by `<run>` or `<run>:<policy>`, as a single-agent policy.
 
     Args:
         source: Name of the policy.
         trust: See `read_saved_policy`.
-        own: See there, as for what is raised.
-        agent: Agent whose policy it is if the run has several; None: the only one.
+        own: See `read_saved_policy`, also for exceptions.
+        agent: Agent whose policy to read if the run has several; None: the only policy.
     """
     run, colon, policy = source.rpartition(":")
     if not colon or policy.startswith("//") or Path(source).exists():  # not the colon of hf://
@@ -292,8 +294,8 @@ def _directory_of(run_dir: str | Path) -> Path:
 def policy_versions(run: RunDirectory) -> dict[str, Path]:
     """Return the directories of the policies of a run by version.
 
-    `best` is the best one, `final` that of the checkpoint at which the run ended or was stopped,
-    from which it would continue; `epoch_<n>` are regular dumps and checkpoints.
+    `best` is the best policy, `final` the policy of the latest checkpoint, and `epoch_<n>` are
+    regular dumps and checkpoints.
     """
     store = CheckpointStore(run.checkpoints)
     saved = {path.name: path for path in run.saved}
@@ -305,7 +307,7 @@ def policy_versions(run: RunDirectory) -> dict[str, Path]:
 
 
 def score_of(saved: SavedPolicy) -> dict[str, Any]:
-    """Return algorithm, epoch and score of a saved policy for files of results."""
+    """Return algorithm, epoch and score of a saved policy for result files."""
     score = saved.score.get("score")
     is_number = isinstance(score, (int, float)) and math.isfinite(score)
     return {

@@ -24,7 +24,7 @@ SHORT = {
     "writers": "tracking.writers",
     "wrappers": "env.wrappers",
 }
-"""Settings that `train` takes by a short name."""
+"""Settings with short names in `train`."""
 
 
 def train(
@@ -39,7 +39,7 @@ def train(
     overrides: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> TrainingResult:
-    """Train a policy, or continue training one.
+    """Train a policy, or resume a run.
 
         result = train(env="CartPole-v1", algorithm="ppo", total_steps=50_000)
         action = result.policy.act(observation)
@@ -47,26 +47,26 @@ def train(
         result = train(experiment="ppo/HalfCheetah-v5", seed=1)
 
     Args:
-        env: A registered id, an environment class, a function that makes an environment, a vector
-            environment, or the settings of the `env` section as a mapping or an `EnvConfig`. None
-            for no environment, with algorithms that learn from recorded episodes.
-        algorithm: The name of an algorithm, or its settings as a mapping with `_target_`. None:
-            the algorithm of `experiment`, or ppo.
+        env: Registered ID, environment class, factory function, vector environment, or settings of
+            the `env` section as a mapping or an `EnvConfig`. None: no environment, for algorithms
+            that learn from datasets.
+        algorithm: Name of an algorithm, or its settings as a mapping with `_target_`. None: the
+            algorithm of `experiment`, otherwise PPO.
         overrides: Settings by dotted name as on the command line: `{"algorithm.lr": 1e-3}`.
-        **settings: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
-            or sections, `evaluation={"n_episodes": 20}`. Dotted names may be among them, too,
-            `**{"algorithm.lr": 1e-3}`. `experiment="ppo/CartPole-v1"` selects a preset, whose
-            settings the others change. With `resume=<run directory>` and no `algorithm`, they
-            change the settings of that run. Where a setting names a class or function, it may be
-            given, or the object itself: `callbacks=[StopAtReturn(475)]`, `model={"policy": MyNet}`;
-            one that no name leads to is given again with `resume`.
-            `evaluators`, `writers` and `wrappers` are those of `evaluation`, `tracking` and `env`.
+        **settings: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`;
+            sections: `evaluation={"n_episodes": 20}`; or dotted names: `**{"algorithm.lr": 1e-3}`.
+            `experiment="ppo/CartPole-v1"` selects a preset, which the other settings override. With
+            `resume=<run directory>` and no `algorithm`, they override settings of that run.
+            Classes, functions and objects can be passed in place of their names:
+            `callbacks=[StopAtReturn(475)]`, `model={"policy": MyNet}`; objects that cannot be
+            imported by name must be passed again with `resume`. `evaluators`, `writers` and
+            `wrappers` are short for the settings in `evaluation`, `tracking` and `env`.
 
     Returns:
-        History, run directory, and the best policy.
+        Result with history, run directory and the best policy.
 
     Raises:
-        ConfigError: If a setting is wrong; nothing has been written then.
+        ConfigError: If a setting is invalid; nothing has been written then.
         Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
         MazeTrainError: If training failed.
     """
@@ -75,7 +75,7 @@ def train(
     for name, key in SHORT.items():
         if name in settings:
             settings[key] = settings.pop(name)
-    given: dict[str, Any] = {} if env is None else {"env": env}  # recorded episodes need none
+    given: dict[str, Any] = {} if env is None else {"env": env}  # datasets need none
     if not isinstance(env, str | dict | None):
         given["env"] = _changed(EnvFactory.from_any(env).config)
     if algorithm is None and settings.get("resume") not in (None, AUTO):
@@ -92,9 +92,9 @@ def train(
 
 
 def _changed(config: EnvConfig) -> dict[str, Any]:
-    """Return the settings of an environment that differ from the defaults, and its names.
+    """Return the settings of an environment that differ from the defaults, as a mapping.
 
-    As a mapping, they can be merged with single values and with those of a preset.
+    A mapping can be merged with individual settings and presets.
     """
     default = EnvConfig()
     values = {f.name: getattr(config, f.name) for f in fields(config)}
