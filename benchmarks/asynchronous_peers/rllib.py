@@ -6,7 +6,7 @@ Counts the transitions in the losses of finished updates, without the rows that 
 episodes in order to compute the value of the last observation.
 """
 
-# The peer lives in its own virtual environment, where types are not checked.
+# The peer is installed in a separate virtual environment, so types are not checked.
 # mypy: disable-error-code="import-not-found, misc"
 
 from __future__ import annotations

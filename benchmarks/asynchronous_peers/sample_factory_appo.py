@@ -5,7 +5,7 @@
 Counts the transitions of finished updates, timed in the learner process.
 """
 
-# The peer lives in its own virtual environment, where types are not checked.
+# The peer is installed in a separate virtual environment, so types are not checked.
 # mypy: disable-error-code="import-not-found, misc, no-untyped-call"
 
 from __future__ import annotations

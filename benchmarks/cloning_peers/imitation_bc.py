@@ -8,7 +8,7 @@ the recorded actions, and the L2 norm of all weights. The critic's hidden layers
 those of the policy, as in the library's FeedForward32Policy; with `--way slim` it has none.
 """
 
-# The peer lives in its own virtual environment, where types are not checked.
+# The peer is installed in a separate virtual environment, so types are not checked.
 # mypy: disable-error-code="import-not-found, misc, no-untyped-call"
 
 from __future__ import annotations

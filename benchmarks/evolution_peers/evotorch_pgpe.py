@@ -9,7 +9,7 @@ vectorised environment. With one worker everything runs in this process, otherwi
 returns equal their lengths here.
 """
 
-# The peer lives in its own virtual environment, where types are not checked.
+# The peer is installed in a separate virtual environment, so types are not checked.
 # mypy: disable-error-code="import-not-found, misc, no-untyped-call"
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ With one worker the policies are evaluated sequentially in this process, otherwi
 `AsyncEval`. Counts the episodes of finished updates.
 """
 
-# The peer lives in its own virtual environment, where types are not checked.
+# The peer is installed in a separate virtual environment, so types are not checked.
 # mypy: disable-error-code="import-not-found, misc, no-untyped-call"
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several learners: the numbers of one, failures, and what is left behind."""
+"""Data-parallel learners: results identical to a single learner, failures, and clean-up."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3, normalization=RUNNING)
 PATIENCE_S, SHORT_S = 60.0, 6.0
 
 
-# -- sharing out -----------------------------------------------------------------------------------
+# -- sharding --------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -104,7 +104,7 @@ PATIENCE_S, SHORT_S = 60.0, 6.0
     count=st.integers(1, 7),
 )
 def test_each_sample_is_in_one_part(length, batch_size, passes, count):
-    """Once per pass, whatever the sizes; those of parts differ by one at most."""
+    """Each sample is in exactly one shard per pass; shard sizes differ by at most one."""
     seen = torch.zeros(length, dtype=torch.int64)
     generator = torch.Generator().manual_seed(length)
     for _ in range(passes):
@@ -124,7 +124,7 @@ def test_each_sample_is_in_one_part(length, batch_size, passes, count):
 
 @sweep("count", [1, 2, 3, 7])
 def test_each_sequence_is_in_one_part(count):
-    """With its memory, and with those of its samples that are transitions."""
+    """A shard keeps the hidden state of its sequences and their valid transitions."""
     steps, n = 4, 5
     positions = torch.arange(steps * n)
     for valid in (None, positions[positions % 3 > 0]):
@@ -150,7 +150,7 @@ def test_each_sequence_is_in_one_part(count):
 
 
 class Apart(Shard):
-    """A learner that gets nothing from others."""
+    """Shard whose all-reduce returns only its local values."""
 
     def _sum(self, values):
         return values
@@ -158,7 +158,7 @@ class Apart(Shard):
 
 @sweep("count", [1, 2, 3, 40])
 def test_each_value_is_computed_once(count):
-    """Rows of a rollout are spread evenly; the sum of what learners find is what one finds."""
+    """Rows of a rollout are sharded evenly; the sum over learners equals the single result."""
     memory = {"rnn": RecurrentConfig(cell="gru", size=4)}
     model = make_model(*PROBLEMS["discrete"], **memory)
     rollout = make_rollout(*PROBLEMS["discrete"])
@@ -183,7 +183,7 @@ def test_each_value_is_computed_once(count):
 
 @pytest.mark.parametrize(("limit", "most"), [("MAX_ROWS", 5), ("MAX_NUMBERS", 40)])
 def test_a_rollout_is_evaluated_in_parts(limit, most, monkeypatch):
-    """Of a rollout with many rows networks read a few at once; nothing else differs."""
+    """Networks evaluate a long rollout in chunks, with the same result."""
     model = make_model(*PROBLEMS["discrete"])
     rollout = make_rollout(*PROBLEMS["discrete"])
     whole = evaluate_rollout(model, rollout, True, SingleLearner())
@@ -199,7 +199,7 @@ def test_a_rollout_is_evaluated_in_parts(limit, most, monkeypatch):
 
 @pytest.mark.parametrize("module_id", ["default", "other"])
 def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
-    """Of 3 samples and 1: one value per minibatch, whatever the module."""
+    """With shards of 3 samples and 1, there is one value per minibatch for any module."""
     total = Statistics()
     for rank, value in enumerate((1.0, 5.0)):
         part = Apart(rank, 2)
@@ -210,11 +210,11 @@ def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
     assert list(total.reduce().values()) == [2.0]
 
 
-# -- the numbers of one learner --------------------------------------------------------------------
+# -- results of a single learner -------------------------------------------------------------------
 
 
 def actor_critic(algorithm, problem="discrete", ignoring=False, memory=False, settings=None, **own):
-    """A learner, and its rollouts."""
+    """A learner and its rollouts."""
     memories = {"rnn": RecurrentConfig(cell="gru", size=4)} if memory else {}
     model = make_model(*PROBLEMS[problem], **memories, **(settings or {}))
     rollout = replace(make_rollout(*PROBLEMS[problem]), log_probs=normal(T, B) - 1.0)
@@ -233,14 +233,14 @@ def off_policy(learner_class, config_class, build, action_space, **own):
 
 
 def dqn(dueling):
-    """Values of actions; the gradients of a plain head are taken by hand."""
+    """DQN; a plain head uses analytic gradients."""
     model = perturbed(build_dqn(SMALL, BOX, spaces.Discrete(3), 1, dueling).double())
     learner = DQNLearner(model, DQNAlgorithmConfig(lr=0.02), seed=SEED)
     return learner, lambda step: make_transitions(BOX, spaces.Discrete(3), step, weighted=True)
 
 
 def two_modules(**own):
-    """Modules with as many samples in a minibatch or fewer, one of them by autograd."""
+    """Modules with equal or smaller minibatches, one of them differentiated by autograd."""
     memory = {"rnn": RecurrentConfig(cell="gru", size=4)}
     models = {
         "first": make_model(*PROBLEMS["discrete"], normalization=RUNNING),
@@ -309,7 +309,7 @@ EVERYDAY = ("ppo", "ppo, two modules", "impala, sums", "sac")
 
 @contextmanager
 def group_of(make, n_learners, **processes):
-    """A group, and a function that makes updates and gives their statistics."""
+    """Yield a group, and a function that runs updates and returns their statistics."""
     learner, experience = make()
     place = LocalProcesses(**{"start_method": "fork", "timeout_s": PATIENCE_S, **processes})
     group, updates = LearnerGroup(learner, n_learners, place), []
@@ -332,12 +332,12 @@ def group_of(make, n_learners, **processes):
 
 
 def pids(group):
-    """The processes of the other learners."""
+    """Return the process ids of the other learners."""
     return [process.pid for process in group._others.pool.processes]
 
 
 def assert_equal_states(state, other, exact=False):
-    """Trees of tensors and numbers are equal, to the bit or nearly."""
+    """Assert that trees of tensors and numbers are identical, or close."""
     assert type(state) is type(other)
     if isinstance(state, dict):
         assert list(state) == list(other)
@@ -355,7 +355,7 @@ def assert_equal_states(state, other, exact=False):
 
 
 def assert_all_equal(group):
-    """All learners have the same state, to the bit."""
+    """Assert that all learners have bit-for-bit identical state."""
     own, *others = group.foreach_learner(lambda learner: learner.state_dict())
     assert len(others) == group.n_learners - 1
     for other in others:
@@ -367,7 +367,7 @@ def assert_all_equal(group):
     "name", everyday(1, sorted(LEARNERS, key=lambda name: name not in EVERYDAY))
 )
 def test_the_numbers_of_one_learner(name):
-    """Weights, moments, statistics and errors, with parts that are uneven or empty."""
+    """Weights, optimizer state, metrics and errors agree, with uneven and empty shards."""
     with group_of(LEARNERS[name], 1) as (alone, update):
         expected = list(update(8))
         state = alone.state_dict()
@@ -383,7 +383,7 @@ def test_the_numbers_of_one_learner(name):
 
 @slow
 def test_state_of_any_number_of_learners():
-    """As many continue to the bit, others nearly; weights that are set are those of all."""
+    """The same number of learners resumes exactly, another one closely; weights are broadcast."""
     with group_of(LEARNERS["ppo"], 2) as (group, update):
         update(2)
         state = group.state_dict()
@@ -402,7 +402,7 @@ def test_state_of_any_number_of_learners():
 
 @slow
 def test_updates_in_a_thread():
-    """The numbers of updates that are waited for, also when a learner dies; state waits."""
+    """Asynchronous updates give the results of synchronous ones, also if a learner dies."""
     with group_of(LEARNERS["impala"], 1) as (group, update):
         update(5)
         state = group.state_dict()
@@ -439,7 +439,7 @@ def test_updates_in_a_thread():
 
 @pytest.mark.exhaustive
 def test_modules_come_and_go():
-    """Added, frozen, chosen, removed, added again: the numbers of one, also for a new learner."""
+    """Adding, freezing, selecting and removing modules gives the results of a single learner."""
 
     def make():
         learner, experience = two_modules()
@@ -482,7 +482,7 @@ def test_modules_come_and_go():
 @slow
 @pytest.mark.parametrize("reaction", ["raise", "skip"])
 def test_gradients_that_are_not_finite(reaction):
-    """All learners decide alike: they end with the error of one, or continue together."""
+    """All learners take the same decision: they fail with one error, or continue together."""
 
     def make():
         learner, experience = LEARNERS["bc"]()
@@ -492,7 +492,7 @@ def test_gradients_that_are_not_finite(reaction):
         def broken(step):
             batch = experience(step)
             if step == 1:
-                batch.obs[3] = torch.nan  # in one part only
+                batch.obs[3] = torch.nan  # in one shard only
             return batch
 
         return learner, broken
@@ -536,7 +536,7 @@ def strike(group, number, when="in an update", victim=-1):
     ],
 )
 def test_a_learner_that_is_lost(number, when, capfd):
-    """It is started again, and all continue as if nothing had happened; the third one lives on."""
+    """A lost learner is restarted without affecting results; the third one is not restarted."""
     with group_of(LEARNERS["ppo"], 1) as (_, update):
         expected = update(4)
     timeout_s = PATIENCE_S if number == signal.SIGKILL else SHORT_S
@@ -558,7 +558,7 @@ def test_a_learner_that_is_lost(number, when, capfd):
 @slow
 @pytest.mark.parametrize("number", everyday(1, [signal.SIGKILL, signal.SIGSTOP]))
 def test_a_learner_that_is_not_started_again(number):
-    """Training ends with one message that names it; nothing is left."""
+    """Training fails with one message that names the learner, and no process is left."""
     timeout_s = PATIENCE_S if number == signal.SIGKILL else SHORT_S
     with group_of(LEARNERS["ppo"], 2, timeout_s=timeout_s) as (group, update):
         update(1)
@@ -588,7 +588,7 @@ with group_of(LEARNERS["bc"], 3) as (group, update):
 @slow
 @pytest.mark.exhaustive
 def test_learners_end_with_the_first_one(tmp_path):
-    """It is killed while they wait for its gradients."""
+    """Learners exit if the first one is killed while they wait for its gradients."""
     folder = Path(__file__).parent
     helpers = folder.parent / "helpers"
     with run_owner(OWNER, tmp_path, str(folder), str(helpers)) as (owner, others):
@@ -599,7 +599,7 @@ def test_learners_end_with_the_first_one(tmp_path):
 
 @slow
 def test_restarts_of_learners_are_limited():
-    """By the settings of processes; those by calls between updates count as well."""
+    """`max_worker_restarts` limits restarts, including those by calls between updates."""
     settings = {"on_worker_failure": "restart", "max_worker_restarts": 2}
     with group_of(LEARNERS["ppo"], 2, **settings) as (group, update):
         update(1)
@@ -615,9 +615,9 @@ def test_restarts_of_learners_are_limited():
 
 @slow
 def test_learners_of_one_machine_listen_on_no_network(monkeypatch):
-    """On the loopback interface alone, whatever gloo would take.
+    """They only use the loopback interface, regardless of gloo's settings.
 
-    They meet in a private file, which the next run removes if this one is killed.
+    They rendezvous through a private file, which the next run removes if this one is killed.
     """
     others = [name for _, name in socket.if_nameindex() if not name.startswith("lo")]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0" if "eth0" in others else others[-1])
@@ -633,7 +633,7 @@ def test_learners_of_one_machine_listen_on_no_network(monkeypatch):
 
 
 def test_places_where_learners_of_a_cluster_meet():
-    """They listen on the address that is named, and each has a random prefix."""
+    """Meeting places listen on the given address, and each has a random prefix."""
     meetings = [MeetingPlace("127.0.0.2") for _ in range(2)]
     assert listening([os.getpid()]) & {"0200007F", "00000000"} == {"0200007F"}
     assert len({meeting.address.name for meeting in meetings}) == 2
@@ -655,8 +655,8 @@ print(first.get("key"), stranger.check(["key"]))
 @slow
 @pytest.mark.exhaustive
 def test_learners_of_a_cluster_find_each_other():
-    """By the address with its prefix; who knows the address alone finds no key of theirs."""
-    # The store of PyTorch leaves a pipe open until its process ends.
+    """They connect by address and prefix; a client without the prefix cannot find their keys."""
+    # PyTorch's store leaves a pipe open until its process ends.
     told = subprocess.run(
         [sys.executable, "-c", MEETING], capture_output=True, text=True, check=True
     )
@@ -664,7 +664,7 @@ def test_learners_of_a_cluster_find_each_other():
 
 
 def test_threads_of_updates():
-    """They are those of the settings in updates, and before and after what they were."""
+    """Thread settings apply during updates and are restored afterwards."""
     learner, seen = LineLearner(make_module()), []
     learner.after_minibatch = lambda number: seen.append(torch.get_num_threads())
     LearnerGroup(learner).update(make_data(), Progress())
@@ -691,11 +691,11 @@ def test_all_processes_have_the_modes_of_the_first_one():
     assert found == [ProcessModes(torch.get_num_threads(), True, False, True, "high")] * 2
 
 
-# -- what several learners cannot do --------------------------------------------------------------
+# -- unsupported settings -------------------------------------------------------------------------
 
 
 def test_what_several_learners_refuse(monkeypatch):
-    """Modules whose outputs depend on the minibatch or on chance, no learners, missing GPUs."""
+    """Batch-dependent or stochastic modules, zero learners, and missing GPUs are errors."""
     for layer in (
         *(nn.RReLU(), nn.MultiheadAttention(1, 1, dropout=0.5), nn.Dropout(0.5)),
         *(nn.LSTM(1, 1, 2, dropout=0.5), nn.InstanceNorm1d(1, track_running_stats=True)),
@@ -725,7 +725,7 @@ def test_what_several_learners_refuse(monkeypatch):
 
 
 def test_learners_elsewhere_have_their_own_gpus(monkeypatch):
-    """Those of the machine on which they live count, and no two may be the same for NCCL."""
+    """GPUs of each learner's machine are used; NCCL requires distinct ones."""
     first = SimpleNamespace(device=torch.device("cuda:1"), made_from=((), {"device": "cuda:1"}))
     makers = [copy_maker(first, rank) for rank in (1, 2)]
     for count, expected in ((1, ["cuda:0", "cuda:0"]), (4, ["cuda:2", "cuda:3"])):
@@ -749,7 +749,7 @@ def test_learners_elsewhere_have_their_own_gpus(monkeypatch):
 
 @slow
 def test_a_learner_of_tensors_has_to_say_how_they_are_shared_out():
-    """Its error is that of the first learner."""
+    """The error is raised by the first learner."""
     with (
         group_of(lambda: (LineLearner(make_module()), lambda step: make_data()), 2) as (_, update),
         pytest.raises(TrainingError, match="of the type Tensor cannot be sharded"),
