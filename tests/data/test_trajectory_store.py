@@ -1,4 +1,4 @@
-"""Data sets of trajectories: what is written comes back, and what is damaged is noticed."""
+"""Trajectory datasets: exact round trips, and detection of damaged files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EVERY_SPACE = {**SPACES, **ODD_SPACES}
 
 
 def write(directory, trajectories, metadata=METADATA, **options):
-    """A data set of these episodes."""
+    """Write a dataset of these episodes."""
     with TrajectoryWriter(directory, metadata, **options) as writer:
         for trajectory in trajectories:
             writer.add(trajectory)
@@ -59,24 +59,24 @@ def episodes(*lengths):
 
 
 def names(directory):
-    """All files of a data set but the lock."""
+    """Return all files of a dataset except the lock."""
     found = (str(path.relative_to(directory)) for path in Path(directory).rglob("*"))
     return sorted(name for name in found if name != ".lock")
 
 
 def part(directory, number=1):
-    """The file of a part."""
+    """Return the file of a part."""
     return directory / f"part-{number:06d}.safetensors"
 
 
 def change_json(directory, **changes):
-    """Write other values into `dataset.json`, and seal it again."""
+    """Change values in `dataset.json`, and update its digest."""
     path = directory / DATASET
     path.write_bytes(seal({**json.loads(path.read_bytes()), **changes}))
 
 
 def change_part(directory, data):
-    """Write another second part, with a `dataset.json` that fits."""
+    """Replace the second part, with a matching `dataset.json`."""
     part(directory).write_bytes(data)
     parts = json.loads((directory / DATASET).read_bytes())["parts"]
     parts[1] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
@@ -84,7 +84,7 @@ def change_part(directory, data):
 
 
 def changed(directory, changes):
-    """The second part with other arrays, or with other texts about it."""
+    """Replace arrays or metadata of the second part."""
     data = part(directory).read_bytes()
     about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     texts = {key: value for key, value in changes.items() if isinstance(value, str)}
@@ -101,7 +101,7 @@ def flip(path, place=-1):
 
 @pytest.fixture
 def dataset(tmp_path):
-    """The directory of a data set of three parts, each of one episode."""
+    """Return the directory of a dataset with three parts of one episode each."""
     return write(tmp_path / "data", episodes(2, 3, 4), part_nbytes=1)
 
 
@@ -110,7 +110,7 @@ def dataset(tmp_path):
 
 @pytest.mark.parametrize("name", EVERY_SPACE)
 def test_every_space_comes_back(tmp_path, monkeypatch, name):
-    """Observations and actions of each kind of space come back bit for bit, spaces too."""
+    """Observations, actions and spaces of each kind are bit-for-bit identical after reading."""
     space = EVERY_SPACE[name]
     trajectories = random_trajectories(space, space, [1, 4, 2, 3, 1])
     metadata = replace(METADATA, observation_space=space, action_space=space)
@@ -127,7 +127,7 @@ def test_every_space_comes_back(tmp_path, monkeypatch, name):
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), nbytes=st.integers(1, 600))
 def test_parts_of_any_size(tmp_path_factory, lengths, nbytes):
-    """However episodes fall into parts, all are there, in their order, by every index."""
+    """All episodes are available in order by every index, however they are split into parts."""
     trajectories = episodes(*lengths)
     path = write(tmp_path_factory.mktemp("data"), trajectories, part_nbytes=nbytes)
     found = TrajectoryDataset.open(path)
@@ -151,14 +151,14 @@ def test_parts_of_any_size(tmp_path_factory, lengths, nbytes):
 
 
 def owner_of(array):
-    """What an array is a view of."""
+    """Return the base of an array view."""
     while isinstance(array, np.ndarray):
         array = array.base
     return array
 
 
 def test_files_are_mapped_and_views_are_given(dataset, monkeypatch):
-    """Nothing is copied: arrays lie in mapped files, read-only; without mmap they lie in memory."""
+    """Arrays are read-only views of memory-mapped files; without mmap they are in memory."""
     with monkeypatch.context() as patch:
         patch.setattr(trajectory_files, "MAPPED_NBYTES", part(dataset).stat().st_size)
         mapped = TrajectoryDataset.open(dataset)[1].obs
@@ -229,7 +229,7 @@ LEVEL = spaces.Dict({"level": spaces.Box(0, 255, (1,), np.uint8)})
     ],
 )
 def test_episodes_that_do_not_fit_are_refused(tmp_path, space, changes, error, text):
-    """The array is named; episodes before and after are kept."""
+    """The error names the array; episodes before and after are kept."""
     metadata = replace(METADATA, observation_space=space)
     good = random_trajectory(space, CHOICE, 2)
     with TrajectoryWriter(tmp_path, metadata) as writer:
@@ -242,7 +242,7 @@ def test_episodes_that_do_not_fit_are_refused(tmp_path, space, changes, error, t
 
 
 def test_spaces_without_a_form_are_refused(tmp_path):
-    """A Text leaf is named, before anything is written."""
+    """The error names a Text leaf, before anything is written."""
     with pytest.raises(SpaceError, match="'word' is Text"):
         DatasetMetadata(spaces.Dict({"word": spaces.Text(3)}), CHOICE)
     metadata = DatasetMetadata(spaces.Dict({(1, 2): CHOICE}), CHOICE)
@@ -258,7 +258,7 @@ def test_spaces_without_a_form_are_refused(tmp_path):
 
 
 def test_a_writer_appends(tmp_path):
-    """Each part has the environment and policy of its writer."""
+    """Each part records the environment and policy of its writer."""
     trajectories = episodes(2, 3, 4, 2)
     about = {"id": "Own-v0", "kwargs": {"size": 3, "at": (1, 2), "x": float("nan")}}
     first = replace(METADATA, env=about)
@@ -280,7 +280,7 @@ def test_a_writer_appends(tmp_path):
 
 
 def test_other_spaces_are_not_appended(dataset):
-    """Bounds count as well; the message has both spaces, and nothing is written."""
+    """Different bounds are an error as well; the message shows both spaces."""
     before = names(dataset)
     for space in (spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-9, 9, (3,), np.float64)):
         with pytest.raises(DatasetError, match=r"observation_space Box\(-inf.*have Box\(-") as told:
@@ -292,7 +292,7 @@ def test_other_spaces_are_not_appended(dataset):
 
 
 def test_directories_of_others_are_not_written_to(tmp_path):
-    """Files of others stay alone, as does a file in the place of the directory."""
+    """Unrelated files are not changed, nor a file in place of the directory."""
     (tmp_path / "thesis.txt").write_text("important")
     with pytest.raises(DatasetError, match=r"contains \['thesis.txt'\] but no dataset.json"):
         TrajectoryWriter(tmp_path, METADATA)
@@ -312,7 +312,7 @@ def add_and_raise(writer, error):
 
 
 def test_the_end_of_a_writer(tmp_path):
-    """Whatever ends it, added episodes are on disk; a closed one takes nothing more."""
+    """Added episodes are on disk however the writer ends; a closed writer accepts no episodes."""
     for error in (ValueError, KeyboardInterrupt):
         writer = TrajectoryWriter(tmp_path, METADATA)
         with pytest.raises(error):
@@ -325,7 +325,7 @@ def test_the_end_of_a_writer(tmp_path):
 
 
 def test_one_writer_at_a_time(dataset):
-    """A second one is refused until the first is closed; readers are not."""
+    """A second writer is an error until the first is closed; readers are allowed."""
     first = TrajectoryWriter(dataset, METADATA)
     with pytest.raises(DatasetError, match=rf"pid {os.getpid()} .*writes to .*wait until it ends"):
         TrajectoryWriter(dataset, METADATA)
@@ -362,7 +362,7 @@ def test_a_writer_that_is_killed(tmp_path):
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
-    """A part that cannot be written leaves no trace; its episodes are written later."""
+    """A part that cannot be written leaves no file; its episodes are written later."""
 
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -378,7 +378,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_right_after_a_part_is_written(tmp_path, monkeypatch):
-    """The part is not there twice."""
+    """The part is not duplicated."""
     write_content = trajectory_files.write_content
 
     def interrupted(*args):
@@ -401,7 +401,7 @@ def test_an_interrupt_right_after_a_part_is_written(tmp_path, monkeypatch):
 
 
 def put_pipe(path):
-    """A pipe in the place of a file."""
+    """Replace a file by a pipe."""
     path.unlink()
     os.mkfifo(path)
 
@@ -435,7 +435,7 @@ CONTENTS = ("damaged", r"obs\[0\] =", "7 .*")
 
 @pytest.mark.parametrize(("damage", "text"), DAMAGE)
 def test_damage_is_noticed(dataset, capsys, damage, text):
-    """The file is named, the part can be left out; without verification contents are not read."""
+    """The error names the file; the part can be skipped; without verification it is not read."""
     if callable(damage):
         damage(part(dataset))
     else:
@@ -482,7 +482,7 @@ HUGE = (
     ],
 )
 def test_foreign_directories(dataset, change, text):
-    """A directory that is no data set of this version is named, and what was expected."""
+    """The error names a directory that is not a dataset of this version, and what is expected."""
     if callable(change):
         change(dataset)
     else:
@@ -508,11 +508,11 @@ def test_a_data_set_nearby_is_named(tmp_path):
         TrajectoryDataset.open(data, on_damaged="skipp")
 
 
-# -- data sets in memory, and sources ----------------------------------------------------------
+# -- datasets in memory, and sources -----------------------------------------------------------
 
 
 def test_episodes_are_in_memory_once(monkeypatch):
-    """Those of a generator are let go of; what is waiting for its part is little."""
+    """Episodes of a generator are released; the buffer of the current part stays small."""
     monkeypatch.setattr(trajectory_parts, "PART_NBYTES", 2**20)
     space = spaces.Box(0, 255, (1000,), np.uint8)
 
@@ -534,7 +534,7 @@ def test_episodes_are_in_memory_once(monkeypatch):
 
 
 def test_parts_of_other_spaces_are_refused(dataset):
-    """Parts that someone made are compared with the spaces; there is at least one."""
+    """User-defined parts are checked against the spaces; at least one is required."""
     with pytest.raises(DatasetError, match="nothing holds no episodes"):
         TrajectoryDataset.from_trajectories([], METADATA, "nothing")
     with pytest.raises(DatasetError, match="has no episodes"):
@@ -547,7 +547,7 @@ def test_parts_of_other_spaces_are_refused(dataset):
 
 
 def make_dataset():
-    """A data set of a user."""
+    """Return a user-defined dataset."""
     return TrajectoryDataset.from_trajectories(episodes(2, 3), METADATA)
 
 
@@ -563,7 +563,7 @@ def failing_trajectories():
 
 
 def target(name, **arguments):
-    """A node of a configuration that names a function of this file."""
+    """Return a configuration node that names a function of this file."""
     return {"_target_": f"{__name__}.{name}", **arguments}
 
 
@@ -571,7 +571,7 @@ BOTH = {"observation_space": FLOATS, "action_space": CHOICE}
 
 
 def test_open_dataset(dataset):
-    """A directory as text or path; a function that gives a data set, or episodes and spaces."""
+    """A source is a directory, or a function that returns a dataset, or episodes and spaces."""
     assert len(open_dataset(str(dataset))) == len(open_dataset(dataset, mmap=False)) == 3
     flip(part(dataset, 0))
     assert len(open_dataset(dataset, verify=False)) == 3
@@ -599,13 +599,13 @@ def test_open_dataset(dataset):
     ],
 )
 def test_sources_that_are_none(source, spaces, text):
-    """The function, what it returned, and what is expected are named."""
+    """The error names the function, its result, and what is expected."""
     with pytest.raises(DatasetError, match=text):
         open_dataset(source, **spaces)
 
 
 def test_discrete_observations_outside_of_their_space(tmp_path):
-    """A network would read them as something else: refused when they are read."""
+    """Values that a network would misinterpret are errors when they are read."""
     episode = Trajectory(np.full(2, 7), np.zeros(1, np.int64), np.ones(1), True, False)
     write(tmp_path, [episode], DatasetMetadata(spaces.Discrete(9), CHOICE))
     change_json(tmp_path, observation_space=space_to_dict(spaces.Discrete(4, start=1)))
