@@ -213,7 +213,7 @@ def test_one_of_several_agents(tmp_path):
         "chance": PolicyConfig(agents=["other"], source="random"),
     }
     policy = build("agents with memory", **policies)
-    with pytest.raises(ConfigError, match=r"policies.chance.source: acts at random.*agent=<name>"):
+    with pytest.raises(ConfigError, match=r"policies.chance.source: is random or.*agent=<name>"):
         export_policy(policy, tmp_path / "all", format="torch_export")
     with pytest.raises(ConfigError, match=r"agent = 'firts'.*did you mean 'first'"):
         export_policy(policy, tmp_path / "one", format="torch_export", agent="firts")
