@@ -105,7 +105,7 @@ class SliceEpisodes(Episodes):
 
     def begin(self) -> dict[int, EpisodeTask]:
         """Begin waiting episodes in free environments; see `Episodes`."""
-        began = self.envs.begin()
+        began = self.envs.begin() if self._waiting else []
         self.playing = self.envs.playing
         return {i: self._tasks[i] for i in began}
 

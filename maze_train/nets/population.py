@@ -191,6 +191,7 @@ class BatchedPopulation(Population):
         super().__init__(model, row_blocks(count))
         self._row_at = np.arange(self.rows)
         self._place_of = np.arange(self.rows)
+        self._active: list[int] = []
         policies: Any = policies_of(model)
         self._policies = {key: batched_policy(own, self._view) for key, own in policies.items()}
 
@@ -202,17 +203,27 @@ class BatchedPopulation(Population):
         self, rows: Sequence[int], obs: TensorTree, noise: Tensor | None, deterministic: bool
     ) -> Acted:
         """Choose the actions of some copies, for all agents; see `Population.act`."""
-        numbers, size = np.asarray(rows), row_blocks(len(rows))
-        self._move_to_front(numbers)
-        lying = self._row_at[: len(rows)]
-        obs = tree_map(lambda x: x[torch.from_numpy(np.resize(lying, size))], obs)
-        if np.array_equal(lying, numbers):
+        if rows != self._active:
+            self._activate(rows)
+        obs = tree_map(lambda x: x[self._observed], obs)
+        if self._order is None:
             return self._act(len(rows), obs, noise, deterministic)
         if noise is not None:
-            noise = noise[torch.from_numpy(np.resize(np.searchsorted(numbers, lying), size))]
+            noise = noise[self._drawn]
         acted = self._act(len(rows), obs, noise, deterministic)
-        order = torch.from_numpy(np.resize(self._place_of[numbers], size))
+        order = self._order
         return Acted._make(tree_map(lambda x: x[order], column) for column in acted)
+
+    def _activate(self, rows: Sequence[int]) -> None:
+        """Move some copies to the front, and note how to convert between their two orders."""
+        numbers, size = np.asarray(rows), row_blocks(len(rows))
+        self._move_to_front(numbers)
+        self._active, lying = list(rows), self._row_at[: len(rows)]
+        self._observed = torch.from_numpy(np.resize(lying, size))
+        self._drawn = torch.from_numpy(np.resize(np.searchsorted(numbers, lying), size))
+        self._order = None
+        if not np.array_equal(lying, numbers):
+            self._order = torch.from_numpy(np.resize(self._place_of[numbers], size))
 
     def _move_to_front(self, rows: npt.NDArray[np.int64]) -> None:
         """Swap active copies with inactive ones, so that the active ones come first."""
