@@ -193,6 +193,6 @@ def test_an_error_that_is_not_finite_is_refused():
     buffer, _, _ = make()
     indices, before = everything(buffer).indices[:3], buffer._sampler.tree.priorities.copy()
     for value in (np.nan, np.inf):
-        with pytest.raises(TrainingError, match="is not finite"):
+        with pytest.raises(TrainingError, match="is NaN or infinite"):
             buffer.update_priorities(indices, torch.tensor([1.0, value, 2.0]))
     assert np.array_equal(buffer._sampler.tree.priorities, before)

@@ -182,7 +182,7 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
         "longer": "was resumed after its end, and has not finished since, or was killed",
         "empty": "metrics.csv is missing",
         "other": "metrics.csv has no eval/episode_return_mean",
-        "strange": "config.yaml is not that of a run: 'algorithm'",
+        "strange": "config.yaml is not the configuration of a run: 'algorithm'",
     }
     for text in (str(comparison), comparison.markdown()):
         assert all(reason in text for reason in reasons.values())
@@ -200,8 +200,16 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
         ("summary.json", "[" * 100_000, "summary.json is damaged: "),
         ("summary.json", '{"stop_reason": "x", "updates": "many"}', "summary.json is damaged: "),
         ("summary.json", "[]", "summary.json is damaged: "),
-        ("config.yaml", "evaluation: {metric: [1]}", "config.yaml is not that of a run: "),
-        ("config.yaml", "runner: {dataset: [1]}\nenv: {}", "config.yaml is not that of a run: "),
+        (
+            "config.yaml",
+            "evaluation: {metric: [1]}",
+            "config.yaml is not the configuration of a run: ",
+        ),
+        (
+            "config.yaml",
+            "runner: {dataset: [1]}\nenv: {}",
+            "config.yaml is not the configuration of a run: ",
+        ),
         ("metrics.csv", f"epoch,{RETURN}\n1,1\n", "metrics.csv is damaged: a row has no env_steps"),
         ("metrics.csv", f"env_steps,{RETURN}\nnan,1\n", "metrics.csv is damaged: a row has no"),
         ("metrics.csv", f"env_steps,{RETURN}\n1,{'1' * 400}\n", f"metrics.csv has no {RETURN}"),

@@ -178,7 +178,7 @@ REFUSED = {
     "None": (BOX, [None, 0.0, 1.0], "dtype object, its space says float64"),
     "text": (BOX, ["1", "2", "3"], "dtype <U1, its space says float64"),
     "None alone": (spaces.Discrete(5), None, "dtype object, its space says int64"),
-    "unequal rows": (BOX, [[1.0, 2.0, 3.0], [3.0]], "no array of numbers: .*inhomogeneous"),
+    "unequal rows": (BOX, [[1.0, 2.0, 3.0], [3.0]], "not an array of numbers: .*inhomogeneous"),
     "what reset returns": (BOX, (np.zeros(3), {}), r"obs, info = env.reset\(\); policy.act\(obs\)"),
     "that of a Dict": (NESTED, ({"pose": ()}, {}), r"obs, info = env.reset\(\); policy.act\(obs\)"),
     "batches of two sizes": (
