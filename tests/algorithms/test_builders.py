@@ -61,6 +61,17 @@ def test_what_is_no_builder_or_learner_is_refused() -> None:
     assert not issubclass(locate(NotABuilder.builder_class), AlgorithmBuilder)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_settings_of_evaluations_reach_them(deterministic: bool) -> None:
+    """Evaluations during training and the test after it choose actions in the same way."""
+    settings = {"evaluation.deterministic": deterministic, "evaluation.final_episodes": 2}
+    with make(algorithm="ppo", **settings) as made:
+        prepared_model(made)
+        evaluators: list[Any] = made.builder.build_evaluators()
+        evaluators.append(made.builder.build_final_evaluator())
+        assert [own.deterministic for own in evaluators] == [deterministic] * 2
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

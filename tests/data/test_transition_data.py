@@ -168,3 +168,9 @@ def test_split_is_a_partition_of_episodes(num_episodes, percentage, seed):
     assert abs(len(validation) - num_episodes * percentage / 100) <= 1
     if percentage > 0 and num_episodes > 1:
         assert len(validation) >= 1
+
+
+def test_split_follows_from_the_seed():
+    """Equal seeds give equal splits, other seeds others."""
+    first, again, other = (split_episodes(50, 20, seed)[1].tolist() for seed in (1, 1, 2))
+    assert first == again != other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import re
 import sys
 from functools import partial
@@ -412,6 +413,22 @@ def test_an_interrupt_while_waiting_closes():
     with pytest.raises(KeyboardInterrupt):
         vector.reset(seed=0)
     assert vector.closed
+
+
+class DrawsFromGlobals(CountingEnv):
+    """Observes values of the global random generators."""
+
+    def observe(self):
+        return np.array([random.random(), np.random.random()], np.float32)  # noqa: NPY002
+
+
+@pytest.mark.slow
+def test_global_generators_follow_from_the_seed_and_the_worker():
+    """Equal seeds give equal values, which differ between workers and from those of other seeds."""
+    with workers([DrawsFromGlobals] * 2, n_workers=2, start_method="fork") as vector:
+        first, again, other = (vector.reset(seed=seed)[0].tolist() for seed in (0, 0, 1))
+    assert first == again
+    assert len({value for row in (*first, *other) for value in row}) == 8
 
 
 @pytest.mark.slow

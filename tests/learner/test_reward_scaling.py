@@ -78,6 +78,16 @@ def test_rows_that_are_no_transitions_may_hold_anything():
     torch.testing.assert_close(scaler.state_dict(), before, rtol=0, atol=0)
 
 
+def test_sums_of_dropped_episodes_begin_again():
+    """In the environments that lost theirs, for each of their agents, and nowhere else."""
+    scaler = RewardScaler(GAMMA, 0.0)
+    for n, dropped, expected in ((3, [0, 1, 0], [1, 0, 1]), (4, [0, 1], [1, 0, 1, 0])):
+        scaler.scale(torch.ones(2, n), torch.zeros(2, n, dtype=torch.uint8))
+        scaler.forget(torch.tensor(dropped, dtype=torch.bool))
+        sums = scaler.state_dict()["carry"].tolist()
+        assert sums == [(1.0 + GAMMA) * kept for kept in expected]
+
+
 def test_another_number_of_environments_begins_new_episodes():
     """The running sums start at zero; statistics stay."""
     scaler, slow = RewardScaler(GAMMA, 0.0), SlowScaler(0.0)

@@ -155,6 +155,15 @@ def own_dataset() -> TrajectoryDataset:
     return TrajectoryDataset.open(os.environ["RECORDED"])
 
 
+def test_balanced_classes_reach_the_loss(tmp_path):
+    """They change the policy, since one action is recorded more often than the other."""
+    env = gymnasium.make("CartPole-v1")
+    data = record(tmp_path / "data", env, lambda obs: int(obs[3] > 0.5))
+    start(tmp_path / "plain", data)
+    start(tmp_path / "balanced", data, **{"algorithm.class_weights": "balanced"})
+    assert not same_weights(tmp_path / "plain", tmp_path / "balanced")
+
+
 def test_estimated_statistics_are_frozen(tmp_path, cartpole):
     """They are those of the training data, and part of the policy."""
     result = start(tmp_path / "run", cartpole, **{"model.normalization.mode": "estimated"})

@@ -87,6 +87,13 @@ def test_weights_are_as_old_as_the_broadcast_makes_them(interval: int) -> None:
         assert (off > 1e-5) == (interval > 1)
 
 
+def test_actors_play_episodes_of_their_own(learned: list[Any]) -> None:
+    """No two environments begin alike."""
+    impala_run(total_steps=64)
+    first = learned[0].obs[0].tolist()
+    assert len({tuple(obs) for obs in first}) == len(first) == 4
+
+
 def test_an_actor_that_has_several_turns(learned: list[Any]) -> None:
     """Rollouts of one actor in a batch continue from each other, and have memory of their own."""
     impala_run(**{"algorithm.num_actors": 1}, total_steps=3 * 64)

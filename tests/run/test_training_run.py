@@ -329,19 +329,24 @@ def test_wrappers_for_training_change_what_is_learned_from_alone() -> None:
 def test_the_closing_summary_tells_when_the_best_return_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Best return and its epoch are those by which the policy is selected."""
+    """Best return and its epoch are those that select the policy and the checkpoints to keep."""
     result = short_run(
         **{
             "evaluation.mode": "min",
             "env": "Pendulum-v1",
             "tracking.progress": "lines",
+            "checkpoint.keep_best": 1,
+            "checkpoint.keep_last": 1,
         }
     )
     returns = [row["eval/episode_return_mean"] for row in result.history]
     assert min(returns) < max(returns)
     found = re.search(r"best return .* at epoch (\d+)", capsys.readouterr().out)
     assert found is not None
-    assert int(found[1]) == 1 + returns.index(min(returns)) == result.summary.best_epoch
+    best = 1 + returns.index(min(returns))
+    assert int(found[1]) == best == result.summary.best_epoch
+    kept = {path.name for path in Path("run/checkpoints").glob("epoch_*")}
+    assert kept == {f"epoch_{epoch:06d}" for epoch in (best, len(returns))}
 
 
 @pytest.mark.exhaustive

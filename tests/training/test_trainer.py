@@ -63,6 +63,13 @@ def test_wall_time_ends_training():
     assert 0.05 <= summary.wall_time_s < 1.0
 
 
+def test_wall_time_includes_that_of_earlier_parts():
+    """A run that is interrupted gets no more time."""
+    trainer, _ = train(Limits(n_epochs=1))
+    trainer.wall_time_s = 100.0
+    assert trainer.train(n_epochs=1).wall_time_s > 100.0
+
+
 def test_without_a_limit_training_does_not_start():
     """Trap of an endless run: something must end it."""
     trainer = CountingTrainer(limits=Limits())
