@@ -389,7 +389,7 @@ def check_form(turn: Any) -> None:
     """Check that the result of a reset or step is a `Turn`.
 
     Raises:
-        EnvError: If it is not, or a field has the wrong type.
+        EnvError: If the result is not a `Turn`, or a field has the wrong type.
     """
     if not isinstance(turn, Turn):
         raise EnvError(
@@ -408,7 +408,7 @@ def check_mapping(what: str, value: Any) -> None:
     """Check that a value is a mapping by agent.
 
     Raises:
-        EnvError: If it is not.
+        EnvError: If the value is not a mapping.
     """
     if not isinstance(value, Mapping):
         raise EnvError(f"{what} is {shortened(value)}: expected a dict by agent")

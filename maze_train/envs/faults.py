@@ -234,7 +234,7 @@ def check_finite_reward(reward: float) -> None:
     """Check that a reward is finite in float32.
 
     Raises:
-        NonFiniteError: If it is not.
+        NonFiniteError: If the reward is NaN or infinite in float32.
     """
     if not abs(reward) <= MAX_FLOAT32:
         raise NonFiniteError(f"reward is {reward}, {_expected(reward)}")

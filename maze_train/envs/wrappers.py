@@ -358,7 +358,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         self._view = FlatView(env.observation_space)
         leaves = dict(self._view.leaves)
         self._rows: dict[str, int] = {}
-        """Axis of the rows of each image; the next axis is that of the columns."""
+        """Axis of the image rows; the next axis contains the columns."""
         for key, leaf in self._view.leaves.items():
             if isinstance(leaf, spaces.Box) and is_image(leaf):
                 is_last = image_layout(leaf).channels_last

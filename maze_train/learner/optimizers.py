@@ -311,7 +311,7 @@ class ModuleOptimizer:
             self.optimizer.state.clear()
 
     def freeze(self, params: Iterable[nn.Parameter]) -> None:
-        """Freeze exactly those of `params` that this optimizer owns, until the next call.
+        """Freeze the parameters in `params` that this optimizer owns, until the next call.
 
         Frozen parameters and their optimizer state do not change. A flat group is always frozen as
         a whole, since parameters in a group have the same rules.

@@ -340,7 +340,7 @@ class LeagueEvents(EventInterface, prefix="league"):
         "snapshot k as `league/<policy>@<k>/win_rate`."
     )
     episodes = Event("Number of results against snapshots.", reduce="sum")
-    elo = Event("Elo rating of the policy; that of the first snapshot began with 0.", reduce="last")
+    elo = Event("Elo rating of the policy; the first snapshot starts at 0.", reduce="last")
     snapshots = Event("Number of snapshots.", reduce="last")
 
 

@@ -64,6 +64,8 @@ def test_a_plain_class_of_settings_does_what_a_dataclass_does(settings, own):
     [
         ({"freeze": 3}, {}, r"freeze = 3: expected a list"),
         ({"lr": "fast"}, {}, r"lr = 'fast': expected a number"),
+        ({}, {"lr": "fast"}, r"lr = 'fast': expected a number"),
+        ({"lr": [[1, 0.1]]}, {}, r"lr = \[\[1, 0.1\]\]: expected pairs"),
         ({}, {"batch": 3}, r"overrides.b.batch = 3: cannot be set per module; these"),
         ({}, {"lr_scheduler": 3}, r"lr_scheduler = 3: expected a mapping"),
     ],

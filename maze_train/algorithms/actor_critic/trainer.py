@@ -72,7 +72,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     """Builder of actor-critics that learn from rollouts.
 
     Args:
-        context: What the algorithm is built from.
+        context: Configuration, seeds, device and factories of the run.
 
     Raises:
         ConfigError: If `sequence_length` is set, but no policy is recurrent.

@@ -218,7 +218,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     validation loss.
 
     Args:
-        context: What the algorithm is built from.
+        context: Configuration, seeds, device and factories of the run.
 
     Raises:
         ConfigError: If a policy is recurrent.

@@ -162,7 +162,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
     """Builder of the population and the learner of evolution strategies.
 
     Args:
-        context: What the algorithm is built from.
+        context: Configuration, seeds, device and factories of the run.
 
     Raises:
         ConfigError: If the environment backend is not gymnasium.
