@@ -270,8 +270,8 @@ def checked_game(env: Env) -> Any:
     """Return the emulator of a game that can be preprocessed.
 
     Raises:
-        ConfigError: If the environment is not an Atari game, skips frames itself, has wrappers, or has
-            continuous actions.
+        ConfigError: If the environment is not an Atari game, skips frames itself, has wrappers, or
+            has continuous actions.
         MissingExtraError: If ale-py is not installed.
     """
     interface = import_extra("ale-py", "atari", PURPOSE, "ale_py").ALEInterface
