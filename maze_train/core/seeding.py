@@ -6,10 +6,15 @@ and adding a stream does not change the others.
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import secrets
 import sys
 import zlib
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import numpy as np
 
@@ -88,7 +93,10 @@ def global_entropy() -> int:
 
 
 def seed_generators(*key: int) -> None:
-    """Seed the global generators of Python, NumPy and, if it is imported, PyTorch.
+    """Seed the global generators of Python, NumPy and PyTorch.
+
+    If PyTorch is not imported yet, its generator is seeded as soon as it is: worker processes
+    import PyTorch only if an environment does, which may happen within a step.
 
     Args:
         key: Integers >= 0; different keys give independent streams.
@@ -96,9 +104,52 @@ def seed_generators(*key: int) -> None:
     words = [int(word) for word in np.random.SeedSequence(key).generate_state(3)]
     random.seed(words[0])
     np.random.seed(words[1])  # noqa: NPY002
+    pending = [finder for finder in sys.meta_path if isinstance(finder, _SeedTorchOnImport)]
+    for finder in pending:
+        sys.meta_path.remove(finder)
     torch = sys.modules.get("torch")
-    if torch is not None:
+    if torch is None:
+        sys.meta_path.insert(0, _SeedTorchOnImport(words[2]))
+    else:
         torch.manual_seed(words[2])
+
+
+class _SeedTorchOnImport(MetaPathFinder):
+    """Import hook that seeds PyTorch's global generator when PyTorch is imported."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return PyTorch's spec with a loader that seeds; None for other modules."""
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _SeedingLoader(spec.loader, self._seed)
+        return spec
+
+
+class _SeedingLoader(Loader):
+    """Loads PyTorch with its original loader, then seeds it."""
+
+    def __init__(self, loader: Loader, seed: int) -> None:
+        self._loader = loader
+        self._seed = seed
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Create the module; see `Loader`."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module and seed its generator."""
+        assert module.__spec__ is not None
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        module.manual_seed(self._seed)
 
 
 def distinct_seeds(root: int, count: int) -> list[int]:

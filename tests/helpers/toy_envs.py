@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -245,6 +246,14 @@ class ThreadCountingEnv(CountingEnv):
 
     def observe(self) -> Any:
         return np.full(2, self.count(), np.float32)
+
+
+class LateTorchEnv(CountingEnv):
+    """Imports torch in its first reset; observes whether it did so, and a random value."""
+
+    def observe(self) -> Any:
+        is_new = "torch" not in sys.modules
+        return np.array([is_new, importlib.import_module("torch").rand(())], np.float32)
 
 
 # -- Vector environments in every place, and comparisons of their steps ----------------------------
