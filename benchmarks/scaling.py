@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train import EnvFactory, MultiAgentEnv, SubprocVectorEnv, Turn, train
-from maze_train.data.state_files import dumps
+from maze_train.core.state_files import dumps
 from maze_train.envs.journal import Journal
 from maze_train.tracking.tracker import Tracker
 from maze_train.training.callbacks import TrainingView

@@ -132,12 +132,12 @@ from maze_train.data.hindsight import HindsightReplayBuffer as HindsightReplayBu
 from maze_train.data.hindsight import PrioritizedHindsightReplayBuffer as PrioritizedHindsightReplayBuffer
 from maze_train.data.minari import load_minari as load_minari
 from maze_train.data.minari import minari_episodes as minari_episodes
-from maze_train.data.minari import save_minari as save_minari
 from maze_train.data.replay import BaseReplayBuffer as BaseReplayBuffer
 from maze_train.data.replay import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from maze_train.data.replay import Transition as Transition
 from maze_train.data.replay import Transitions as Transitions
 from maze_train.data.replay import UniformReplayBuffer as UniformReplayBuffer
+from maze_train.data.replay import as_rollout as as_rollout
 from maze_train.data.rollout import Rollout as Rollout
 from maze_train.data.rollout import RolloutStorage as RolloutStorage
 from maze_train.data.trajectories import DatasetMetadata as DatasetMetadata
@@ -225,6 +225,7 @@ from maze_train.tools.export import Export as Export
 from maze_train.tools.export import export_policy as export_policy
 from maze_train.tools.hub import PushedPolicy as PushedPolicy
 from maze_train.tools.hub import push_to_hub as push_to_hub
+from maze_train.tools.minari import save_minari as save_minari
 from maze_train.tools.search import search as search
 from maze_train.tools.search_report import SearchResult as SearchResult
 from maze_train.tracking.config import TrackingConfig as TrackingConfig

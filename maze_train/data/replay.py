@@ -97,10 +97,6 @@ class BaseReplayBuffer(ABC):
         """Store a rollout. It continues the previous one unless `interrupt` was called."""
 
     @abstractmethod
-    def add_transition(self, transition: Transition) -> None:
-        """Store one step of a single environment."""
-
-    @abstractmethod
     def interrupt(self) -> None:
         """Signal that all environments are reset before the next rollout."""
 
@@ -144,7 +140,11 @@ class BaseReplayBuffer(ABC):
 
 
 def as_rollout(transition: Transition) -> Rollout:
-    """Convert one step of one environment to a rollout with T = B = 1."""
+    """Convert one step of one environment to a rollout with T = B = 1, for `add_rollout`.
+
+    Call `interrupt` of the buffer after a step that ended an episode, because the observation of
+    the next step is not its `next_obs`.
+    """
     obs, next_obs = leaves_by_key(transition.obs), leaves_by_key(transition.next_obs)
     shapes, next_shapes = ({k: list(x.shape) for k, x in o.items()} for o in (obs, next_obs))
     if shapes != next_shapes:
@@ -228,7 +228,6 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._device = torch.device(device)
         self._generator = torch.Generator().manual_seed(seed)
         self._continues = False
-        self._may_jump = False
         self._walker = NStepWalker(self._memory, n_steps, gamma)
         self._sampler = sampler(self._memory, self._generator)
         self._relabelling = (
@@ -269,24 +268,16 @@ class UniformReplayBuffer(BaseReplayBuffer):
                 f"the rollout has {rollout.num_envs} environments, the replay buffer expects "
                 f"{self.num_envs}"
             )
-        self._add(rollout)
-        self._may_jump = False
-
-    def add_transition(self, transition: Transition) -> None:
-        """Store one step.
-
-        If its observation equals the `next_obs` of the previous step, the step continues that
-        episode and the observation is stored once. Otherwise, no n-step sample spans both steps.
-
-        Raises:
-            ConfigError: If `num_envs` is not 1.
-            ShapeError: If the shapes differ from the buffer's.
-        """
-        if self.num_envs != 1:
-            problem = "add_transition supports a single environment: use add_rollout instead"
-            raise ConfigError("num_envs", problem, self.num_envs)
-        self._may_jump = True
-        self._add(as_rollout(transition))
+        if self._relabelling is not None:
+            self._relabelling.check(rollout)
+        before = self._memory.head
+        # The last observation before an interruption, if any, keeps its row.
+        first = before + (before > 0 and not self._continues)
+        self._memory.write(rollout, first, self._continues)
+        self._continues = True
+        self._sampler.follow()
+        if self._relabelling is not None:
+            self._relabelling.follow(before)
 
     def interrupt(self) -> None:  # noqa: D102
         self._continues = False
@@ -332,37 +323,10 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """
         self._memory.load_state_dict(state)
         self._continues = state["continues"]
-        self._may_jump = self.num_envs == 1  # the state does not say how it was filled
         self._generator.set_state(state["generator"])
         self._sampler.load_state_dict(state)
         if self._relabelling is not None:
             self._relabelling.reload()
-
-    def _add(self, rollout: Rollout) -> None:
-        if self._relabelling is not None:
-            self._relabelling.check(rollout)
-        before = self._memory.head
-        self._memory.write(rollout, *self._place(rollout))
-        self._continues = True
-        self._sampler.follow()
-        if self._relabelling is not None:
-            self._relabelling.follow(before)
-
-    def _place(self, rollout: Rollout) -> tuple[int, bool]:
-        """Return the row of the first step and whether it already holds the first observation."""
-        memory = self._memory
-        if not self._continues:
-            # The last observation before the interruption, if any, keeps its row.
-            return memory.head + (memory.head > 0), False
-        if not self._may_jump:
-            return memory.head, True
-        # Single steps need not continue the previous one.
-        newest = memory.observations(np.array([memory.head]))
-        goes_on = all(
-            key in newest and torch.equal(newest[key], leaf[:1].to(newest[key]))
-            for key, leaf in leaves_by_key(rollout.flat_obs()).items()
-        )
-        return memory.head + (not goes_on and not memory.has_ended), goes_on
 
     def _transitions(self, positions: Array, walk: Walk) -> Transitions:
         memory, n_samples = self._memory, len(positions)

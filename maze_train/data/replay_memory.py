@@ -185,14 +185,6 @@ class ReplayMemory:
         """Return whether the observation after a step with this end code is stored separately."""
         return has_ended(end) if self.layout.keeps_terminal_obs else is_truncated(end)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the newest step ended its episode (with a single environment).
-
-        If so, no sample needs the observation in the head.
-        """
-        return bool(has_ended(self.end[(self.head - 1) % self.ring.size]))
-
     def observations(
         self, positions: Array, keys: Iterable[str] | None = None
     ) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write
-from maze_train.data.state_files import dumps, loads
+from maze_train.core.state_files import dumps, loads
 
 FUNCTION = "<function>"
 """Placeholder for a function, which a state cannot contain."""

@@ -22,7 +22,7 @@ from typing import IO, Any, TypeAlias
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import open_regular, seal, unseal, versions, write_synced
 from maze_train.core.state import StatePart
-from maze_train.data.state_files import TreePath, check_content, dumps, loads
+from maze_train.core.state_files import TreePath, check_content, dumps, loads
 from maze_train.training.outcome import Position
 
 BLOCK_BYTES = 1 << 20

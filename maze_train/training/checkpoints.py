@@ -35,7 +35,7 @@ from maze_train.core.files import (
 )
 from maze_train.core.folders import check_held, make_folders
 from maze_train.core.notices import warn
-from maze_train.data.state_files import dumps
+from maze_train.core.state_files import dumps
 from maze_train.training.checkpoint_files import (
     MANIFEST,
     STATE,

@@ -18,7 +18,7 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import CallbackError, ConfigError, TrainingError
 from maze_train.core.events import Statistics
 from maze_train.core.files import atomic_write
-from maze_train.data.state_files import dumps, loads
+from maze_train.core.state_files import dumps, loads
 from maze_train.learner.config import Progress
 from maze_train.learner.learners import Learners
 from maze_train.tracking.tracker import RunInfo, Tracker

@@ -32,8 +32,8 @@ from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError, WorkerError
 from maze_train.core.seeding import EpisodeSeeds, Seeds
+from maze_train.core.state_files import dumps, loads
 from maze_train.data.rollout import join_rollouts
-from maze_train.data.state_files import dumps, loads
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 

@@ -38,8 +38,8 @@ from rollouts_compared import assert_same_rollouts
 from maze_train.collect.actor_worker import ActorPolicy
 from maze_train.collect.actors import DistributedActors, StepCounts
 from maze_train.core.errors import WorkerError
+from maze_train.core.state_files import dumps, loads
 from maze_train.data.rollout import join_rollouts, select_envs
-from maze_train.data.state_files import dumps, loads
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 

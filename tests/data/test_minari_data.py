@@ -27,12 +27,13 @@ from trajectory_cases import (
 )
 
 from maze_train.core.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
-from maze_train.data import minari as minari_data
 from maze_train.data.datasets import open_dataset
-from maze_train.data.minari import load_minari, save_minari
+from maze_train.data.minari import load_minari
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.spaces.describe import flatten_value
+from maze_train.tools import minari as minari_data
+from maze_train.tools.minari import save_minari
 
 minari = pytest.importorskip("minari", reason="needs the extra minari")
 EpisodeBuffer = pytest.importorskip("minari.data_collector").EpisodeBuffer
@@ -264,7 +265,7 @@ def test_a_failed_export_leaves_nothing(root, monkeypatch):
 KILLED = """
 import os, signal, sys
 sys.path[:0] = sys.argv[1:]
-from maze_train.data import minari
+from maze_train.tools import minari
 from test_minari_data import NAME, in_memory
 
 buffers = minari._buffers

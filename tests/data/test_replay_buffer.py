@@ -27,10 +27,10 @@ from reference_replay import KINDS as ROWS
 
 import maze_train.data.replay_memory as replay_memory
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, TrainingError
+from maze_train.core.state_files import dumps, loads
 from maze_train.core.types import leaves_by_key, tree_map
-from maze_train.data.replay import UniformReplayBuffer
+from maze_train.data.replay import UniformReplayBuffer, as_rollout
 from maze_train.data.replay_columns import ReplayLayout
-from maze_train.data.state_files import dumps, loads
 
 STACKS = st.fixed_dictionaries(
     {
@@ -77,35 +77,29 @@ def test_every_transition_is_that_of_the_reference(lengths, **experience):
 @settings(max_examples=80, deadline=None)
 @given(
     events=st.lists(
-        st.sampled_from(["step", "step", "step", "jump and step", "rollout", "interrupt"]),
-        min_size=1,
-        max_size=30,
+        st.sampled_from(["step", "step", "step", "rollout", "interrupt"]), min_size=1, max_size=30
     ),
     **EXPERIENCE,
 )
 def test_single_transitions_and_rollouts_mix(events, **experience):
-    """Steps that follow one another, steps from elsewhere, and rollouts, of a lone environment."""
+    """Steps and rollouts of a lone environment, interrupted after steps that end an episode."""
     kinds = ("terminated", "truncated")
     buffer, reference, stream = made(num_envs=1, kinds=kinds, **experience)
-    last = None
     for event in events:
         if event == "interrupt":
             for owner in (buffer, reference, stream):
                 owner.interrupt()
-            last = None
             continue
         if event == "rollout":
-            (steps,) = added(buffer, reference, stream, [3])
-            last = steps[-2][0]
+            tuple(added(buffer, reference, stream, [3]))
         else:
-            if event == "jump and step":
-                stream.interrupt()
-                if last is not None and not (last.terminated or last.truncated):
-                    reference.interrupt()  # its own row after the jump
-            last = stream.step(0)
-            next_obs = stream.obs[0] if last.final_obs is None else last.final_obs
-            buffer.add_transition(transition_of(last, next_obs))
-            reference.add([[last], [Step(next_obs)]])
+            step = stream.step(0)
+            next_obs = stream.obs[0] if step.final_obs is None else step.final_obs
+            buffer.add_rollout(as_rollout(transition_of(step, next_obs)))
+            reference.add([[step], [Step(next_obs)]])
+            if step.terminated or step.truncated:
+                buffer.interrupt()
+                reference.interrupt()
         assert_equal_to(everything(buffer), reference.transitions())
 
 
@@ -229,11 +223,9 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ShapeError, match=r"step 0 of environment 1 was truncated: .* final_obs"):
         buffer.add_rollout(rollout_of(steps))
     step = Stream(np.random.default_rng(0), 1).step(0)
-    with pytest.raises(ConfigError, match=r"num_envs = 2: .* supports a single environment"):
-        buffer.add_transition(transition_of(step, step.obs))
-    lone, _, _ = make(10, 1)
     with pytest.raises(ShapeError, match=r"obs has the shapes .* next_obs"):
-        lone.add_transition(transition_of(step, {"": np.zeros(5, np.float32)}))
+        as_rollout(transition_of(step, {"": np.zeros(5, np.float32)}))
+    lone, _, _ = make(10, 1)
     stream = Stream(np.random.default_rng(0), 1, ends=1.0, kinds=("ignored",))
     lone.add_rollout(rollout_of(stream.steps(9)))  # all rows are ignored
     assert len(buffer) == len(lone) == 0

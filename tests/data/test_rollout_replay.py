@@ -10,10 +10,10 @@ from cases import sweep
 from rollouts_compared import assert_same_rollouts
 from test_rollout_slots import KINDS, B, T, every_kind, random_rollout
 
+from maze_train.algorithms.impala.replay import RolloutReplay
+from maze_train.core.state_files import dumps, loads
 from maze_train.core.types import tree_leaves
 from maze_train.data.rollout import join_rollouts, select_envs
-from maze_train.data.rollout_replay import RolloutReplay
-from maze_train.data.state_files import dumps, loads
 
 BOX = KINDS["box"]
 

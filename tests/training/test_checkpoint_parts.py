@@ -30,7 +30,7 @@ from stored_checkpoints import (
 
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.state import StatePart
-from maze_train.data.state_files import dumps
+from maze_train.core.state_files import dumps
 from maze_train.training import checkpoint_files as manifests
 from maze_train.training.checkpoint_files import digest
 from maze_train.training.outcome import Position

@@ -25,7 +25,7 @@ from short_runs import short_run
 from benchmarks.tensor_cartpole import TensorCartPole
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import EpisodeSeeds
-from maze_train.data.state_files import dumps, loads
+from maze_train.core.state_files import dumps, loads
 from maze_train.envs.foreign import SimulatorVectorEnv, foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic

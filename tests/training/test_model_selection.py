@@ -7,7 +7,7 @@ import torch
 from practice import make_model, make_ppo
 
 from maze_train import BestModelSelection, get_flat_parameters
-from maze_train.data.state_files import dumps, loads
+from maze_train.core.state_files import dumps, loads
 
 
 def fill(model, value):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.state import StatePart
-from maze_train.data.state_files import dumps, loads
+from maze_train.core.state_files import dumps, loads
 
 TORCH_DTYPES = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),

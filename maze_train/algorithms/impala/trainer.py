@@ -12,10 +12,10 @@ from torch import nn
 from maze_train.algorithms.actor_critic.trainer import ActorCriticBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ActorEvents, ActorTimeEvents
+from maze_train.algorithms.impala.replay import RolloutReplay
 from maze_train.collect.actor_worker import ActorPolicy
 from maze_train.collect.actors import DistributedActors, GatheredRollouts
 from maze_train.core.events import Statistics
-from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.learner.config import Progress
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.modules import DEFAULT_MODULE
