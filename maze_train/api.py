@@ -141,8 +141,8 @@ def make_env(
         EnvError: If the environment cannot be built.
         RunDirectoryError: If the configuration is missing or damaged.
     """
-    stored = read_settings(local_directory(run_dir))
-    stored.check(stored.values, trust, None, (*PARTS_OF_ENV, "env.training_wrappers"))
+    stored = read_settings(local_directory(run_dir), trust)
+    stored.check(stored.values, (*PARTS_OF_ENV, "env.training_wrappers"))
     factory = EnvFactory.from_any(load_config(stored.values).env, **kwargs)
     return (factory if training else factory.for_evaluation())()
 

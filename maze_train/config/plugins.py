@@ -7,7 +7,6 @@ option. The user's folders come first, so their `env/<name>.yaml` takes preceden
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,8 +36,7 @@ from maze_train.config.launchers import (
 )
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
-from maze_train.core.errors import ConfigError
-from maze_train.core.targets import import_failure
+from maze_train.core.targets import import_for_id
 from maze_train.envs.config import SIMULATORS
 
 Names = list[str]  # an alias, because `list` is a method in the class below
@@ -195,10 +193,7 @@ def is_registered(env_id: str) -> bool:
     if module in SIMULATORS:
         return True  # the name is checked when the environment is built
     if colon:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            raise ConfigError("env", import_failure(module, error), env_id) from None
+        import_for_id(env_id, module, "env")
     if name not in gymnasium.registry:
         _register_installed()
     return name in gymnasium.registry

@@ -11,9 +11,10 @@ from typing import Any
 
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_to_dict
-from maze_train.core.conversion import TUPLE, is_within
+from maze_train.core.conversion import TUPLE
 from maze_train.core.files import LOCK, read_regular
 from maze_train.core.names import DIGESTS
+from maze_train.core.targets import is_within
 from maze_train.training.config import RANDOM
 
 FREE = (

@@ -21,12 +21,11 @@ from maze_train.config.stored import check_given, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.core.checks import absolute_path
-from maze_train.core.conversion import is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.names import CONFIG
 from maze_train.core.notices import notify
 from maze_train.core.run_directory import RunDirectory
-from maze_train.core.targets import TARGET, Given, has_no_name
+from maze_train.core.targets import TARGET, Given, has_no_name, is_within
 from maze_train.core.text import aligned
 from maze_train.training.config import RANDOM_OPPONENT
 
@@ -79,7 +78,8 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         problem = "a resumed run keeps its stored settings: leave this out"
         raise ConfigError("experiment", problem, changes["experiment"])
     directory = _run_dir_of(resume)
-    stored, own = read_settings(directory), nested_values(TrainConfig, changes)
+    own = nested_values(TrainConfig, changes)
+    stored = read_settings(directory, own.get("trust"), {**own, "resume": resume})
     if not isinstance(stored.values.get("runner"), dict):
         raise RunDirectoryError(f"{stored.path} is damaged: it names no runner")
     changes = {**changes, "resume": resume}
@@ -90,7 +90,7 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         changes["runner"] = named_option("runner", runner) | kept
     values = nested_values(TrainConfig, {**stored.values, **changes})
     check_given(values)
-    stored.check(values, own.get("trust"), {**own, "resume": resume}, PARTS)
+    stored.check(values, PARTS)
     return values
 
 

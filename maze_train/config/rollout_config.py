@@ -245,7 +245,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
         place.check_files(str(run))
         if is_on_hub(run):
             values["run"] = at_commit(str(run), place.directory)  # pin the commit
-        stored = read_settings(place.settings)
+        stored = read_settings(place.settings, values.get("trust"), {"env": env})
         if "env" not in stored.values:
             problem = "expected settings of the environment"
             raise RunDirectoryError(f"{stored.path} is damaged: {problem}")
@@ -255,7 +255,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
                 raise ConfigError("env", CHOOSE_ENV)
             settings = {**stored.values, "env": values["env"]}
             uses = (*PARTS_OF_POLICY, *PARTS_OF_ENV)
-            stored.check(settings, values.get("trust"), {"env": env}, uses)
+            stored.check(settings, uses)
     return load_settings(RolloutConfig, values)
 
 

@@ -7,12 +7,10 @@ gymnasium of the expected type, or if the user named or trusts it.
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_type_hints
 
 import yaml
@@ -22,19 +20,21 @@ from maze_train.config.reach import check_reach
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import MAX_BYTES, config_to_dict, plain_values
-from maze_train.core.conversion import Settings, convert, is_within, join
+from maze_train.core.conversion import Settings, convert, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.names import CONFIG
 from maze_train.core.targets import (
-    SCRIPT,
+    OFFERED,
     TARGET,
     Given,
+    Stored,
+    Trust,
+    check_trusted,
     has_no_name,
-    imported,
+    is_within,
     locate,
     made_in_python,
-    script_name,
 )
 
 PARTS_OF_POLICY = (
@@ -47,12 +47,6 @@ PARTS_OF_POLICY = (
 PARTS_OF_ENV = ("env", "env.wrappers")
 """Components of an environment outside of training."""
 
-OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers", "minigrid.wrappers")
-"""Packages whose classes need no trust."""
-
-UNSAFE = ("gymnasium.wrappers.array_conversion", "gymnasium.wrappers.rendering")
-"""Exceptions from `OFFERED`: modules that import or write to what their arguments name."""
-
 REGISTRY = "pettingzoo:"
 """Prefix of ids that can only select environments of a known package."""
 
@@ -64,10 +58,18 @@ ENV_ID = re.compile(r"env\.(id$|kwargs[.\[])")
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read_settings(directory: Path) -> StoredSettings:
+def read_settings(
+    directory: Path, trust: Sequence[str] | None = None, own: object = None
+) -> StoredSettings:
     """Read the configuration of a run or of a saved policy, without its `trust` setting.
 
+    Args:
+        directory: The directory.
+        trust: Modules that the user trusts.
+        own: The user's settings; everything that they name is allowed.
+
     Raises:
+        ConfigError: If `trust` is not a list of names.
         RunDirectoryError: If the file is missing, damaged, or was not written by this package.
     """
     path = directory / CONFIG
@@ -77,11 +79,13 @@ def read_settings(directory: Path) -> StoredSettings:
         raise RunDirectoryError(f"{path} is missing") from error
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    return parsed_settings(text, path)
+    return parsed_settings(text, path, trust, own)
 
 
-def parsed_settings(text: str, path: Path) -> StoredSettings:
-    """Parse the text of a configuration file; `path` is used in messages."""
+def parsed_settings(
+    text: str, path: Path, trust: Sequence[str] | None = None, own: object = None
+) -> StoredSettings:
+    """Parse the text of a configuration file, see `read_settings`; `path` is used in messages."""
     try:
         node = plain_values(text)
     except (ValueError, ArithmeticError, yaml.YAMLError) as error:
@@ -92,7 +96,15 @@ def parsed_settings(text: str, path: Path) -> StoredSettings:
             f"{path} is damaged: expected the configuration of a run; {problem}"
         )
     values = {key: value for key, value in node.items() if key not in ("trust", "moved")}
-    return StoredSettings(path, values, is_signed(text))
+    if is_signed(text):
+        return StoredSettings(path, values, own, is_own=True)
+    modules: list[str] = convert(trust or [], list[str], "trust")
+    allowed = Trust(str(path), tuple(modules), frozenset(name for _, name, _ in _names_in(own)))
+
+    def stored(key: str, name: str, module: str) -> Stored:
+        return Stored(name, allowed, key, PARTS.get(_part_of(key) or "", ""), module)
+
+    return StoredSettings(path, _with_names(values, stored), own)
 
 
 def _problem_of(node: Any) -> str:
@@ -122,71 +134,33 @@ class StoredSettings:
     """The file."""
 
     values: dict[str, Any]
+    """The settings. Names in a file that this user did not sign know what may be imported."""
+
+    own: object = None
+    """The user's settings."""
 
     is_own: bool = False
     """Whether this user signed the file; if so, everything that it names is trusted."""
 
-    def check(
-        self,
-        settings: Mapping[str, Any],
-        trust: Sequence[str] | None,
-        own: Any,
-        uses: Collection[str],
-    ) -> None:
-        """Raise an error if the settings name untrusted code, or access other places.
+    def check(self, settings: Mapping[str, Any], uses: Collection[str]) -> None:
+        """Raise one error for everything untrusted that the settings name or access.
 
-        Only trusted modules are imported, and nothing is called.
+        A name that was not checked here still raises an error when it is located.
 
         Args:
             settings: Settings of the file, overridden by the user's settings.
-            trust: Modules that the user trusts.
-            own: The user's settings; everything that they name is allowed.
             uses: Components that will be built, keys of `PARTS`.
 
         Raises:
             ConfigError: If a setting names untrusted code (all of them are listed), or accesses the
                 network or other directories (see `reach`).
         """
-        modules: list[str] = convert(trust or [], list[str], "trust")
-        named = {path for _, path, _ in _targets_in(own)}
-        refused, words = [], set()
-        for key, target, module in () if self.is_own else _targets_in(settings):
-            part = _part_of(key)
-            # Objects created in Python, such as a lambda, have no importable name. They cause an
-            # error when the component is built.
-            if target in named or "<" in target or not (part is None or part in uses):
-                continue
-            reason = _refusal(target, module, PARTS.get(part or ""), modules)
-            if reason is not None:
-                note, word = reason
-                refused.append(f"\n  {key} = {target}{note}")
-                words.update([word] if word else [])
-        if not refused:
-            self._check_reach(settings, own, uses)
+        check_trusted(settings, lambda key: (part := _part_of(key)) is None or part in uses)
+        if self.is_own:
             return
-        listed = sorted({*words, *modules})
-        remedy = (
-            "The file was made by another user or on another machine (it is not signed by you). If "
-            "you know this code and who made the run, allow its modules: "
-            f"trust=[{','.join(listed)}] (in Python trust={listed!r})"
-        )
-        raise ConfigError(
-            "trust",
-            f"{self.path} names code that is not provided by this package, torch.nn, torch.optim "
-            f"or gymnasium for this purpose; nothing was called:{''.join(refused)}"
-            + (f"\n{remedy}" if words else ""),
-        )
-
-    def _check_reach(self, settings: Mapping[str, Any], own: Any, uses: Collection[str]) -> None:
-        """Check the settings that are used (all, or only `env`) for access to other places.
-
-        Raises:
-            ConfigError: If a setting accesses the network or other directories.
-        """
         is_whole = PARTS.keys() <= set(uses)
         used = settings if is_whole else {k: settings.get(k) for k in ("env",) if k in uses}
-        if not self.is_own:
-            check_reach(used, own, str(self.path))
+        check_reach(used, self.own, str(self.path))
 
 
 def settings_of_run(
@@ -204,8 +178,11 @@ def settings_of_run(
         ConfigError: If the configuration names untrusted code.
         RunDirectoryError: If the file is missing or damaged.
     """
-    stored = read_settings(path.parent) if text is None else parsed_settings(text, path)
-    stored.check(stored.values, config.trust, config, uses)
+    if text is None:
+        stored = read_settings(path.parent, config.trust, config)
+    else:
+        stored = parsed_settings(text, path, config.trust, config)
+    stored.check(stored.values, uses)
     return load_config(stored.values)
 
 
@@ -213,7 +190,7 @@ def modules_to_trust(config: TrainConfig) -> list[str]:
     """Return the modules that another user must trust to resume a run of this configuration."""
     roots = {
         (module or path.replace(":", ".")).partition(".")[0]
-        for _, path, module in _targets_in(config)
+        for _, path, module in _names_in(config)
         if not is_within(path, OFFERED) and not isinstance(path, Given)
     }
     return sorted(roots)
@@ -221,7 +198,7 @@ def modules_to_trust(config: TrainConfig) -> list[str]:
 
 def given_in_python(config: TrainConfig) -> list[str]:
     """Return the keys of all targets that were given as Python objects."""
-    return [key for key, path, _ in _targets_in(config) if isinstance(path, Given)]
+    return [key for key, path, _ in _names_in(config) if isinstance(path, Given)]
 
 
 def check_given(settings: Mapping[str, Any]) -> None:
@@ -231,7 +208,7 @@ def check_given(settings: Mapping[str, Any]) -> None:
         ConfigError: If some are missing; lists all of them.
     """
     missing = {}
-    for key, path, _ in _targets_in(settings):
+    for key, path, _ in _names_in(settings):
         if has_no_name(path):
             try:
                 locate(path)
@@ -241,31 +218,41 @@ def check_given(settings: Mapping[str, Any]) -> None:
         raise made_in_python(list(missing), *missing.values())
 
 
-def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield all importable names in the settings, at any depth.
+def _names_in(node: object) -> list[tuple[str, str, str]]:
+    """Return all importable names in the settings, at any depth, see `_with_names`."""
+    found: list[tuple[str, str, str]] = []
+    _with_names(node, lambda *name: found.append(name))
+    return found
 
-    Yields:
-        Key, name, and the module that an environment id imports (empty for other names).
+
+def _with_names(node: Any, replaced: Callable[[str, str, str], object], key: str = "") -> Any:
+    """Return a copy of the settings in which all importable names are replaced.
+
+    Args:
+        node: The settings.
+        replaced: Called with the key of each name, the name, and the module that an environment id
+            imports (empty for other names); returns the value for the copy.
+        key: Dotted key of `node`.
     """
     if isinstance(node, Settings):
         node = config_to_dict(node)
     if isinstance(node, Mapping):
-        target = node.get(TARGET)
-        if target is not None:
-            yield join(key, TARGET), target if isinstance(target, str) else str(target), ""
-        for name, value in node.items():
-            # Replace dots, so that an id with dots cannot be mistaken for nested keys.
-            yield from _targets_in(value, join(key, str(name).replace(".", "/")))
-    elif isinstance(node, list | tuple):
-        for i, value in enumerate(node):
-            yield from _targets_in(value, f"{key}[{i}]")
-    elif isinstance(node, str) and ENV_ID.match(key) and not key.endswith(f".{TARGET}"):
+        # Replace dots, so that an id with dots cannot be mistaken for nested keys.
+        keys = {name: join(key, str(name).replace(".", "/")) for name in node}
+        return {name: _with_names(value, replaced, keys[name]) for name, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_with_names(value, replaced, f"{key}[{i}]") for i, value in enumerate(node)]
+    if key.rpartition(".")[2] == TARGET:
+        name = node if node is None or isinstance(node, str) else str(node)
+        return name and replaced(key, name, "")
+    if isinstance(node, str) and ENV_ID.match(key):
         from maze_train.envs import registered  # late, because gymnasium is slow to import
 
-        is_id, text = key == "env.id", node.removeprefix(REGISTRY)
-        module = registered.module_of_id(text) if is_id else registered.module_of_argument(node)
-        if module:
-            yield key, text, module
+        is_id = key == "env.id"
+        name = node.removeprefix(REGISTRY) if is_id else node
+        module = (registered.module_of_id if is_id else registered.module_of_argument)(name)
+        return replaced(key, node, module) if module else node
+    return node
 
 
 def _part_of(key: str) -> str | None:
@@ -273,46 +260,3 @@ def _part_of(key: str) -> str | None:
     key = place_of(key)
     found = [part for part in PARTS if key.startswith((f"{part}.", f"{part}["))]
     return max(found, key=len, default=None)
-
-
-def _refusal(
-    path: str, id_module: str, kind: str | None, trust: Sequence[str]
-) -> tuple[str, str] | None:
-    """Return why a name is not allowed: a note, and the module to trust (may be empty).
-
-    None if the name is allowed, or does not exist (reported when the component is built).
-    """
-    if id_module:
-        return None if is_within(id_module, trust) else ("", id_module.partition(".")[0])
-    path = path.replace(":", ".")
-    is_trusted = is_within(path, trust)
-    if not is_trusted and not is_within(path, OFFERED):
-        return "", path.partition(".")[0]
-    try:
-        module, names = imported(path)
-        found: Any = module
-        for name in names:
-            found = getattr(found, name, None)
-            if found is None:
-                return None
-            if isinstance(found, ModuleType):  # e.g. a module imported by the offered one
-                return f" ({name} is a separate module)", ""
-    except ConfigError:
-        return None
-    except ImportError as error:  # from a lazily imported name
-        return f" ({error})", ""
-    is_maker = isinstance(found, type) or inspect.isroutine(found)
-    home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
-    home = script_name() if home == SCRIPT else home
-    if _is_offered(found, home, kind) or (is_trusted and is_within(home, [*trust, *OFFERED])):
-        return None
-    if is_trusted:
-        return f" (defined in {home})", home.partition(".")[0]
-    return f" (expected a class of {kind or 'settings'})", module.__name__
-
-
-def _is_offered(found: Any, home: str, kind: str | None) -> bool:
-    """Return whether an object is a component or settings class that needs no trust."""
-    if not isinstance(found, type) or not is_within(home, OFFERED) or is_within(home, UNSAFE):
-        return False
-    return is_dataclass(found) if kind is None else issubclass(found, locate(kind))

@@ -114,11 +114,6 @@ def join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def is_within(key: str, sections: Iterable[str]) -> bool:
-    """Return whether a dotted name equals or is below one of `sections`."""
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
 def build_dataclass(cls: type[SettingsT], node: Mapping[str, Any], path: str = "") -> SettingsT:
     """Build settings from a nested mapping of plain values.
 

@@ -6,16 +6,14 @@ from typing import Any
 
 import yaml
 
-from maze_train.core.targets import Given
-
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # one of two
-    """Dumper that writes objects given in Python as their name."""
+    """Dumper that writes names, which are subclasses of `str`, as strings."""
 
 
-_Dumper.add_representer(Given, lambda dumper, name: dumper.represent_str(str(name)))
+_Dumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str(text)))
 
 
 def load_yaml(text: str) -> Any:

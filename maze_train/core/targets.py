@@ -1,4 +1,8 @@
-"""Objects named in configuration, `{_target_: package.module.Name, ...}`, and optional packages."""
+"""Objects named in configuration, `{_target_: package.module.Name, ...}`, and optional packages.
+
+All names in settings are imported here. Names in a file that this user did not sign are `Stored`;
+`locate` and `import_for_id` import only trusted code for them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +30,17 @@ from maze_train.core.errors import (
 
 TARGET = "_target_"
 SCRIPT = "__main__"
+
+OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers", "minigrid.wrappers")
+"""Packages whose classes need no trust."""
+
+UNSAFE = ("gymnasium.wrappers.array_conversion", "gymnasium.wrappers.rendering")
+"""Exceptions from `OFFERED`: modules that import or write to what their arguments name."""
+
+
+def is_within(key: str, sections: Iterable[str]) -> bool:
+    """Return whether a dotted name equals or is below one of `sections`."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 class Given(str):
@@ -60,6 +76,152 @@ class Given(str):
         if isinstance(self.value, type):
             return False
         return not callable(self.value) or (kind is not None and isinstance(self.value, kind))
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the names in a file may import if this user did not sign it."""
+
+    file: str
+    """The file, for messages."""
+
+    modules: tuple[str, ...] = ()
+    """Modules that the user trusts."""
+
+    names: frozenset[str] = frozenset()
+    """Names that the user has given as well."""
+
+
+class Stored(str):
+    """Name in a file that this user did not sign; imported only if it is trusted.
+
+    Args:
+        name: Dotted path of a class or function, or an environment id.
+        trust: What may be imported.
+        key: Dotted key of the name in the file.
+        kind: Dotted path of the required base class, for components; empty for settings.
+        module: Module that is imported for an environment id; empty for other names.
+    """
+
+    trust: Trust
+    key: str
+    kind: str
+    module: str
+
+    def __new__(cls, name: str, trust: Trust, key: str, kind: str = "", module: str = "") -> Stored:
+        """Create the name."""
+        self = super().__new__(cls, name)
+        self.trust, self.key, self.kind, self.module = trust, key, kind, module
+        return self
+
+    def __getnewargs__(self) -> tuple[str, Trust, str, str, str]:  # type: ignore[override]  # those of __new__
+        return str(self), self.trust, self.key, self.kind, self.module
+
+    def __deepcopy__(self, memo: object) -> Stored:
+        return self
+
+    def refusal(self) -> tuple[str, str] | None:
+        """Return why the name may not be imported: a note, and the module to trust (may be empty).
+
+        None if it may, or if it does not exist, which is reported when it is located.
+        """
+        # Objects created in Python, such as a lambda, have no importable name.
+        if self in self.trust.names or "<" in self:
+            return None
+        if self.module:
+            is_trusted = is_within(self.module, self.trust.modules)
+            return None if is_trusted else ("", self.module.partition(".")[0])
+        return _refusal(self.replace(":", "."), self.kind, self.trust.modules)
+
+
+class UntrustedError(ConfigError):
+    """Error for names that may not be imported; its key is the same at any depth."""
+
+    def below(self, prefix: str) -> UntrustedError:
+        """Return the error itself."""
+        return self
+
+
+def check_trusted(node: object, is_used: Callable[[str], bool] = lambda key: True) -> None:
+    """Raise an error if nested values contain names that may not be imported.
+
+    Only trusted modules are imported, and nothing is called.
+
+    Args:
+        node: A name, or nested settings.
+        is_used: Returns whether the name with a key is going to be imported.
+
+    Raises:
+        ConfigError: If there are any; lists all of them and the setting that allows them.
+    """
+    refused = [
+        (name, reason)
+        for name in _stored_in(node)
+        if is_used(name.key) and (reason := name.refusal()) is not None
+    ]
+    if not refused:
+        return
+    trust = refused[0][0].trust
+    words = {word for _, (_, word) in refused if word}
+    listed = sorted({*words, *trust.modules})
+    rows = "".join(f"\n  {name.key} = {name}{note}" for name, (note, _) in refused)
+    remedy = (
+        "\nThe file was made by another user or on another machine (it is not signed by you). If "
+        "you know this code and who made the run, allow its modules: "
+        f"trust=[{','.join(listed)}] (in Python trust={listed!r})"
+    )
+    raise UntrustedError(
+        "trust",
+        f"{trust.file} names code that is not provided by this package, torch.nn, torch.optim "
+        f"or gymnasium for this purpose; nothing was called:{rows}{remedy if words else ''}",
+    )
+
+
+def _stored_in(node: object) -> Iterator[Stored]:
+    """Yield the names from unsigned files in nested values."""
+    if isinstance(node, Stored):
+        yield node
+    elif isinstance(node, Mapping):
+        for value in node.values():
+            yield from _stored_in(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _stored_in(value)
+
+
+def _refusal(path: str, kind: str, trust: Sequence[str]) -> tuple[str, str] | None:
+    """Return why a dotted path may not be imported, see `Stored.refusal`."""
+    is_trusted = is_within(path, trust)
+    if not is_trusted and not is_within(path, OFFERED):
+        return "", path.partition(".")[0]
+    try:
+        module, names = _imported(path)
+        found: object = module
+        for name in names:
+            found = getattr(found, name, None)
+            if found is None:
+                return None
+            if isinstance(found, ModuleType):  # e.g. a module imported by the offered one
+                return f" ({name} is a separate module)", ""
+    except ConfigError:
+        return None
+    except ImportError as error:  # from a lazily imported name
+        return f" ({error})", ""
+    is_maker = isinstance(found, type) or inspect.isroutine(found)
+    home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
+    home = script_name() if home == SCRIPT else home
+    if _is_offered(found, home, kind) or (is_trusted and is_within(home, [*trust, *OFFERED])):
+        return None
+    if is_trusted:
+        return f" (defined in {home})", home.partition(".")[0]
+    return f" (expected a class of {kind or 'settings'})", module.__name__
+
+
+def _is_offered(found: object, home: str, kind: str) -> bool:
+    """Return whether an object is a component or settings class that needs no trust."""
+    if not isinstance(found, type) or not is_within(home, OFFERED) or is_within(home, UNSAFE):
+        return False
+    return issubclass(found, locate(kind)) if kind else is_dataclass(found)
 
 
 def has_no_name(path: str) -> bool:
@@ -108,9 +270,11 @@ def locate(path: str, key: str = TARGET) -> Any:
     Raises:
         ConfigError: If the module cannot be imported or has no such attribute, or the object was
             given in Python and is not available in this process.
+        ConfigError: If it comes from a file that this user did not sign, and is not trusted.
     """
     if isinstance(path, Given):
         return path.value
+    check_trusted(path)
     path = str(path)
     try:
         return _found(path, key)
@@ -139,7 +303,7 @@ def arguments_for(keys: Iterable[str]) -> str:
 
 
 def _found(path: str, key: str) -> Any:
-    found, names = imported(path, key)
+    found, names = _imported(path, key)
     where = getattr(found, "__name__", "")
     for name in names:
         if not hasattr(found, name):
@@ -153,7 +317,7 @@ def _found(path: str, key: str) -> Any:
     return found
 
 
-def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
+def _imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
     """Import the longest module prefix of a dotted path; return it and the remaining names.
 
     Raises:
@@ -176,6 +340,21 @@ def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
             if name is None or not (module_name + ".").startswith(name + "."):
                 raise ConfigError(key, import_failure(module_name, error), path) from None
     raise ConfigError(key, f"there is no module {parts[0]!r} on the Python path", path)
+
+
+def import_for_id(env_id: str, module: str, key: str) -> None:
+    """Import the module that an environment id names, if it has the form `module:Id`.
+
+    Raises:
+        ConfigError: If the module cannot be imported, or is not trusted.
+    """
+    check_trusted(env_id)
+    if ":" not in env_id:
+        return
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(key, import_failure(module, error), env_id) from None
 
 
 NO_DISPLAY = re.compile(r"[Dd]isplay(?!_)|DISPLAY|X11|GLX|EGL|libGL|OpenGL|video device")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
@@ -222,8 +221,6 @@ def vector_spec(config: EnvConfig, env_id: str) -> EnvSpec:
         if name.startswith("ALE/"):
             register_atari()
         import_env_module(env_id)
-        if module:
-            importlib.import_module(module)
         spec = gymnasium.spec(name)
     except (ImportError, Error) as error:
         raise registered_failure(env_id, config, error) from error

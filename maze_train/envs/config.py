@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from maze_train.core.checks import check_at_least
 from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import is_target
+from maze_train.core.targets import check_trusted, is_target
 
 SIMULATORS = ("brax", "gymnax", "playground")
 """Id prefixes of simulators."""
@@ -97,11 +97,12 @@ class EnvConfig(Settings):
         return self.backend in ("gymnasium", "tensor")
 
     def check_named(self) -> None:
-        """Check that the settings select exactly one environment.
+        """Check that the settings select exactly one environment, and its arguments are trusted.
 
         Raises:
-            ConfigError: If they do not.
+            ConfigError: If they do not, or if an argument names code that is not trusted.
         """
+        check_trusted(self.kwargs)
         if (self.id is None) == (self.target is None):
             raise ConfigError(
                 "env", f"expected exactly one of id ({self.id}) and _target_ ({self.target})"

@@ -19,7 +19,7 @@ import gymnasium
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError, nearest
-from maze_train.core.targets import import_extra, import_failure, refusal
+from maze_train.core.targets import import_extra, import_for_id, refusal
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import explained
 
@@ -120,19 +120,12 @@ def missing_package(env_id: str) -> MissingExtraError | None:
 
 
 def import_env_module(env_id: str) -> None:
-    """Import the module of `module:Id`; Gymnasium reports a missing module.
+    """Import the module of `module:Id`.
 
     Raises:
-        ConfigError: If the module raises something other than a ModuleNotFoundError.
+        ConfigError: If the module cannot be imported, or is not trusted.
     """
-    module = env_id.rpartition(":")[0]
-    try:
-        if module:
-            importlib.import_module(module)
-    except ModuleNotFoundError:
-        return
-    except Exception as error:
-        raise ConfigError("env.id", import_failure(module, error), env_id) from None
+    import_for_id(env_id, module_of_id(env_id), "env.id")
 
 
 def known_about(env_id: str) -> str:

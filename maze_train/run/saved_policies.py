@@ -218,14 +218,15 @@ def read_saved_policy(
     """
     directory, given = _directory_of(run_dir), nested_values(TrainConfig, objects)
     is_checkpoint = checkpoint_name(directory) is not None
-    found = _read_checkpoint(directory) if is_checkpoint else _read_policy(directory)
+    read = _read_checkpoint if is_checkpoint else _read_policy
+    found = read(directory, trust, own or given)
     settings = nested_values(TrainConfig, {**found.stored.values, **objects})
-    found.stored.check(settings, trust, own or given, uses)
+    found.stored.check(settings, uses)
     return SavedPolicy(directory, load_config(settings), *found.spaces, found.weights, found.score)
 
 
 class _Read(NamedTuple):
-    """Contents of the files of a saved policy; its configuration is not trusted yet."""
+    """Contents of the files of a saved policy."""
 
     stored: StoredSettings
     spaces: tuple[Any, Any]
@@ -233,15 +234,16 @@ class _Read(NamedTuple):
     score: dict[str, Any]
 
 
-def _read_policy(directory: Path) -> _Read:
+def _read_policy(directory: Path, trust: Sequence[str], own: object) -> _Read:
     if not (directory / WEIGHTS).exists():
         problem = f"there is no {WEIGHTS}{policy_nearby(directory)}"
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     weights, spaces = read_weights(directory), read_spaces(directory)
-    return _Read(read_settings(directory), spaces, weights, read_score(directory))
+    stored = read_settings(directory, trust, own)
+    return _Read(stored, spaces, weights, read_score(directory))
 
 
-def _read_checkpoint(directory: Path) -> _Read:
+def _read_checkpoint(directory: Path, trust: Sequence[str], own: object) -> _Read:
     """Read the policy of a checkpoint; the spaces come from saved policies of its run."""
     run = RunDirectory.of_policy(directory)
     with_spaces = next((place for place in run.saved if (place / SPACES).exists()), None)
@@ -252,7 +254,7 @@ def _read_checkpoint(directory: Path) -> _Read:
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     spaces = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
-    stored = parsed_settings(checkpoint.settings, checkpoint.path)
+    stored = parsed_settings(checkpoint.settings, checkpoint.path, trust, own)
     weights = model_weights(checkpoint.state["learners"]["learner"]["modules"], *spaces)
     score = {"score": checkpoint.score, "epoch": checkpoint.epoch}
     return _Read(stored, spaces, weights, score)

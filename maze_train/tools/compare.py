@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from maze_train.config.commands import CompareConfig
 from maze_train.config.loading import load_settings
-from maze_train.core.conversion import is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
 from maze_train.core.files import results_directory
 from maze_train.core.names import METRICS
 from maze_train.core.notices import warn
+from maze_train.core.targets import is_within
 from maze_train.core.text import csv_text, markdown_table, table_lines
 from maze_train.tools.compare_report import (
     COLORS,

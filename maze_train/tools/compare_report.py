@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from maze_train.core.conversion import is_within
 from maze_train.core.errors import printable
+from maze_train.core.targets import is_within
 from maze_train.core.text import compact, duration, readable
 from maze_train.tools.runs import Array, Run, bootstrap_interval, interquartile_mean
 from maze_train.tracking.report import TEXT_COLOR, decorate, leave_out_extremes, new_figure

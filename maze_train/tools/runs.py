@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from maze_train.config.stored import read_settings
 from maze_train.config.sweeps import read_jobs
 from maze_train.core.checks import expanded
-from maze_train.core.conversion import build_dataclass, is_within
+from maze_train.core.conversion import build_dataclass
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.names import CONFIG, JOBS, METRICS, SUMMARY
 from maze_train.core.run_directory import MetricsRow, RunDirectory
-from maze_train.core.targets import TARGET
+from maze_train.core.targets import TARGET, is_within
 from maze_train.core.text import flattened
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name

@@ -19,7 +19,6 @@ from maze_train.config.search_config import GROUP, SearchConfig, load_search_con
 from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.config.writing import MAX_BYTES, config_to_dict, plain_values
-from maze_train.core.conversion import is_within
 from maze_train.core.errors import (
     ConfigError,
     MazeTrainError,
@@ -33,7 +32,7 @@ from maze_train.core.folders import make_folders
 from maze_train.core.names import JOURNAL, METRICS, STUDY_FILE
 from maze_train.core.notices import notify, say, tell_traceback
 from maze_train.core.plain_yaml import dump_yaml, load_yaml
-from maze_train.core.targets import TARGET, locate
+from maze_train.core.targets import TARGET, is_within, locate
 from maze_train.core.text import duration, flattened, readable
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.opponents import with_random_opponent

@@ -14,8 +14,8 @@ from maze_train.config.options import list_options
 from maze_train.config.reach import REACHES, check_reach
 from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings
 from maze_train.config.train_config import TrainConfig
-from maze_train.core.conversion import is_within, key_of_field
-from maze_train.core.targets import locate
+from maze_train.core.conversion import key_of_field
+from maze_train.core.targets import is_within, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,8 +105,8 @@ def test_settings_of_a_stranger(settings: dict[str, Any], words: str, tmp_path: 
     assert words in str(caught.value)
     check_reach(settings, settings, "config.yaml")
     stored = StoredSettings(tmp_path / "config.yaml", settings)
-    stored.check(settings, None, None, PARTS_OF_POLICY)  # none of it is used
-    StoredSettings(stored.path, settings, is_own=True).check(settings, None, None, PARTS)
+    stored.check(settings, PARTS_OF_POLICY)  # none of it is used
+    StoredSettings(stored.path, settings, is_own=True).check(settings, PARTS)
 
 
 def test_what_does_not_reach_elsewhere() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +13,21 @@ import pytest
 import yaml
 
 from maze_train import ConfigError, load_config
+from maze_train.config.loading import merged
 from maze_train.config.resuming import stored_settings
-from maze_train.config.stored import PARTS, StoredSettings, modules_to_trust, read_settings
+from maze_train.config.stored import PARTS, modules_to_trust, parsed_settings, read_settings
 from maze_train.config.writing import config_text, config_to_dict, write_config
-from maze_train.core.targets import Given
+from maze_train.core.targets import Given, build_targets
+from maze_train.envs.backends import build_native
+from maze_train.envs.factory import EnvFactory
 from maze_train.envs.registered import module_of_argument, module_of_id
 from maze_train.run.checkpoints import how_to_go_on
+from maze_train.training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from maze_train.config.train_config import TrainConfig
 
 ENV = "own_stored.OwnEnv"
 BASE: dict[str, Any] = {"algorithm": "ppo", "env": {"_target_": ENV}, "seed": 3}
@@ -59,8 +67,9 @@ def run_dir(tmp_path: Path) -> str:
 def refused(path: str, trust: Sequence[str], place: str = "env") -> str:
     """Why a target in an environment is refused; empty: it is not."""
     try:
-        settings = {place: {"_target_": path}}
-        StoredSettings(Path("run"), settings).check(settings, trust, None, tuple(PARTS))
+        text = yaml.safe_dump({place: {"_target_": path}})
+        stored = parsed_settings(text, Path("run"), trust)
+        stored.check(stored.values, tuple(PARTS))
     except ConfigError as error:
         return str(error)
     return ""
@@ -140,10 +149,68 @@ def test_runs_without_code_of_ones_own_need_no_trust(algorithm: str) -> None:
     settings["env.wrappers"] = [{"_target_": name} for name in wrappers]
     settings["tracking.writers"] = [{"_target_": "maze_train.MLflowWriter"}]
     config = load_config(settings)
-    stored = StoredSettings(Path("run"), config_to_dict(config))
     own = {"runner": {"dataset": config.runner.dataset}}  # see `test_reach.py`
-    stored.check(stored.values, [], own, tuple(PARTS))
+    stored = parsed_settings(yaml.safe_dump(config_to_dict(config)), Path("run"), [], own)
+    stored.check(stored.values, tuple(PARTS))
     assert modules_to_trust(config) == []
+
+
+def build(nodes: Any, kind: type) -> Any:
+    """Build a list of components."""
+    return build_targets(nodes, "components", kind)
+
+
+FORGETFUL: dict[str, tuple[dict[str, Any], Callable[[TrainConfig], Any]]] = {
+    "a section": ({"algorithm": {"_target_": "own_marking.Part"}}, lambda config: config),
+    "a setting": ({"algorithm": {"lr": {"_target_": "own_marking.Part"}}}, lambda config: config),
+    "a class": (
+        {"env": {"id": None, "_target_": "own_marking.Part"}},
+        lambda config: EnvFactory(config.env)(),
+    ),
+    "an id": ({"env": {"id": "own_marking:E-v0"}}, lambda config: EnvFactory(config.env)()),
+    "a vector id": (
+        {"env": {"id": "own_marking:E-v0", "backend": "native"}},
+        lambda config: build_native(config.env, 1, 1, None),
+    ),
+    "an id as argument": (
+        {"env": {"id": "CartPole-v1", "kwargs": {"a": [{"b": "own_marking:E-v0"}]}}},
+        lambda config: EnvFactory(config.env)(),
+    ),
+    "a wrapper": (
+        {"env": {"id": "CartPole-v1", "wrappers": [{"_target_": "own_marking:Part"}]}},
+        lambda config: EnvFactory(config.env)(),
+    ),
+    "a callback": (
+        {"callbacks": [{"_target_": "own_marking.Part"}]},
+        lambda config: build(config.callbacks, Callback),
+    ),
+    "a nested argument": (
+        {
+            "callbacks": [
+                {"_target_": "maze_train.StopAtReturn", "a": {"_target_": "own_marking.P"}}
+            ]
+        },
+        lambda config: build(config.callbacks, Callback),
+    ),
+}
+
+
+@pytest.mark.parametrize("place", FORGETFUL)
+@pytest.mark.parametrize(
+    "copied", [lambda x: x, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_a_caller_that_forgets_the_check_imports_nothing(
+    place: str, copied: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """Names are checked where they are resolved, in copies and in worker processes as well."""
+    marker = tmp_path / "marker"
+    (tmp_path / "own_marking.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    settings, use = FORGETFUL[place]
+    values = merged(config_to_dict(load_config({**BASE, "env": "CartPole-v1"})), settings)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"(?s)^trust: .*own_marking.*trust=\[own_marking\]"):
+        use(copied(load_config(copied(read_settings(tmp_path).values))))
+    assert not marker.exists()
 
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:

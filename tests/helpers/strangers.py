@@ -77,6 +77,11 @@ COMMANDS = {
         tuple(PARTS), lambda: line("resume=run/checkpoints/epoch_000001", "trust=[elsewhere]")
     ),
     "resume auto": Command((), lambda: line(*WORDS, "run_dir=run", "resume=auto")),
+    "compare": Command((), lambda: line("-cn", "compare", "runs=[run]", "unfinished=true")),
+    "export": Command(
+        (*PARTS_OF_POLICY, *PARTS_OF_ENV),
+        lambda: line("-cn", "export", "run=run", "format=torch_export"),
+    ),
     "train base_run": Command(PARTS_OF_POLICY, lambda: train(**BASE_RUN)),
     "base_run": Command(
         PARTS_OF_POLICY, lambda: line(*[f"{key}={value}" for key, value in BASE_RUN.items()])
