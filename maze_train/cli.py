@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Characters that the locale cannot encode are printed as question marks.
         sys.stdout.reconfigure(errors="replace")
     folders = config_folders(arguments)
+    arguments = with_command(arguments, config_names(folders))
     if "-h" in arguments or "--help" in arguments:
         say(help_text(folders))
         return DONE
@@ -93,6 +94,8 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     line = os.environ.get("COMP_LINE", "") if is_completion else ""
     if is_completion:
         folders = config_folders(line.split())
+        program, *typed = line.split(" ")
+        line = " ".join([program, *with_command(typed, config_names(folders))])
         found = completions(line, config_names(folders))
         if found is not None:
             say("\n".join(found))
@@ -113,6 +116,12 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     with extended_hydra():
         start(job, config_name_of(line) or "train", words, completed)
     return job.exit_code()
+
+
+def with_command(arguments: list[str], commands: Collection[str]) -> list[str]:
+    """Return the arguments with `-cn <command>` for a command at the start, such as `rollout`."""
+    is_command = bool(arguments) and arguments[0] in commands
+    return ["-cn", *arguments] if is_command else arguments
 
 
 def _find_modules_here() -> None:
@@ -149,8 +158,8 @@ def _check_spelling(arguments: list[str], commands: Collection[str]) -> None:
             if whole := _split_by_shell(words, i):
                 problem = f"the shell split this argument at spaces; quote it: {shlex.quote(whole)}"
                 raise ConfigError(whole, problem)
-            example = f"{PROGRAM} -cn {word}" if word in commands else "env=CartPole-v1"
-            kind = "a command follows -cn: " if word in commands else "such as "
+            example = f"{PROGRAM} {word} ..." if word in commands else "env=CartPole-v1"
+            kind = "a command comes first: " if word in commands else "such as "
             raise ConfigError(word, f"expected key=value, {kind}{example}")
         if key == "hydra.run.dir":
             raise ConfigError(key, RUN_DIR_PROBLEM, value)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["maze_run"]
 
 PPO = ("algorithm=ppo", "env=CartPole-v1")
-ROLLOUT = ("-cn", "rollout")
+ROLLOUT = ("rollout",)
 RANDOM = (*ROLLOUT, "policy=random", "env=CartPole-v1")
 LONG = "x" * 300
 OWN_ALGORITHM = """
@@ -152,7 +152,10 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*RANDOM, "n_episode=3"), "n_episode = 3: unknown; did you mean n_episodes? allowed: run"),
         ((*RANDOM, "algorithm=ppo"), "algorithm: the primary config (-cn) has no choice"),
         (("CartPole-v1",), "CartPole-v1: expected key=value, such as env=CartPole-v1"),
-        (("rollout", "run=a"), "rollout: expected key=value, a command follows -cn: maze-run -cn"),
+        (
+            ("run=a", "rollout"),
+            "rollout: expected key=value, a command comes first: maze-run rollout",
+        ),
         ((*PPO, "total_steps=100,000"), "a number has no comma: total_steps=100000"),
         ((*PPO, "algorithm.lr=0,001"), "a number has no comma: algorithm.lr=0.001"),
         (
@@ -468,6 +471,7 @@ def test_the_file_of_a_run_repeats_it(
         ("maze-run runner=lo", "runner=local"),
         ("maze-run -cn se", "search"),
         ("maze-run -cn rollout n_epi", "n_episodes="),
+        ("maze-run rollout n_epi", "n_episodes="),
         ("maze-run -cn compare ru", "runs="),
         ("maze-run algorithm=ppo callb", "callbacks="),
         ("maze-run algorithm=ppo env.wra", "env.wrappers="),

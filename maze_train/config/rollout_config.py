@@ -35,8 +35,8 @@ class RolloutConfig(Settings):
 
     run: str | None = None
     """Policy to play: a run directory (its best policy), a saved policy
-    (<run>/policies/epoch_<n>), <run>@final, <run>@epoch_<n>, or hf://<owner>/<name> for a policy on
-    the Hugging Face hub."""
+    (<run>/policies/epoch_<n>), <run>@final, <run>@epoch_<n>, latest (the run that started last in
+    outputs/), or hf://<owner>/<name> for a policy on the Hugging Face hub."""
 
     policy: str | dict[str, Any] | None = None
     """Policy to play instead of `run`: `random`, or `{_target_: dotted path, key: value}` with a

@@ -198,8 +198,9 @@ class TrainConfig(Settings):
     has a critic of the same kind. null: new weights."""
 
     resume: str | None = None
-    """Run to resume: its directory, or the directory of one of its checkpoints; auto: resume the
-    run in run_dir if it exists, otherwise start it; null: start a new run."""
+    """Run to resume: its directory, or the directory of one of its checkpoints; latest: the run
+    that started last in outputs/; auto: resume the run in run_dir if it exists, otherwise start it;
+    null: start a new run."""
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package, PyTorch and gymnasium that the configuration of the run in

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import ConfigError, ShapeError, one_of
+from maze_train.core.names import LATEST, OUTPUTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,9 @@ LONGEST_BELOW = 150
 
 UNKNOWN = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})", re.ASCII)
 """Matches a `~user` or variable that is left in an expanded path because it is undefined."""
+
+NAMES_A_RUN = ("run", "resume", "base_run")
+"""Settings in which `latest` means the run that started last."""
 
 MOST_THREADS = 1024
 """Maximum number of threads or processes in a setting; the OS rejects much larger values."""
@@ -38,7 +42,8 @@ def absolute_path(key: str, name: str) -> str:
     """Return the absolute path for a file or directory setting, expanded as by `expanded`.
 
     The path is made absolute because an environment may change the working directory. Hub
-    repositories (`hf://...`) and Minari datasets (`minari:...`) are returned unchanged.
+    repositories (`hf://...`) and Minari datasets (`minari:...`) are returned unchanged. `latest` and
+    `latest@<version>` name the run in `outputs/` that started last, for settings that name a run.
 
     Raises:
         ConfigError: If the name is empty, contains an undefined variable or user, or is not a valid
@@ -48,6 +53,8 @@ def absolute_path(key: str, name: str) -> str:
         raise ConfigError(key, "expected a path, or null", name)
     if name.startswith(("hf://", "minari:")):  # see `core.hub` and `data.datasets`
         return name
+    if key in NAMES_A_RUN and name.partition("@")[0] == LATEST:
+        name = name.replace(LATEST, _latest_run(key, name), 1)
     path = Path(expanded(name)).absolute()
     unknown = UNKNOWN.search(expanded(name))
     try:
@@ -63,6 +70,14 @@ def absolute_path(key: str, name: str) -> str:
             problem = f"the path of {len(str(path))} characters is too long: use a shorter one"
             raise ConfigError(key, problem, name) from error
     return str(path)
+
+
+def _latest_run(key: str, name: str) -> str:
+    link = os.path.join(OUTPUTS, LATEST)
+    if not os.path.isdir(link):
+        problem = f"there is no {link}: no run has started in {OUTPUTS}/ of this directory"
+        raise ConfigError(key, problem, name)
+    return os.path.realpath(link)
 
 
 def check_below(key: str, name: str) -> None:

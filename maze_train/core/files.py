@@ -203,6 +203,19 @@ def new_directory(parent: Path) -> Path:
             return path
 
 
+def link_latest(link: Path, directory: Path) -> None:
+    """Let a link refer to a directory beside or below it; nothing happens where links do not work.
+
+    An existing link is replaced, so that it exists at any time; another file is left alone.
+    """
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    if link.exists() and not link.is_symlink():
+        return
+    with suppress(OSError, NotImplementedError):
+        temporary.symlink_to(os.path.relpath(directory, link.parent), target_is_directory=True)
+        temporary.replace(link)
+
+
 def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
     """Create a directory for results.
 

@@ -1,10 +1,14 @@
 """Names of the files and folders of runs, studies and sweeps, defined only here."""
 
 CONFIG, METRICS, SUMMARY, DIGESTS = "config.yaml", "metrics.csv", "summary.json", "files.json"
+ENVIRONMENT, LOG = "environment.json", "run.log"
 BEST, CHECKPOINTS, POLICIES = "best", "checkpoints", "policies"
 PLOTS, PROFILE, ROLLOUTS, BEFORE = "plots", "profile", "rollouts", "before"
 FINAL = "final"
 """Version of the policy in the latest checkpoint, which has no folder."""
+
+OUTPUTS, LATEST = "outputs", "latest"
+"""Default parent directory of runs, and the link in it to the run that started last."""
 
 CURVE = "learning_curve.png"
 

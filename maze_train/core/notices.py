@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -9,9 +10,17 @@ from contextlib import suppress
 
 from maze_train.core.errors import printable
 
+CONSOLE = logging.getLogger("maze_train.console")
+"""Receives every printed line, for handlers of a run or a user; prints nothing itself."""
+
+CONSOLE.addHandler(logging.NullHandler())
+CONSOLE.setLevel(logging.INFO)
+CONSOLE.propagate = False
+
 
 def say(text: str) -> None:
     """Print a result on standard output; a closed pipe (such as `| head`) is not an error."""
+    CONSOLE.info(text)
     try:
         print(printable(text), flush=True)
     except BrokenPipeError:
@@ -25,6 +34,7 @@ def abandon_output() -> None:
 
 def notify(text: str) -> None:
     """Print a line on standard error; errors of the stream are ignored."""
+    CONSOLE.info(text)
     with suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr, flush=True)
 

@@ -3,6 +3,8 @@
 config.yaml              settings, signed by the user who trained
 metrics.csv              one row of metrics per epoch
 summary.json             result of the run
+environment.json         command, code, packages and machine of each start
+run.log                  what the run printed
 files.json               digests of the files named in the settings
 checkpoints/             see `training/checkpoints.py`
 best/                    the best policy, version `best`
@@ -36,6 +38,8 @@ from maze_train.core.names import (
     BEST,
     CHECKPOINTS,
     CONFIG,
+    ENVIRONMENT,
+    LOG,
     METRICS,
     PLOTS,
     POLICIES,
@@ -100,6 +104,16 @@ class RunDirectory:
     def metrics(self) -> Path:
         """File with the metrics."""
         return self.path / METRICS
+
+    @property
+    def environment(self) -> Path:
+        """File with the command, code, packages and machine of each start."""
+        return self.path / ENVIRONMENT
+
+    @property
+    def log(self) -> Path:
+        """File with what the run printed."""
+        return self.path / LOG
 
     @property
     def checkpoints(self) -> Path:

@@ -17,9 +17,9 @@ from torch import nn
 from maze_train.config.results import digests_of_files
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import atomic_write, writable
+from maze_train.core.files import atomic_write, link_latest, writable
 from maze_train.core.folders import check_held
-from maze_train.core.names import DIGESTS
+from maze_train.core.names import DIGESTS, LATEST, OUTPUTS
 from maze_train.core.notices import notify
 from maze_train.core.run_directory import FAILURES, WHOLE, RunDirectory, checkpoint_name
 from maze_train.core.seeding import Seeds
@@ -27,7 +27,9 @@ from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
 from maze_train.run.notes import EvaluationGapNote, TimeLimitNote, end_notes, start_notes
+from maze_train.run.provenance import record_start
 from maze_train.spaces.agents import agent_spaces
+from maze_train.tracking.run_log import RunLog
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo, Tracker
 from maze_train.tracking.writers import build_writers
 from maze_train.training.build_context import BuildContext
@@ -108,7 +110,7 @@ class TrainingRunner:
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
         self.config_text = config_text(self.config)
-        self._outputs = Path("outputs").absolute()  # an environment may change the directory
+        self._outputs = Path(OUTPUTS).absolute()  # an environment may change the directory
         self._notify_once = cache(lambda text: notify(f"note: {text}"))
         self._final_evaluator: Evaluator | None = None
         self._is_empty = False  # whether the directory has only files of an unstarted run
@@ -168,6 +170,7 @@ class TrainingRunner:
                 resumed run are damaged.
         """
         with (
+            RunLog() as log,
             self,
             generators_of_run(self.seeds.integer("global")),
             torch_threads(self.config.runner.torch_threads),
@@ -195,6 +198,7 @@ class TrainingRunner:
                 writers.append(EvaluationGapNote(self._notify_once))
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
             with self._own_directory() as run:
+                log.open(run.log)
                 return self._run_in(run, model, evaluator, writers)
 
     @contextlib.contextmanager
@@ -208,6 +212,8 @@ class TrainingRunner:
         with run.lock():
             if new is not None:
                 new.check_is_free()  # another process may have created it
+                if given is None:
+                    link_latest(self._outputs / LATEST, new.path)
             try:
                 yield run
             except ConfigError:
@@ -295,6 +301,7 @@ class TrainingRunner:
         elif reason not in ("", *FAILURES, *LIMITS):
             notify(f"note: a callback had ended this run: {reason}; it continues all the same")
         write_config(run.path, self.config_text)
+        record_start(run, self.config, resumed.path.name if resumed else None)
         return resumed
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import printable
-from maze_train.core.notices import abandon_output
+from maze_train.core.notices import CONSOLE, abandon_output
 from maze_train.core.run_directory import EPOCH, FAILURES
 from maze_train.core.text import compact, duration, readable
 from maze_train.tracking.tracker import (
@@ -122,6 +122,8 @@ class Display:
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line, unless the mode is quiet."""
+        if text:
+            CONSOLE.info(text)
         if self.mode != "quiet":
             # Lines also go to files and pipes: no wrapping at 80 columns, no markup in names.
             encoding = self._console.encoding

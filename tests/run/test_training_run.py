@@ -25,6 +25,7 @@ from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs import factory
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
+from maze_train.tools.runs import find_runs
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -39,7 +40,8 @@ def test_files_of_the_run_directory() -> None:
         "checkpoints/epoch_000002/MANIFEST.json", "checkpoints/epoch_000002/state.pt",
         "checkpoints/epoch_000003", "checkpoints/epoch_000003/MANIFEST.json",
         "checkpoints/epoch_000003/state.pt", "checkpoints/latest",
-        "config.yaml", "metrics.csv", "plots", "plots/learning_curve.png", "summary.json",
+        "config.yaml", "environment.json", "metrics.csv", "plots", "plots/learning_curve.png",
+        "run.log", "summary.json",
     ]  # fmt: skip
     assert sum("tfevents" in name for name in names) == 1
     assert result.run_dir == Path("run").absolute()
@@ -105,6 +107,27 @@ def test_runs_without_a_name_get_directories_of_their_own() -> None:
     one, two = (short_run(None).run_dir for _ in range(2))
     assert one != two
     assert str(one).startswith(str(Path.cwd() / "outputs/SpacesEnv-ppo-dev/20"))
+
+
+def test_latest_names_the_run_that_started_last() -> None:
+    """Runs in a given directory do not count; `compare` sees each run once."""
+    with pytest.raises(ConfigError, match=r"resume = 'latest': there is no outputs/latest"):
+        train(resume="latest")
+    one, two = (short_run(None).run_dir for _ in range(2))
+    short_run("elsewhere")
+    assert Path("outputs/latest").resolve() == two
+    assert train(resume="latest", total_steps=256).run_dir == two
+    played = run_rollout(run="latest@final", n_episodes=1, output_dir="played")
+    assert len(played.episodes) == 1
+    assert find_runs(["outputs"]).directories == [one, two]
+
+
+def test_a_file_of_the_user_called_latest_stays() -> None:
+    """It is not replaced by a link."""
+    Path("outputs").mkdir()
+    Path("outputs/latest").write_text("mine")
+    short_run(None)
+    assert Path("outputs/latest").read_text() == "mine"
 
 
 class Refusing(MetricsWriter):

@@ -1,0 +1,183 @@
+"""What a run was started with: command, code, packages and machine, in `environment.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypedDict
+
+import torch
+
+import maze_train
+from maze_train.config.stored import modules_to_trust
+from maze_train.config.train_config import TrainConfig
+from maze_train.core.files import atomic_write, read_regular
+from maze_train.core.notices import warn
+from maze_train.core.run_directory import RunDirectory
+
+MAX_DIFF_CHARS = 1 << 18
+"""Longer diffs are truncated."""
+
+GIT_TIMEOUT_S = 5.0
+"""Limit for each git command; a repository that takes longer is recorded without a diff."""
+
+SECRET_KEY = re.compile(r"(^|[._-])(token|password|passwd|secret|credentials?|(api_?)?key)$", re.I)
+"""Names of settings whose values are removed from the command line."""
+
+URL_LOGIN = re.compile(r"://[^/@\s]+@")
+REMOVED = "***"
+
+
+class Repository(TypedDict):
+    """State of a git repository that contains code of the run."""
+
+    directory: str
+    commit: str
+    branch: str
+    diff: str | None
+    """Changes to tracked files since the commit; None if they were not recorded."""
+
+
+class Start(TypedDict):
+    """One start of a run, or one resume."""
+
+    time: str
+    command: list[str]
+    working_directory: str
+    seed: int | None
+    checkpoint: str | None
+    """Checkpoint that the run was resumed from."""
+    host: str
+    platform: str
+    cpus: int | None
+    gpus: list[str]
+    python: str
+    packages: dict[str, str]
+    repositories: list[Repository]
+
+
+def record_start(run: RunDirectory, config: TrainConfig, checkpoint: str | None) -> None:
+    """Append this start to the `environment.json` of a run; print a warning if that fails.
+
+    Args:
+        run: Directory of the run; must be locked.
+        config: Configuration of the run.
+        checkpoint: Name of the checkpoint that the run is resumed from.
+    """
+    try:
+        starts = read_starts(run)
+        starts.append(_this_start(config, checkpoint))
+        with atomic_write(run.environment) as file:
+            file.write((json.dumps({"starts": starts}, indent=1) + "\n").encode())
+    except (OSError, ValueError) as error:
+        warn(f"{run.environment}: this start is not recorded: {error}")
+
+
+def read_starts(run: RunDirectory) -> list[Start]:
+    """Read the recorded starts of a run, oldest first; empty if there is no file.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If the file is damaged.
+    """
+    try:
+        found = json.loads(read_regular(run.environment))
+    except FileNotFoundError:
+        return []
+    if not (isinstance(found, dict) and isinstance(found.get("starts"), list)):
+        raise ValueError('damaged: expected {"starts": [...]}')
+    starts: list[Start] = found["starts"]
+    return starts
+
+
+def _this_start(config: TrainConfig, checkpoint: str | None) -> Start:
+    # Asking an unused GPU for its name would create a context on it.
+    is_used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    accelerators = range(torch.cuda.device_count() if is_used else 0)
+    return Start(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=without_secrets(sys.orig_argv),
+        working_directory=os.getcwd(),
+        seed=config.seed,
+        checkpoint=checkpoint,
+        host=platform.node(),
+        platform=platform.platform(),
+        cpus=os.cpu_count(),
+        gpus=[torch.cuda.get_device_name(i) for i in accelerators],
+        python=platform.python_version(),
+        packages=dict(installed_packages()),
+        repositories=_repositories(_code_folders(config), with_diff=config.tracking.git_diff),
+    )
+
+
+def without_secrets(command: Iterable[str]) -> list[str]:
+    """Return a command line with passwords and tokens replaced by `***`.
+
+    Values of `key=value` are removed if the last part of the key is `token`, `password`, `secret`,
+    `credentials`, `key` or similar, and the login is removed from URLs.
+    """
+    words = []
+    for word in command:
+        key, equals, _ = word.partition("=")
+        word = f"{key}={REMOVED}" if equals and SECRET_KEY.search(key) else word
+        words.append(URL_LOGIN.sub(f"://{REMOVED}@", word))
+    return words
+
+
+@cache
+def installed_packages() -> Mapping[str, str]:
+    """Return the version of each installed package by name, without importing them."""
+    # Directory names suffice; reading the metadata of each package takes 0.2 s.
+    folders = [Path(entry) for entry in sys.path if os.path.isdir(entry)]
+    names = (path.stem.split("-", 1) for folder in folders for path in folder.glob("*.dist-info"))
+    return MappingProxyType({name[0]: name[1] for name in sorted(names) if len(name) == 2})
+
+
+def _code_folders(config: TrainConfig) -> list[str]:
+    """Return directories that contain code of the run."""
+    modules = [sys.modules.get(name) for name in modules_to_trust(config)]
+    files = [module.__file__ for module in (maze_train, *modules) if module is not None]
+    return [os.getcwd(), *(os.path.dirname(file) for file in files if file)]
+
+
+def _repositories(folders: Iterable[str], with_diff: bool) -> list[Repository]:
+    """Return the state of the git repositories that contain the folders."""
+    found: dict[str, Repository] = {}
+    for folder in folders:
+        head = _git(folder, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD")
+        if head is None or head.count("\n") != 3 or head.split("\n")[0] in found:
+            continue  # not in a repository, or without a commit
+        top, commit, branch = head.splitlines()
+        diff = None
+        if with_diff:
+            diff = _git(top, "diff", "--no-ext-diff", "--no-textconv", "HEAD")
+        if diff is not None and len(diff) > MAX_DIFF_CHARS:
+            diff = f"{diff[:MAX_DIFF_CHARS]}\n[truncated, {len(diff):,} characters]\n"
+        found[top] = Repository(directory=top, commit=commit, branch=branch, diff=diff)
+    return list(found.values())
+
+
+def _git(folder: str, *words: str) -> str | None:
+    """Run git without hooks, locks or configured programs; None if it fails."""
+    command = ["git", "-C", folder, "-c", "core.fsmonitor=false", *words]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            timeout=GIT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,179 @@
+"""What a run records about its start, and about what it printed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from short_runs import short_run
+
+from maze_train import train
+from maze_train.core.errors import EnvError
+from maze_train.run import provenance
+from maze_train.run.provenance import without_secrets
+from maze_train.tracking import run_log
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+
+def git(*words: str) -> str:
+    """Run git in the working directory."""
+    name = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    done = subprocess.run(["git", *name, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository() -> str:
+    """Make the working directory a repository with a changed file; return the commit."""
+    git("init", "-q", "-b", "trunk")
+    Path("agent.py").write_text("speed = 1\n")
+    git("add", "agent.py")
+    git("commit", "-q", "-m", "begin")
+    Path("agent.py").write_text("speed = 2\n")
+    return git("rev-parse", "HEAD")
+
+
+def starts(run_dir: str = "run") -> list[dict[str, Any]]:
+    """Return the recorded starts of a run."""
+    found: list[dict[str, Any]] = json.loads(Path(run_dir, "environment.json").read_text())[
+        "starts"
+    ]
+    return found
+
+
+def repositories(run_dir: str = "run") -> dict[str, dict[str, Any]]:
+    """Return the repositories of the last start by directory."""
+    return {found["directory"]: found for found in starts(run_dir)[-1]["repositories"]}
+
+
+def test_every_start_is_recorded() -> None:
+    """A resume adds an entry that names its checkpoint."""
+    short_run()
+    train(resume="run", total_steps=256, tracking={"progress": "quiet"})
+    first, second = starts()
+    assert (first["checkpoint"], second["checkpoint"]) == (None, "epoch_000003")
+    assert first["packages"]["torch"] == version("torch")
+    assert first["packages"]["gymnasium"] == gymnasium.__version__
+    assert (first["working_directory"], first["gpus"]) == (os.getcwd(), [])
+    assert first["command"] == sys.orig_argv
+
+
+def test_code_in_git(repository: str) -> None:
+    """Commit, branch and uncommitted changes of the repository of the user are recorded."""
+    short_run()
+    own = repositories()[os.getcwd()]
+    assert (own["commit"], own["branch"]) == (repository, "trunk")
+    assert "-speed = 1\n+speed = 2\n" in own["diff"]
+    short_run("private", **{"tracking.git_diff": False})
+    assert repositories("private")[os.getcwd()] == {**own, "diff": None}
+
+
+def test_a_long_diff_is_truncated(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end says so, with the original length."""
+    monkeypatch.setattr(provenance, "MAX_DIFF_CHARS", 40)
+    short_run()
+    diff = repositories()[os.getcwd()]["diff"]
+    assert len(diff) < 90
+    assert diff.endswith("characters]\n")
+
+
+@pytest.mark.parametrize("state", ["no repository", "no commit", "no git"])
+def test_code_that_is_not_in_git(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is not listed, and the run is not disturbed."""
+    if state == "no commit":
+        git("init", "-q")
+    if state == "no git":
+        monkeypatch.setenv("PATH", os.getcwd())
+    short_run()
+    assert os.getcwd() not in repositories()
+
+
+def test_secrets_are_removed_from_the_command() -> None:
+    """Whatever part of a key says that it is one; other values stay."""
+    command = [
+        "maze-run", "seed=1", "tracking.writers.0.api_key=s1", "+env.kwargs.TOKEN=s2",
+        "runner.address=ray://ada:s3@host:1", "env.kwargs.password=s4", "tracking.info_keys=[key]",
+        "env.kwargs.monkey=banana",
+    ]  # fmt: skip
+    assert without_secrets(command) == [
+        "maze-run", "seed=1", "tracking.writers.0.api_key=***", "+env.kwargs.TOKEN=***",
+        "runner.address=ray://***@host:1", "env.kwargs.password=***", "tracking.info_keys=[key]",
+        "env.kwargs.monkey=banana",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"starts": 3}'])
+def test_a_damaged_record_is_left_alone(content: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A warning names the file; the run continues."""
+    short_run()
+    Path("run/environment.json").write_text(content)
+    train(resume="run", total_steps=256, tracking={"progress": "quiet"})
+    assert "environment.json: this start is not recorded" in capfd.readouterr().err
+    assert Path("run/environment.json").read_text() == content
+
+
+def logged(run_dir: str = "run") -> list[str]:
+    """Return the lines of the log without their times."""
+    lines = Path(run_dir, "run.log").read_text().splitlines()
+    return [line[20:] if line[:2] == "20" else line for line in lines]
+
+
+def test_the_log_has_what_the_console_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """All of it, in order; a resume appends."""
+    short_run(**{"tracking.progress": "lines", "tracking.info_keys": ["absent"]})
+    train(resume="run")
+    out, err = capfd.readouterr()
+    printed = [line for line in out.splitlines() if line]
+    log = logged()
+    assert [line for line in log if line in printed] == printed
+    assert set(log) == {*printed, *err.splitlines()}
+    assert any(line.startswith("note: ") for line in log)
+
+
+class Breaking(gymnasium.Env[Any, Any]):
+    """Fails in its first step."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.low, {}
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("the wheel came off")
+
+
+def test_the_log_has_the_traceback_of_a_failure() -> None:
+    """Also the one of the code of the user."""
+    with pytest.raises(EnvError):
+        short_run(env=Breaking)
+    assert "RuntimeError: the wheel came off" in logged()
+    assert any("in step" in line for line in logged())
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """The console says so once; the lines are written when there is room again."""
+    calls = []
+
+    def write(descriptor: int, data: bytes) -> int:
+        calls.append(data)
+        if len(calls) in (2, 3, 4):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.pwrite(descriptor, data[:7], 0) if len(calls) == 1 else original(descriptor, data)
+
+    original = os.write
+    monkeypatch.setattr(run_log.os, "write", write)
+    short_run(**{"tracking.progress": "lines"})
+    out, err = capfd.readouterr()
+    assert err.count("run.log cannot be written: ") == 1
+    printed = [line for line in out.splitlines() if line]
+    assert [line for line in logged() if line in printed] == printed
