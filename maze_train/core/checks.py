@@ -42,8 +42,8 @@ def absolute_path(key: str, name: str) -> str:
     """Return the absolute path for a file or directory setting, expanded as by `expanded`.
 
     The path is made absolute because an environment may change the working directory. Hub
-    repositories (`hf://...`) and Minari datasets (`minari:...`) are returned unchanged. `latest` and
-    `latest@<version>` name the run in `outputs/` that started last, for settings that name a run.
+    repositories (`hf://...`) and Minari datasets (`minari:...`) are returned unchanged. In settings
+    that name a run, `latest` and `latest@<version>` mean the run in `outputs/` that started last.
 
     Raises:
         ConfigError: If the name is empty, contains an undefined variable or user, or is not a valid
