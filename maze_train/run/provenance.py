@@ -17,7 +17,6 @@ from typing import TypedDict
 
 import torch
 
-import maze_train
 from maze_train.config.stored import modules_to_trust
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.files import atomic_write, read_regular
@@ -145,7 +144,7 @@ def installed_packages() -> Mapping[str, str]:
 def _code_folders(config: TrainConfig) -> list[str]:
     """Return directories that contain code of the run."""
     modules = [sys.modules.get(name) for name in modules_to_trust(config)]
-    files = [module.__file__ for module in (maze_train, *modules) if module is not None]
+    files = [__file__, *(module.__file__ for module in modules if module is not None)]
     return [os.getcwd(), *(os.path.dirname(file) for file in files if file)]
 
 
