@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from maze_train.core.errors import printable
 
-CONSOLE = logging.getLogger("maze_train.console")
+CONSOLE = logging.getLogger(__name__)
 """Receives every printed line, for handlers of a run or a user; prints nothing itself."""
 
 CONSOLE.addHandler(logging.NullHandler())
