@@ -6,27 +6,20 @@ and its actions; an `EpisodeRecord` describes one replay.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property, partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from maze_train.core.errors import EnvError
-from maze_train.core.state import StatePart
 from maze_train.envs.monitoring import plain_copy
 from maze_train.envs.vector import Array
 
 RECENT_NBYTES, RECENT_STEPS = 2**18, (16, 1024)
 """Size in bytes of the buffer of recent actions of all environments; minimum and maximum steps."""
-
-PIECE_NBYTES = 2**20
-"""Minimum size in bytes of older actions to be moved to a piece when a state is saved."""
 
 MAX_NBYTES = 2**30
 """Maximum size in bytes of the stored actions of running episodes."""
@@ -107,21 +100,6 @@ class EpisodeRecord:
         return min(found, key=lambda difference: difference.is_rounding, default=None)
 
 
-@dataclass(eq=False)
-class Piece:
-    """Immutable earlier actions of running episodes, [k, ...] by environment and part."""
-
-    actions: dict[int, dict[str, Array]]
-
-    @cached_property
-    def version(self) -> str:
-        """Digest of the content."""
-        digest = hashlib.sha256(repr(list(self.actions)).encode())
-        for column in chain(*(parts.values() for parts in self.actions.values())):
-            digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
-        return digest.hexdigest()[:32]
-
-
 @dataclass(slots=True)
 class Base:
     """Start of the record of an environment, and the actions since then."""
@@ -131,11 +109,10 @@ class Base:
     """Row of the recent actions at which the record continues."""
     options: dict[str, Any] | None = None
     own: dict[str, Any] | None = None
-    pieces: list[Piece] = field(default_factory=list)
     actions: list[dict[str, Array]] = field(default_factory=list)
-    """Actions between those in pieces and the recent ones, [k, ...] per part."""
+    """Actions before the recent ones, [k, ...] per part."""
     nbytes: int = 0
-    """Size of pieces and actions in bytes."""
+    """Size of these actions in bytes."""
     is_kept: bool = True
 
 
@@ -143,8 +120,7 @@ class Journal:
     """Stores the actions of `n` environments since their bases, and counts their episodes.
 
     A step costs one assignment per part of the actions, because recent actions of all environments
-    are stored in one buffer. Older actions are in lists per environment. When a state is saved,
-    long lists become a piece, which a checkpoint writes only once.
+    are stored in one buffer. Older actions are in lists per environment.
 
     Args:
         columns: The arrays with the actions of a step, [n, ...] per part.
@@ -212,8 +188,8 @@ class Journal:
         """Size in bytes of the stored actions, without the recent ones."""
         return sum(base.nbytes for base in self._bases)
 
-    def state(self, obs: Mapping[str, Array], rewards: Array) -> dict[str, Any]:
-        """Return the records of all environments as plain values, and the pieces they share.
+    def state(self, obs: Mapping[str, Array], rewards: Array) -> list[dict[str, Any]]:
+        """Return the records of all environments as plain values and arrays.
 
         Args:
             obs: The observations to act on, [n, ...] per leaf.
@@ -223,33 +199,18 @@ class Journal:
             EnvError: See `record_of`; also if the options of a reset are not plain values.
         """
         self._distribute()
-        self._make_pieces()
-        envs: list[dict[str, Any]] = []
-        pieces: dict[str, Piece] = {}
-        for i, base in enumerate(self._bases):
-            record = self.record_of(i, obs, rewards, without_pieces=True)
-            values = asdict(record)
-            values["options"] = plain_copy(base.options, f"reset options of environment {i}")
-            envs.append({**values, "pieces": [piece.version for piece in base.pieces]})
-            pieces |= {piece.version: piece for piece in base.pieces}
-        parts = {key: StatePart(key, partial(dict, x.actions)) for key, x in pieces.items()}
-        return {"envs": envs, "pieces": parts}
+        envs = [asdict(self.record_of(i, obs, rewards)) for i in range(self._n)]
+        for i, env in enumerate(envs):
+            env["options"] = plain_copy(env["options"], f"reset options of environment {i}")
+        return envs
 
-    def record_of(
-        self,
-        i: int,
-        obs: Mapping[str, Array],
-        rewards: Array,
-        *,
-        without_pieces: bool = False,
-    ) -> EpisodeRecord:
+    def record_of(self, i: int, obs: Mapping[str, Array], rewards: Array) -> EpisodeRecord:
         """Return the record from which an environment is restored.
 
         Args:
             i: The environment.
             obs: The observations to act on, [n, ...] per leaf.
             rewards: The last rewards, [n].
-            without_pieces: Whether to leave out the actions in pieces.
 
         Raises:
             EnvError: If the last call failed.
@@ -261,7 +222,6 @@ class Journal:
             )
         base = self._bases[i]
         recent = {key: rows[base.row : self._row, i] for key, rows in self._recent.items()}
-        earlier = [] if without_pieces else [piece.actions[i] for piece in base.pieces]
         return EpisodeRecord(
             episodes=self.episodes[i],
             base_episodes=base.episodes,
@@ -269,15 +229,15 @@ class Journal:
             options=base.options,
             own=base.own,
             is_kept=base.is_kept,
-            actions=joined([*earlier, *base.actions, recent]),
+            actions=joined([*base.actions, recent]),
             obs={key: np.array(column[i]) for key, column in obs.items()},
             reward=float(rewards[i]),
         )
 
     def read_state(
         self, state: Any, obs: Mapping[str, Array]
-    ) -> tuple[int | None, list[EpisodeRecord], list[list[Piece]]]:
-        """Read root seed, records and pieces from a saved state; no records before the first reset.
+    ) -> tuple[int | None, list[EpisodeRecord]]:
+        """Read root seed and records from a saved state; no records before the first reset.
 
         Args:
             state: Result of `MazeVectorEnv.state_dict`.
@@ -293,33 +253,23 @@ class Journal:
             expected = "expected root_seed and envs"
             raise EnvError(f"the state is not that of a vector environment: {expected}")
         if root is None:
-            return None, [], []
+            return None, []
         if len(envs) != n:
             raise EnvError(
                 f"the state has {len(envs)} environments, but there are {n}: resume with the same "
                 "number"
             )
-        known = pieces_from(state.get("pieces", {}), self._columns)
-        records = [record_from(env, i, self._columns, obs, known) for i, env in enumerate(envs)]
-        return root, records, [[known[name] for name in env["pieces"]] for env in envs]
+        return root, [record_from(env, i, self._columns, obs) for i, env in enumerate(envs)]
 
-    def load(self, records: Sequence[EpisodeRecord], pieces: Sequence[list[Piece]]) -> None:
-        """Continue from the records with which all environments were restored.
-
-        Args:
-            records: One record per environment.
-            pieces: The pieces with the first actions of each environment, see `read_state`.
-        """
+    def load(self, records: Sequence[EpisodeRecord]) -> None:
+        """Continue from the records with which all environments were restored."""
         self.begin(None)
         self.episodes = [record.episodes for record in records]
         self._episode_starts = [-record.steps for record in records]
-        for i, (record, its) in enumerate(zip(records, pieces, strict=True)):
-            earlier = sum(count_of(piece.actions[i]) for piece in its)
-            later = [{key: part[earlier:] for key, part in record.actions.items()}]
+        for i, record in enumerate(records):
             start = record.base_episodes, 0, record.options, record.own
-            self._bases[i] = Base(
-                *start, list(its), later, nbytes_of(record.actions), record.is_kept
-            )
+            size = nbytes_of(record.actions)
+            self._bases[i] = Base(*start, [record.actions], size, record.is_kept)
 
     def _distribute(self) -> None:
         """Append the recent actions to the lists of their environments."""
@@ -333,29 +283,7 @@ class Journal:
         self._row = 0
         while self.nbytes > MAX_NBYTES:
             longest = max(self._bases, key=lambda base: base.nbytes)
-            longest.pieces, longest.actions = [], []
-            longest.nbytes, longest.is_kept = 0, False
-
-    def _make_pieces(self) -> None:
-        """Move long lists into a new piece, and shrink pieces that few episodes still need."""
-        users: dict[Piece, list[int]] = {}
-        for i, base in enumerate(self._bases):
-            for piece in base.pieces:
-                users.setdefault(piece, []).append(i)
-        for piece, its in users.items():
-            if 2 * len(its) <= len(piece.actions):
-                smaller = Piece({i: piece.actions[i] for i in its})
-                for base in (self._bases[i] for i in its):
-                    base.pieces[base.pieces.index(piece)] = smaller
-        rest = {i: joined(base.actions) for i, base in enumerate(self._bases) if base.actions}
-        sizes = {i: nbytes_of(actions) for i, actions in rest.items()}
-        # Short lists belong to recent episodes, which would end before the others of the piece.
-        long = [i for i in rest if 2 * sizes[i] >= max(sizes.values())]
-        if sum(sizes[i] for i in long) >= PIECE_NBYTES:
-            new = Piece({i: rest[i] for i in long})
-            for base in (self._bases[i] for i in long):
-                base.pieces.append(new)
-                base.actions = []
+            longest.actions, longest.nbytes, longest.is_kept = [], 0, False
 
 
 def nbytes_of(actions: Mapping[str, Array]) -> int:
@@ -363,27 +291,9 @@ def nbytes_of(actions: Mapping[str, Array]) -> int:
     return sum(part.nbytes for part in actions.values())
 
 
-def count_of(actions: Mapping[str, Array]) -> int:
-    """Return the number of actions in arrays [k, ...] per part."""
-    return min(map(len, actions.values()), default=0)
-
-
 def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Concatenate actions [k, ...] per part."""
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
-def pieces_from(given: Any, columns: Mapping[str, Array]) -> dict[str, Piece]:
-    """Check and return the pieces of a state, by name."""
-    pieces: dict[str, Piece] = {}
-    for name, part in given.items() if isinstance(given, dict) else [("pieces", given)]:
-        content: Any = part.read() if isinstance(part, StatePart) else None
-        if not isinstance(content, dict):
-            raise EnvError(f"the shared actions in the state are damaged: {name} is {part!r}")
-        pieces[name] = Piece(
-            {i: checked_columns(its, columns, "actions", True) for i, its in content.items()}
-        )
-    return pieces
 
 
 def record_from(
@@ -391,25 +301,20 @@ def record_from(
     i: int,
     actions: Mapping[str, Array],
     obs: Mapping[str, Array],
-    known: Mapping[str, Piece],
 ) -> EpisodeRecord:
-    """Check and return the record of environment i, including the actions in pieces."""
-    expected = sorted(["pieces", *(item.name for item in fields(EpisodeRecord))])
+    """Check and return the record of environment i."""
+    expected = sorted(item.name for item in fields(EpisodeRecord))
     if not isinstance(given, dict) or sorted(given) != expected:
         raise EnvError(f"the state of environment {i} is invalid: expected the keys {expected}")
-    record = EpisodeRecord(**{key: value for key, value in given.items() if key != "pieces"})
+    record = EpisodeRecord(**given)
     counts = (record.steps, record.base_episodes - 1, record.episodes - record.base_episodes)
     for name in ("options", "own"):
         if not isinstance(given[name], dict | None):
             raise EnvError(f"{name} of environment {i} is {given[name]!r}: expected a dict or None")
     if type(record.reward) is not float or not all(type(k) is int and k >= 0 for k in counts):
         raise EnvError(f"the counts of environment {i} are damaged: {counts}, {record.reward!r}")
-    tail = checked_columns(record.actions, actions, f"actions of environment {i}", True)
+    record.actions = checked_columns(record.actions, actions, f"actions of environment {i}", True)
     record.obs = checked_columns(record.obs, obs, f"observation of environment {i}", False)
-    names = given["pieces"]
-    if not isinstance(names, list) or not all(x in known and i in known[x].actions for x in names):
-        raise EnvError(f"the actions of environment {i} are damaged: pieces {names!r} are missing")
-    record.actions = joined([*(known[name].actions[i] for name in names), tail])
     return record
 
 

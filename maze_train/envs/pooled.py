@@ -401,8 +401,7 @@ class PooledVectorEnv(MazeVectorEnv):
         Returns:
             `root_seed`, and in `envs` one dict per environment with the fields of
             `maze_train.envs.journal.EpisodeRecord`. Before the first reset, the seed is None and
-            `envs` is empty. `pieces` contains the first actions of long episodes as immutable
-            parts.
+            `envs` is empty.
 
         Raises:
             EnvError: If the state is unknown because the last call failed, if it contains other
@@ -415,17 +414,17 @@ class PooledVectorEnv(MazeVectorEnv):
             for i, own in enumerate(self.own_states()):
                 if own is not None:
                     journal.rebase(i, own)
-        state = journal.state(self._buffers.obs, self._buffers.rewards)
+        envs = journal.state(self._buffers.obs, self._buffers.rewards)
         if journal.nbytes > MUCH_NBYTES and self.notify is not None:
             self.notify(LONG_EPISODES)
-        return {"root_seed": self.root_seed, **state}
+        return {"root_seed": self.root_seed, "envs": envs}
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_new_episodes: bool = False
     ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
         """Restore every environment; see `MazeVectorEnv.load_state_dict`."""
         journal = self._checked_journal("load_state_dict()")
-        root, records, pieces = journal.read_state(state, self._buffers.obs)
+        root, records = journal.read_state(state, self._buffers.obs)
         began: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self.root_seed = None
         if root is None:
@@ -445,7 +444,7 @@ class PooledVectorEnv(MazeVectorEnv):
                 "from those of an uninterrupted run (exact: false in summary.json)"
             )
         self.root_seed = root
-        journal.load(records, pieces)
+        journal.load(records)
         began[[i for i, problem in problems if not problem.is_rounding]] = True
         journal.ended(began.nonzero()[0].tolist())
         return self._observations(), began
