@@ -12,6 +12,8 @@ from maze_train.algorithms.actor_critic.trainer import ActorCritic as ActorCriti
 from maze_train.algorithms.actor_critic.trainer import ActorCriticBuilder as ActorCriticBuilder
 from maze_train.algorithms.bc.build import BCBuilder as BCBuilder
 from maze_train.algorithms.bc.config import BCAlgorithmConfig as BCAlgorithmConfig
+from maze_train.algorithms.bc.data import BatchLoader as BatchLoader
+from maze_train.algorithms.bc.data import TransitionData as TransitionData
 from maze_train.algorithms.bc.learner import BCBatch as BCBatch
 from maze_train.algorithms.bc.learner import BCLearner as BCLearner
 from maze_train.algorithms.bc.learner import BCLoss as BCLoss
@@ -60,6 +62,8 @@ from maze_train.algorithms.sac.config import SACfDAlgorithmConfig as SACfDAlgori
 from maze_train.algorithms.sac.learner import SAC as SAC
 from maze_train.algorithms.sac.learner import SACEvents as SACEvents
 from maze_train.algorithms.sac.learner import SACLearner as SACLearner
+from maze_train.algorithms.sac.model import SoftActorCriticModel as SoftActorCriticModel
+from maze_train.algorithms.sac.model import build_soft_actor_critic as build_soft_actor_critic
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig as TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3 as TD3
 from maze_train.algorithms.td3.learner import TD3Events as TD3Events
@@ -145,8 +149,6 @@ from maze_train.data.trajectories import Trajectory as Trajectory
 from maze_train.data.trajectories import TrajectoryPart as TrajectoryPart
 from maze_train.data.trajectory_dataset import TrajectoryDataset as TrajectoryDataset
 from maze_train.data.trajectory_files import TrajectoryWriter as TrajectoryWriter
-from maze_train.data.transition_data import BatchLoader as BatchLoader
-from maze_train.data.transition_data import TransitionData as TransitionData
 from maze_train.distributions.base import Distribution as Distribution
 from maze_train.distributions.beta import Beta as Beta
 from maze_train.distributions.categorical import Bernoulli as Bernoulli
@@ -207,8 +209,6 @@ from maze_train.nets.actor_critic import build_actor_critic as build_actor_criti
 from maze_train.nets.config import ModelConfig as ModelConfig
 from maze_train.nets.config import ObservationNormalizationConfig as ObservationNormalizationConfig
 from maze_train.nets.config import RecurrentConfig as RecurrentConfig
-from maze_train.nets.critics import SoftActorCriticModel as SoftActorCriticModel
-from maze_train.nets.critics import build_soft_actor_critic as build_soft_actor_critic
 from maze_train.nets.policy_model import PolicyModel as PolicyModel
 from maze_train.nets.policy_model import build_policy as build_policy
 from maze_train.run.rollout import RolloutResult as RolloutResult

@@ -16,10 +16,10 @@ import torch
 from common import DATA_SET, ENTROPY_COEF, LR, load_weights, measure, parse_arguments
 
 from maze_train import Tracker, TrainerServices, load_config
+from maze_train.algorithms.bc.data import TransitionData
 from maze_train.algorithms.bc.learner import BCLoss, ImitationMetrics
 from maze_train.algorithms.bc.trainer import BCValidationEvaluator
 from maze_train.data.datasets import open_dataset
-from maze_train.data.transition_data import TransitionData
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner

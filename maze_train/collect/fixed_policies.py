@@ -30,9 +30,7 @@ from maze_train.distributions.gaussian import BoxBounds, VectorLayout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.agents import nearest_to_zero
 from maze_train.nets.acting import Acted, ActingModel, acts, example_of
-from maze_train.nets.joint import JointModel, by_number
 from maze_train.nets.policy_model import ActionMasking, build_masking
-from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
 from maze_train.spaces.masks import checked_actions, mask_layout
 
@@ -452,45 +450,3 @@ def fixed_policy(
         problem = f"in multi-agent environments, reset() is called without arguments: {error}"
         raise ConfigError(key, problem, type(found).__name__) from error
     return StatefulPolicy(make, *spaces)
-
-
-class RandomAgents(JointModel):
-    """Multi-agent model in which learning policies are replaced by a `RandomPolicy` per agent.
-
-    It has the recurrent state of `model`, so that `model` can continue the episodes.
-
-    Args:
-        model: The policies that act after the warm-up, and which agent uses which.
-        spaces: Spaces of the agents.
-        learns: Returns whether the policy with a given id learns.
-        repeat: See `RandomPolicy`.
-    """
-
-    def __init__(
-        self,
-        model: JointModel,
-        spaces: AgentSpaces,
-        learns: Callable[[str], bool],
-        repeat: int = 1,
-    ) -> None:
-        random: dict[str, RandomPolicy] = {}
-        acting: dict[str, Any] = {}
-        for agent, policy in model.agents.items():
-            own: Any = model.by_policy[policy]
-            if learns(policy):
-                space = spaces.actions[agent]
-                own = RandomPolicy(own.distribution, space, own.masking, repeat=repeat)
-                random[agent] = own
-            acting[agent] = own
-        super().__init__(*by_number(acting))
-        self.members, self._random = model.members, random
-
-    def policy_state(self) -> dict[str, Any]:
-        """Return the state of each random policy, by agent."""
-        return {agent: policy.policy_state() for agent, policy in self._random.items()}
-
-    def load_policy_state(self, state: dict[str, Any]) -> None:
-        """Restore from `state`."""
-        for agent, policy in self._random.items():
-            if agent in state:  # otherwise its policy did not learn
-                policy.load_policy_state(state[agent])

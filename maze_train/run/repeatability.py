@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from maze_train.collect.examination import Findings, examine, notes, replay_difference
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import MazeTrainError
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.pooled import NEW_EPISODES
+from maze_train.run.examination import Findings, examine, notes, replay_difference
+from maze_train.run.probe import Probe
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.workers.places import ThisProcess
-from maze_train.workers.probe import Probe
 
 LIMIT_S = 30.0
 """Timeout of the examination in seconds."""

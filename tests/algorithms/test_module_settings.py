@@ -21,6 +21,7 @@ from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
@@ -28,7 +29,6 @@ from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Progress
 from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import build_soft_actor_critic
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -13,9 +13,9 @@ from update_problems import BOX, SMALL
 
 from maze_train import MazeTrainError, load_policy, train
 from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import build_soft_actor_critic
 
 CHOICE, REACH = spaces.Discrete(3, start=2), spaces.Box(-3.0, 1.0, (2,), np.float64)
 DUELING = partial(build_dqn, dueling=True)

@@ -11,10 +11,10 @@ from gymnasium import spaces
 import maze_train.algorithms.off_policy.learner as off_policy_learner
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.data.replay import Transitions
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import build_soft_actor_critic
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 N = 8

@@ -15,10 +15,10 @@ from update_problems import ARM, BOX, PARTS, make_transitions, perturbed
 from maze_train import get_flat_parameters
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import build_soft_actor_critic
 
 pytestmark = pytest.mark.usefixtures("float64")
 N, SEED, LR = 7, 3, 0.02

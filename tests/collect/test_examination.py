@@ -14,9 +14,9 @@ from own_envs import newest
 from toy_envs import CountingEnv, JitterEnv, NestedEnv
 
 from maze_train import ActionMaskWrapper, SequentialVectorEnv
-from maze_train.collect.examination import Findings, examine, notes, replay_difference
 from maze_train.core.errors import EnvError
 from maze_train.envs.agents import JointEnv
+from maze_train.run.examination import Findings, examine, notes, replay_difference
 
 
 class SharedEnv(CountingEnv):

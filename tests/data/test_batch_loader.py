@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from maze_train.data.transition_data import BatchLoader
+from maze_train.algorithms.bc.data import BatchLoader
 
 
 class Numbers:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trajectory_cases import NESTED, random_trajectories
 
+from maze_train.algorithms.bc.data import TransitionData, split_episodes
 from maze_train.core.errors import SpaceError
 from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
-from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.distributions.mapping import distribution_for
 from maze_train.spaces.agents import AgentSpaces
 

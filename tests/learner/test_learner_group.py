@@ -54,6 +54,7 @@ from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.algorithms.ppo.learner import minibatch_indices
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
@@ -77,7 +78,6 @@ from maze_train.learner.parallel import SingleLearner
 from maze_train.learner.rows import shard_rows
 from maze_train.learner.shard import Shard
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
-from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
 from maze_train.workers.process_pool import LocalProcesses
 from maze_train.workers.ray_pool import RayPlace

@@ -16,11 +16,11 @@ from update_problems import (
 
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Freeze, Progress, Schedule
 from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
-from maze_train.nets.critics import build_soft_actor_critic
 
 DECAY = Schedule(start=0.1, end=0.0)
 ONE_CYCLE = {

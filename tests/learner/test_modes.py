@@ -15,10 +15,10 @@ from torch import nn
 
 from maze_train import ConfigError, Progress, TrainingError
 from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.learner.modules import has_modes, matmul_precision
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
-from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.template import TemplateNet
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import sampled_for

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from own_networks import Remembers, Wrapper
 
 from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.collect.custom_policies import UserPolicy
 from maze_train.collect.fixed_policies import GivenPolicy, PerRow, StatefulPolicy, random_policy
@@ -20,7 +21,6 @@ from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.acting import acting, as_arrays
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
-from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import build_policy
 from maze_train.training.config import OpponentsConfig

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from maze_train import ModelConfig, build_actor_critic
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.core.types import Sequences
 from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
-from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.spaces.tensors import sampled_for
 
 N, L = 3, 4

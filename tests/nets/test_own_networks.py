@@ -7,10 +7,10 @@ import pytest
 from gymnasium import spaces
 from own_networks import OwnNet, own
 
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.core.errors import ConfigError
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
 
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)

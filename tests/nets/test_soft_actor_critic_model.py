@@ -11,14 +11,10 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from maze_train.algorithms.sac.model import SoftActorCriticModel, build_soft_actor_critic
 from maze_train.distributions.gaussian import SquashedGaussian
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import (
-    OwnCritics,
-    SoftActorCriticModel,
-    TemplateCritics,
-    build_soft_actor_critic,
-)
+from maze_train.nets.critics import OwnCritics, TemplateCritics
 from maze_train.nets.policy_model import Policy
 from maze_train.spaces.tensors import sampled_for
 

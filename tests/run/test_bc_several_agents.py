@@ -12,9 +12,9 @@ from rollouts import play
 from short_runs import QUIET, rows, summary
 
 from maze_train import ConfigError, DatasetError, load_policy, open_dataset, train
+from maze_train.algorithms.bc.data import split_episodes
 from maze_train.core.seeding import Seeds
 from maze_train.core.types import tree_map
-from maze_train.data.transition_data import split_episodes
 
 if TYPE_CHECKING:
     from maze_train.data.trajectories import Trajectory

@@ -17,13 +17,13 @@ from gymnasium.vector.utils import batch_space
 from torch import nn
 
 from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.collect.fixed_policies import random_policy
 from maze_train.core.errors import ConfigError, ExportError, MissingExtraError
 from maze_train.core.types import leaves_by_key
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
-from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import FlatView, flatten_value, space_from_dict, unflatten_value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from maze_train.core.files import process_runs
-from maze_train.workers.probe import Probe
+from maze_train.run.probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

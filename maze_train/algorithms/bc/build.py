@@ -16,6 +16,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
+from maze_train.algorithms.bc.data import BatchLoader, TransitionData, split_episodes
 from maze_train.algorithms.bc.learner import (
     BCLoss,
     ImitationEvents,
@@ -35,7 +36,6 @@ from maze_train.core.types import tree_leaves
 from maze_train.data.datasets import open_dataset
 from maze_train.data.trajectories import TrajectoryPart
 from maze_train.data.trajectory_dataset import TrajectoryDataset
-from maze_train.data.transition_data import BatchLoader, TransitionData, split_episodes
 from maze_train.distributions.base import Distribution
 from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.envs.factory import env_name

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from maze_train.algorithms.bc.data import BatchLoader, TransitionData
 from maze_train.algorithms.bc.learner import BCBatch, BCLoss, ImitationEvents, ImitationMetrics
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Statistics
 from maze_train.core.types import tree_leaves, tree_map
-from maze_train.data.transition_data import BatchLoader, TransitionData
 from maze_train.learner.config import Progress
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import device_of

@@ -14,8 +14,9 @@ from torch import nn
 
 from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
 from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEvents
+from maze_train.algorithms.off_policy.random_agents import RandomAgents
 from maze_train.collect.collector import Collector
-from maze_train.collect.fixed_policies import GivenPolicy, RandomAgents, RandomPolicy
+from maze_train.collect.fixed_policies import GivenPolicy, RandomPolicy
 from maze_train.core.errors import ConfigError, DatasetError, SpaceError, TrainingError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify

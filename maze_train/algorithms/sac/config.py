@@ -22,8 +22,8 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     name: ClassVar[str] = "sac"
     learner_class: ClassVar[str] = "maze_train.algorithms.sac.learner.SACLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.sac.learner.SAC"
-    model_builder: ClassVar[str] = "maze_train.nets.critics.build_soft_actor_critic"
-    model_resolver: ClassVar[str] = "maze_train.nets.critics.resolve_soft_actor_critic"
+    model_builder: ClassVar[str] = "maze_train.algorithms.sac.model.build_soft_actor_critic"
+    model_resolver: ClassVar[str] = "maze_train.algorithms.sac.model.resolve_soft_actor_critic"
 
     module_settings: ClassVar[tuple[str, ...]] = (
         *("entropy_coef", "entropy_coef_lr", "entropy_tuning", "target_entropy_multiplier"),

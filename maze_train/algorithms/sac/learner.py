@@ -16,13 +16,14 @@ from maze_train.algorithms.off_policy.learner import (
 )
 from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
+from maze_train.algorithms.sac.model import SoftActorCriticModel
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import TARGET, locate
 from maze_train.core.types import Tensor, TensorTree
 from maze_train.data.replay import Transitions
 from maze_train.functional.losses import soft_policy_loss, soft_state_values, temperature_loss
-from maze_train.nets.critics import SoftActorCriticModel, constant
+from maze_train.nets.critics import constant
 
 
 class SAC(OffPolicy):
