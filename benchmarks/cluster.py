@@ -68,7 +68,7 @@ def settings_of(algorithm: str, env: str, side: str, workers: int) -> dict[str, 
 
 def count_bytes(counts: Counter[str]) -> None:
     """Patch the Ray pools to count the bytes that they send and receive."""
-    from maze_train.workers.ray_pool import RayPool, RemoteActor
+    from maze_train.cluster.pool import RayPool, RemoteActor
 
     call, publish, receive = RemoteActor.call, RayPool.publish, RemoteActor.receive
 

@@ -15,10 +15,10 @@ import torch
 from hydra._internal.hydra import Hydra
 from leftovers import open_files
 
+from maze_train.cluster.session import RAY_ENVIRONMENT
 from maze_train.learner.others import MeetingPlace, join, leave
 from maze_train.run import assembly
 from maze_train.workers.pool import LOOPBACK
-from maze_train.workers.ray_session import RAY_ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("functional", "spaces", "workers"),
-    ("distributions",),
+    ("distributions", "cluster"),
     ("nets", "data", "simulators"),
     ("learner", "envs"),
     ("collect", "tracking"),
@@ -419,7 +419,7 @@ FEATURES = {
     "processes and clusters": (
         "workers.process",
         "workers.process_pool",
-        "workers.ray_pool",
+        "cluster.pool",
         "workers.task_queue",
     ),
     "other environments": (

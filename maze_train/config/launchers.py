@@ -344,7 +344,7 @@ class RayLauncher(LocalLauncher):
         """
         check_positive("hydra.launcher.cpus_per_job", self._settings["cpus_per_worker"])
         check_at_least("hydra.launcher.gpus_per_job", self._settings["gpus_per_worker"], 0)
-        from maze_train.workers.ray_pool import RayPlace  # Imported here, since Ray is optional.
+        from maze_train.cluster.pool import RayPlace  # Imported here, since Ray is optional.
 
         place = RayPlace(
             self._n_jobs, on_worker_failure="restart", max_worker_restarts=count, **self._settings

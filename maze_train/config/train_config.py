@@ -373,7 +373,7 @@ class RayRunnerConfig(RemoteRunnerConfig):
     """Workers as Ray actors, on one machine or a cluster; identical results to `dev`."""
 
     name: ClassVar[str] = "ray"
-    place_class: ClassVar[str] = "maze_train.workers.ray_pool.RayPlace"
+    place_class: ClassVar[str] = "maze_train.cluster.pool.RayPlace"
 
     address: str = "auto"
     """Ray cluster: `local`: start Ray on this machine for the run; `<head>:<port>`: a running

@@ -58,6 +58,7 @@ from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
+from maze_train.cluster.pool import RayPlace
 from maze_train.core.errors import ConfigError, TrainingError, WorkerError
 from maze_train.core.events import Statistics
 from maze_train.core.files import CLAIM
@@ -80,7 +81,6 @@ from maze_train.learner.shard import Shard
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.workers.process_pool import LocalProcesses
-from maze_train.workers.ray_pool import RayPlace
 
 slow = pytest.mark.slow
 pytestmark = [

@@ -19,12 +19,13 @@ from cases import everyday
 from leftovers import left_of, run_owner
 from toy_workers import ToyWorker, local_class
 
+from maze_train.cluster import pool as ray_pool
+from maze_train.cluster.pool import RayPlace
 from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.workers import process_pool, ray_pool
+from maze_train.workers import process_pool
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import Crew, WorkerFailedError, WorkerPool
 from maze_train.workers.process_pool import LocalProcesses
-from maze_train.workers.ray_pool import RayPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -433,7 +434,7 @@ from pathlib import Path
 from leftovers import stat
 from toy_workers import ToyWorker
 from maze_train.workers.pool import Crew
-from maze_train.workers.ray_pool import RayPlace
+from maze_train.cluster.pool import RayPlace
 from maze_train.workers.process_pool import LocalProcesses
 
 if __name__ == "__main__":

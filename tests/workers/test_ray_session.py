@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from maze_train.cluster import session as ray_session
+from maze_train.cluster.pool import RayPlace
+from maze_train.cluster.session import RaySession, ctrl_c_waits, find_cluster
 from maze_train.core.errors import WorkerError
-from maze_train.workers import ray_session
-from maze_train.workers.ray_pool import RayPlace
-from maze_train.workers.ray_session import RaySession, ctrl_c_waits, find_cluster
 
 
 def ray_at(address: str) -> Any:

@@ -13,11 +13,11 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from maze_train.cluster.session import LOOK_S, RaySession, RaySettings
+from maze_train.cluster.worker import RayWorker, Reply, Span, fill, flat, spans_of
 from maze_train.workers.places import available_cores
 from maze_train.workers.pool import Crew, PrivateMemory, WorkerFailedError, WorkerPool
 from maze_train.workers.process import pack
-from maze_train.workers.ray_session import LOOK_S, RaySession, RaySettings
-from maze_train.workers.ray_worker import RayWorker, Reply, Span, fill, flat, spans_of
 from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePool, RemoteWorker
 
 if TYPE_CHECKING:
