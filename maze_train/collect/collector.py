@@ -15,11 +15,11 @@ from torch import nn
 from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes
 from maze_train.core.errors import EnvError
 from maze_train.core.step_end import DROPPED, TRUNCATED, StepBatch, is_followed_by_new
-from maze_train.core.types import Array, Tensor, TensorTree, is_on, send, tree_map
+from maze_train.core.types import Array, Tensor, is_on, send, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.nets.acting import Actor, as_arrays
+from maze_train.nets.acting import Acted, Actor, as_arrays
 from maze_train.spaces.tensors import check_resolution, large_floats
 
 if TYPE_CHECKING:
@@ -218,9 +218,7 @@ class RolloutCollector(Collector):
             acted = actor.act(obs, noise_rows[step], False)
             if self.records_log_probs:
                 kept_params.append(acted.params)
-            storage.write_actions(step, acted.actions)
-            began = time.perf_counter()
-            self._begin_step(acted.env_actions)
+            began = self._begin_step(step, acted, storage)
             if meanwhile is not None and step == self.num_steps - 1:
                 self.env_s += time.perf_counter() - began
                 with torch.enable_grad():
@@ -277,9 +275,14 @@ class RolloutCollector(Collector):
         """Return the first observations of new episodes."""
         return self.env.reset(seed=seed)[0]
 
-    def _begin_step(self, env_actions: TensorTree) -> None:
-        """Begin a step of the environments."""
-        self.env.step_async(as_arrays(env_actions))
+    def _begin_step(self, step: int, acted: Acted, storage: RolloutStorage) -> float:
+        """Store the actions, and begin a step of the environments; return the time of its begin."""
+        env_actions = as_arrays(acted.env_actions)
+        is_same = acted.actions is acted.env_actions
+        storage.write_actions(step, env_actions if is_same else as_arrays(acted.actions))
+        began = time.perf_counter()
+        self.env.step_async(env_actions)
+        return began
 
     def _finish_step(
         self,

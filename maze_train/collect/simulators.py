@@ -19,7 +19,7 @@ from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.envs.batch import SUCCESS
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.nets.acting import Actor
+from maze_train.nets.acting import Acted, Actor
 from maze_train.simulators.simulator import Simulator
 from maze_train.spaces.tensors import zeros_for
 
@@ -61,9 +61,12 @@ class SimulatorCollector(RolloutCollector):
         """Return the first observations of new episodes, seeded as in `ForeignVectorEnv`."""
         return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
 
-    def _begin_step(self, env_actions: TensorTree) -> None:
-        """Send the actions to the device of the simulator; `_finish_step` performs the step."""
-        self._actions = tree_map(lambda x: x.to(self.simulator.device), env_actions)
+    def _begin_step(self, step: int, acted: Acted, storage: RolloutStorage) -> float:
+        """Store the actions, and send them to the device; `_finish_step` performs the step."""
+        storage.write_actions(step, acted.actions)
+        began = time.perf_counter()
+        self._actions = tree_map(lambda x: x.to(self.simulator.device), acted.env_actions)
+        return began
 
     def _finish_step(
         self,

@@ -236,7 +236,7 @@ class RolloutStorage:
         ]
         self._final_positions = writable(self._columns["final_positions"])
         actions = leaves_of(self._columns, "actions")
-        self._action_rows = {key: leaf.unbind(0) for key, leaf in actions.items()}
+        self._action_rows = {key: list(writable(leaf)) for key, leaf in actions.items()}
 
     @property
     def obs_nbytes(self) -> int:
@@ -258,10 +258,10 @@ class RolloutStorage:
         """Store the recurrent state before the observations of a step, `[B, S]`."""
         self._columns["hidden_states"][step] = state
 
-    def write_actions(self, step: int, actions: TensorTree) -> None:
+    def write_actions(self, step: int, actions: ArrayTree | TensorTree) -> None:
         """Store the actions of a step, `[B, ...]`."""
         for key, action in leaves_by_key(actions).items():
-            self._action_rows[key][step].copy_(action)
+            self._action_rows[key][step][:] = action
 
     def write_step(
         self,

@@ -322,7 +322,7 @@ class Actor:
 
 def as_arrays(actions: TensorTree) -> ArrayTree:
     """Convert actions to arrays for `env.step`."""
-    return tree_map(lambda x: x.cpu().numpy(), actions)
+    return tree_map(lambda x: x.numpy() if x.is_cpu else x.cpu().numpy(), actions)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 
 from maze_train.core.types import Device, Shape, Tensor, TensorTree, tree_map
 from maze_train.distributions.base import Distribution
-from maze_train.nets.acting import Acted, ActingModel, DistributionPolicy, acting
+from maze_train.nets.acting import Acted, ActingModel, DistributionPolicy, acted_with, acting
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.spaces.agents import ACTS, AGENTS
 from maze_train.spaces.tensors import joined, part_of, parts_by_name, stacked, unstacked, with_name
+
+
+class Inputs(NamedTuple):
+    """Inputs of one policy in a `JointModel`.
+
+    Row `k * n + i` belongs to agent k of the policy in environment i.
+
+    Attributes:
+        obs: Observations.
+        hidden_state: Recurrent state before them.
+        noise: Noise of the actions; see `ActingModel.act`.
+        acts: Which rows act, if the policy is recurrent; None otherwise.
+    """
+
+    obs: TensorTree
+    hidden_state: Tensor
+    noise: Tensor | None
+    acts: Tensor | None
+
+    def at(self, rows: Tensor) -> Inputs:
+        """Return some rows."""
+        obs, state, *others = self
+        noise, acts = (None if x is None else x[rows] for x in others)
+        return Inputs(tree_map(lambda x: x[rows], obs), state[rows], noise, acts)
+
+    def acted(self, model: ActingModel, deterministic: bool) -> Acted:
+        """Choose actions; see `ActingModel.act`."""
+        obs, state, noise, acts = self
+        if acts is None:
+            return model.act(obs, state, noise, deterministic)
+        return model.act_in_turns(obs, state, noise, deterministic, acts)
 
 
 class JointModel(ActingModel):
@@ -38,13 +70,15 @@ class JointModel(ActingModel):
         self.members: dict[str, list[str]] = {
             policy: [agent for agent, own in agents.items() if own == policy] for policy in policies
         }
-        self._groups = self.members
+        self._groups = {policy: own for policy, own in self.members.items() if own}
+        self._runs = _runs_of(self.agents)
         # In a dict, so that the weights are not registered under a second name.
         self._acting = {policy: acting(own) for policy, own in policies.items()}
-        models = {agent: self._acting[policy] for agent, policy in agents.items()}
-        self.state_sizes = {agent: own.state_size for agent, own in models.items()}
-        self._noise_sizes = [own.noise_size for own in models.values()]
-        self._param_sizes = [own.param_size for own in models.values()]
+        models = {policy: self._acting[policy] for policy in self._groups}
+        self._state_sizes = {policy: own.state_size for policy, own in models.items()}
+        self._noise_sizes = {policy: own.noise_size for policy, own in models.items()}
+        self._param_sizes = {policy: own.param_size for policy, own in models.items()}
+        self.state_sizes = {agent: self._state_sizes[own] for agent, own in agents.items()}
         self.is_random = any(own.is_random for own in models.values())
 
     @property
@@ -55,12 +89,12 @@ class JointModel(ActingModel):
     @property
     def noise_size(self) -> int:
         """Number of random values for the actions of all agents."""
-        return sum(self._noise_sizes)
+        return sum(self._noise_sizes[policy] for policy in self.agents.values())
 
     @property
     def param_size(self) -> int:
         """Number of distribution parameters of all agents."""
-        return sum(self._param_sizes)
+        return sum(self._param_sizes[policy] for policy in self.agents.values())
 
     @property
     def centralized(self) -> list[str]:
@@ -75,7 +109,7 @@ class JointModel(ActingModel):
 
     def states_by_agent(self, states: Tensor) -> dict[str, Tensor]:
         """Split recurrent states `[..., S]` by agent."""
-        return self._split(states, list(self.state_sizes.values()))
+        return self._split(states, self._state_sizes)
 
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
@@ -88,38 +122,58 @@ class JointModel(ActingModel):
         self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
     ) -> Acted:
         """Choose actions of all agents; see `ActingModel`."""
-        return joint_acted(self.act_by_agent(obs, hidden_state, noise, deterministic))
+        inputs = self.inputs(obs, hidden_state, noise)
+        return self.combined(self.acted(inputs, deterministic), hidden_state)
 
-    def act_by_agent(
-        self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
-    ) -> dict[str, Acted]:
-        """Choose actions; return the result of each agent."""
+    def inputs(
+        self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None
+    ) -> dict[str, Inputs]:
+        """Return the inputs of each policy that has agents."""
         leaves = cast("dict[str, Tensor]", obs)
         parts = parts_by_name(part_of(leaves, AGENTS))
-        states, noises = self.states_by_agent(hidden_state), self.noises_by_agent(noise)
-        found: dict[str, Acted] = {}
-        for policy, agents in self._groups.items():
-            if not agents:
-                continue
-            model = self._acting[policy]
-            own = joined([parts[agent] for agent in agents])
-            given = torch.cat([states[agent] for agent in agents])
-            drawn = [noises[agent] for agent in agents]
-            own_noise = None if drawn[0] is None else torch.cat(cast("list[Tensor]", drawn))
-            if model.state_size:
-                who = self._who_acts(leaves, agents)
-                acted = model.act_in_turns(own, given, own_noise, deterministic, who)
-            else:
-                acted = model.act(own, given, own_noise, deterministic)
-            rows = (_of_each_agent(tree, len(agents)) for tree in acted)
-            found.update(zip(agents, map(Acted._make, zip(*rows, strict=True)), strict=True))
-        return {agent: found[agent] for agent in self.agents}
+        states = self._stacked(hidden_state, self._state_sizes)
+        noises = None if noise is None else self._stacked(noise, self._noise_sizes)
+        return {
+            policy: Inputs(
+                joined([parts[agent] for agent in agents]),
+                states[policy].flatten(0, 1),
+                None if noises is None else noises[policy].flatten(0, 1),
+                self._who_acts(leaves, agents) if self._state_sizes[policy] else None,
+            )
+            for policy, agents in self._groups.items()
+        }
 
-    def noises_by_agent(self, noise: Tensor | None) -> Mapping[str, Tensor | None]:
-        """Split noise `[..., noise_size]` by agent."""
-        if noise is None:
-            return dict.fromkeys(self.agents)
-        return self._split(noise, self._noise_sizes)
+    def acted(self, inputs: Mapping[str, Inputs], deterministic: bool) -> dict[str, Acted]:
+        """Choose actions of the agents of each policy, in the rows of its inputs."""
+        return {
+            policy: own.acted(self._acting[policy], deterministic) for policy, own in inputs.items()
+        }
+
+    def combined(self, found: Mapping[str, Acted], hidden_state: Tensor) -> Acted:
+        """Combine the results of `acted`; `hidden_state` is the one before."""
+        rows = {
+            policy: _of_each_agent(own, len(self._groups[policy])) for policy, own in found.items()
+        }
+        actions = self._by_agent({policy: own.actions for policy, own in rows.items()})
+        env_actions = actions
+        if any(own.env_actions is not own.actions for own in found.values()):
+            env_actions = self._by_agent({policy: own.env_actions for policy, own in rows.items()})
+        if hidden_state.shape[-1]:
+            states = {policy: own.hidden_state for policy, own in rows.items()}
+            hidden_state = self._concatenated(states)
+        params = self._concatenated({policy: own.params for policy, own in rows.items()})
+        return Acted(actions, env_actions, hidden_state, params)
+
+    def acted_with(self, params: Tensor, noise: Tensor | None, deterministic: bool) -> Acted:
+        """Choose actions, given distribution parameters of feedforward policies, `[n, ...]`."""
+        noises = None if noise is None else self._stacked(noise, self._noise_sizes)
+        found: dict[str, Acted] = {}
+        for policy, own in self._stacked(params, self._param_sizes).items():
+            model = cast("DistributionPolicy", self._acting[policy])
+            drawn = None if noises is None else noises[policy].flatten(0, 1)
+            given, state = own.flatten(0, 1), own.new_zeros(own.shape[0] * own.shape[1], 0)
+            found[policy] = acted_with(model.distribution, given, state, drawn, deterministic)
+        return self.combined(found, params.new_zeros(len(params), 0))
 
     def on_episode_end(self, hidden_state: Tensor) -> None:
         """Notify the policies of all agents; see `ActingModel`."""
@@ -128,14 +182,18 @@ class JointModel(ActingModel):
 
     def log_probs(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
         """Log-probabilities of the actions of A agents, `[..., A]`; 0 for models without any."""
-        own_params = self._split(params, self._param_sizes)
-        given = own_params, parts_by_name(actions)
-        found = self._of_each(lambda own, params, taken: own.log_probs(params, taken), *given)
-        return torch.stack(cast("list[Tensor]", list(found.values())), dim=-1)
+        own_params, taken = self._stacked(params, self._param_sizes), self._stacked_actions(actions)
+        return self._concatenated(
+            {
+                policy: self._acting[policy].log_probs(own, taken[policy]).unsqueeze(-1)
+                for policy, own in own_params.items()
+            }
+        )
 
     def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert the agents' actions to inputs of `env.step`."""
-        return _flat(self._of_each(lambda own, taken: own.to_env(taken), parts_by_name(actions)))
+        taken = self._stacked_actions(actions).items()
+        return self._by_agent({policy: self._acting[policy].to_env(own) for policy, own in taken})
 
     def example_actions(self) -> dict[str, Tensor]:
         """Return one example action of all agents, `[1, ...]`."""
@@ -152,20 +210,44 @@ class JointModel(ActingModel):
             if isinstance(own := models[agent], DistributionPolicy)
         }
 
-    def _of_each(
-        self, function: Callable[..., TensorTree], *given: Mapping[str, TensorTree]
-    ) -> dict[str, TensorTree]:
-        """Call `function(model, ...)` for each policy; arguments and results are by agent."""
-        found: dict[str, TensorTree] = {}
-        for policy, agents in self._groups.items():
-            if agents:
-                own = [stacked([trees[agent] for agent in agents]) for trees in given]
-                results = unstacked(function(self._acting[policy], *own))
-                found.update(zip(agents, results, strict=True))
-        return {agent: found[agent] for agent in self.agents}
+    def _split(self, tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+        """Split the concatenation over agents; `sizes` are by policy."""
+        widths = [sizes[policy] for policy in self.agents.values()]
+        return dict(zip(self.agents, torch.split(tensor, widths, dim=-1), strict=True))
 
-    def _split(self, tensor: Tensor, sizes: list[int]) -> dict[str, Tensor]:
-        return dict(zip(self.agents, torch.split(tensor, sizes, dim=-1), strict=True))
+    def _stacked(self, tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+        """Split the concatenation over agents by policy, `[agents, ..., size]`."""
+        if not tensor.shape[-1]:
+            empty = {policy: (len(own), *tensor.shape) for policy, own in self._groups.items()}
+            return {policy: tensor.new_zeros(shape) for policy, shape in empty.items()}
+        pieces: dict[str, list[Tensor]] = {policy: [] for policy in self._groups}
+        widths = [count * sizes[policy] for policy, _, count in self._runs]
+        found = torch.split(tensor, widths, dim=-1)
+        for (policy, _, count), piece in zip(self._runs, found, strict=True):
+            by_agent = piece.view(*piece.shape[:-1], count, sizes[policy])
+            pieces[policy].append(by_agent.movedim(-2, 0))
+        return {policy: torch.cat(own) for policy, own in pieces.items()}
+
+    def _concatenated(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Concatenate `[agents, ..., size]` of each policy over all agents."""
+        pieces = [
+            rows[policy][first : first + count].movedim(0, -2).flatten(-2)
+            for policy, first, count in self._runs
+        ]
+        return torch.cat(pieces, dim=-1)
+
+    def _stacked_actions(self, actions: Mapping[str, Tensor]) -> dict[str, TensorTree]:
+        """Stack the actions of the agents of each policy, `[agents, ...]`."""
+        parts = parts_by_name(actions)
+        return {
+            policy: stacked([parts[agent] for agent in agents])
+            for policy, agents in self._groups.items()
+        }
+
+    def _by_agent(self, trees: Mapping[str, TensorTree]) -> dict[str, Tensor]:
+        """Split `[agents, ...]` of each policy by agent; return one flat mapping."""
+        rows = {policy: iter(unstacked(tree)) for policy, tree in trees.items()}
+        return _flat({agent: next(rows[policy]) for agent, policy in self.agents.items()})
 
     def _who_acts(self, obs: dict[str, Tensor], agents: Sequence[str]) -> Tensor:
         """Return a mask of the acting agents, `[len(agents) * n]`, grouped by agent."""
@@ -173,14 +255,23 @@ class JointModel(ActingModel):
         return obs[ACTS].bool()[:, [numbers[agent] for agent in agents]].T.flatten()
 
 
-def joint_acted(found: Mapping[str, Acted]) -> Acted:
-    """Combine the results of the agents."""
-    return Acted(
-        _flat({agent: acted.actions for agent, acted in found.items()}),
-        _flat({agent: acted.env_actions for agent, acted in found.items()}),
-        torch.cat([acted.hidden_state for acted in found.values()], dim=-1),
-        torch.cat([acted.params for acted in found.values()], dim=-1),
-    )
+def _runs_of(agents: Mapping[str, str]) -> list[tuple[str, int, int]]:
+    """Return the runs of consecutive agents with the same policy.
+
+    Args:
+        agents: Policy id of each agent.
+
+    Returns:
+        Policy id of each run, the index of its first agent among those of the policy, and their
+        number.
+    """
+    runs: list[tuple[str, int, int]] = []
+    seen = dict.fromkeys(agents.values(), 0)
+    for policy, own in groupby(agents.values()):
+        count = len(list(own))
+        runs.append((policy, seen[policy], count))
+        seen[policy] += count
+    return runs
 
 
 def _flat(trees: Mapping[str, TensorTree]) -> dict[str, Tensor]:
@@ -211,7 +302,9 @@ def by_number(models: Mapping[str, nn.Module]) -> tuple[dict[str, nn.Module], di
     return {numbers[agent]: own for agent, own in models.items()}, numbers
 
 
-def _of_each_agent(rows: TensorTree, count: int) -> list[TensorTree]:
-    """Split the rows of a batch by agent."""
+def _of_each_agent(acted: Acted, count: int) -> Acted:
+    """Split the rows by agent, `[count, n, ...]`."""
     # Unlike `chunk`, unflatten can be exported for a variable number of environments.
-    return unstacked(tree_map(lambda x: torch.unflatten(x, 0, (count, -1)), rows))
+    return Acted._make(
+        tree_map(lambda x: torch.unflatten(x, 0, (count, -1)), tree) for tree in acted
+    )

@@ -26,7 +26,7 @@ from maze_train.core.torch_private import is_hooked
 from maze_train.core.types import Array, Tensor, TensorTree, tree_map
 from maze_train.nets.acting import Acted, ActingModel, acted_with, acting
 from maze_train.nets.blocks import MLP, activation
-from maze_train.nets.joint import JointModel, joint_acted
+from maze_train.nets.joint import JointModel
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
@@ -132,12 +132,12 @@ class Population(ABC):
         return view
 
 
-BatchedPolicy: TypeAlias = Callable[[int, TensorTree, Tensor | None, bool], Acted]
-"""Chooses the actions of the first `count` copies; takes `count` and the arguments of
-`Population.act` with `row_blocks(count)` rows."""
+BatchedParams: TypeAlias = Callable[[int, TensorTree], Tensor]
+"""Computes the distribution parameters of the first `count` copies; takes `count` and observations
+of `row_blocks(count)` rows."""
 
 
-def batched_policy(model: PolicyModel, view: View) -> BatchedPolicy:
+def batched_params(model: PolicyModel, view: View) -> BatchedParams:
     """Build the batched evaluation of a feedforward template policy without images.
 
     Args:
@@ -148,7 +148,7 @@ def batched_policy(model: PolicyModel, view: View) -> BatchedPolicy:
     net = _batched(model.policy.net, view)
     free = None if model.policy.free_params is None else view(model.policy.free_params)
 
-    def act(count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
+    def compute(count: int, obs: TensorTree) -> Tensor:
         inputs: Any = model.inputs(obs)
         # Some OpenBLAS kernels read uninitialised stack memory into unused lanes, and NumPy warns
         # about it (as in https://github.com/numpy/numpy/issues/24067).
@@ -157,16 +157,13 @@ def batched_policy(model: PolicyModel, view: View) -> BatchedPolicy:
         if free is not None:
             outputs = np.concatenate([outputs, free[: len(outputs)]], axis=1)
         params = torch.from_numpy(outputs)
-        if model.masking is not None:
-            params = model.masking.apply(params, obs)
-        state = torch.zeros(len(params), 0)
-        return acted_with(model.distribution, params, state, noise, deterministic)
+        return params if model.masking is None else model.masking.apply(params, obs)
 
-    return act
+    return compute
 
 
 def is_batchable(model: nn.Module) -> bool:
-    """Return whether `batched_policy` supports a model, which must not have subclassed parts."""
+    """Return whether `batched_params` supports a model, which must not have subclassed parts."""
     return (
         type(model) is PolicyModel
         and model.rnn is None
@@ -193,7 +190,7 @@ class BatchedPopulation(Population):
         self._place_of = np.arange(self.rows)
         self._active: list[int] = []
         policies: Any = policies_of(model)
-        self._policies = {key: batched_policy(own, self._view) for key, own in policies.items()}
+        self._policies = {key: batched_params(own, self._view) for key, own in policies.items()}
 
     def weights_of(self, row: int) -> Array:
         """Return the trainable parameters of a copy; see `Population.weights_of`."""
@@ -205,14 +202,13 @@ class BatchedPopulation(Population):
         """Choose the actions of some copies, for all agents; see `Population.act`."""
         if rows != self._active:
             self._activate(rows)
-        obs = tree_map(lambda x: x[self._observed], obs)
-        if self._order is None:
-            return self._act(len(rows), obs, noise, deterministic)
-        if noise is not None:
-            noise = noise[self._drawn]
-        acted = self._act(len(rows), obs, noise, deterministic)
-        order = self._order
-        return Acted._make(tree_map(lambda x: x[order], column) for column in acted)
+        params = self._params(len(rows), tree_map(lambda x: x[self._observed], obs))
+        if self._order is not None:
+            params = params[self._order]
+        if isinstance(self.model, JointModel):
+            return self.model.acted_with(params, noise, deterministic)
+        state = params.new_zeros(len(params), 0)
+        return acted_with(self.model.distribution, params, state, noise, deterministic)
 
     def _activate(self, rows: Sequence[int]) -> None:
         """Move some copies to the front, and note how to convert between their two orders."""
@@ -220,7 +216,6 @@ class BatchedPopulation(Population):
         self._move_to_front(numbers)
         self._active, lying = list(rows), self._row_at[: len(rows)]
         self._observed = torch.from_numpy(np.resize(lying, size))
-        self._drawn = torch.from_numpy(np.resize(np.searchsorted(numbers, lying), size))
         self._order = None
         if not np.array_equal(lying, numbers):
             self._order = torch.from_numpy(np.resize(self._place_of[numbers], size))
@@ -235,20 +230,18 @@ class BatchedPopulation(Population):
             self._row_at[[place, old]] = row, other
             self._place_of[[row, other]] = place, old
 
-    def _act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
-        """Choose the actions of the first copies in memory order."""
+    def _params(self, count: int, obs: TensorTree) -> Tensor:
+        """Return the distribution parameters of the first copies in memory order."""
         model = self.model
         if not isinstance(model, JointModel):
-            return self._policies[""](count, obs, noise, deterministic)
+            return self._policies[""](count, obs)
         assert isinstance(obs, dict)
-        parts, noises = part_of(obs, AGENTS), model.noises_by_agent(noise)
-        found = {
-            agent: self._policies[policy](
-                count, part_of(parts, agent), noises[agent], deterministic
-            )
+        parts = part_of(obs, AGENTS)
+        found = [
+            self._policies[policy](count, part_of(parts, agent))
             for agent, policy in model.agents.items()
-        }
-        return joint_acted(found)
+        ]
+        return torch.cat(found, dim=-1)
 
 
 def policies_of(model: nn.Module) -> Mapping[str, nn.Module]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,14 +14,13 @@ from maze_train.collect.collector import Collector
 from maze_train.collect.episodes import FinishedEpisodes, return_of_team
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
-from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key
 from maze_train.data.rollout import Rollout
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.nets.acting import Acted, acting
-from maze_train.nets.joint import JointModel, joint_acted
-from maze_train.spaces.agents import ACTS, AGENTS, teams_in
-from maze_train.spaces.tensors import part_of
+from maze_train.nets.joint import JointModel
+from maze_train.spaces.agents import teams_in
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import SNAPSHOT, OpponentsConfig
 
@@ -255,24 +254,16 @@ class LeagueModel(JointModel):
         before, seats = self._without_seats(hidden_state)
         seats = self._drawn(seats)
         self._seats.append(seats.cpu())
-        found = self.act_by_agent(obs, before, noise, deterministic)
-        leaves = cast("dict[str, Tensor]", obs)
-        parts, agents = part_of(leaves, AGENTS), list(self.agents)
-        states, noises = self.states_by_agent(before), self.noises_by_agent(noise)
+        inputs = self.inputs(obs, before, noise)
+        found = self.acted(inputs, deterministic)
         for league in self.leagues:
-            for i in league.agents:
-                agent, acts = agents[i], leaves[ACTS][:, i].bool()
+            given = inputs[league.policy]
+            for k, i in enumerate(league.agents):
                 for seat in sorted(set(seats[:, i].tolist()) - {OWN}):
-                    rows, drawn = seats[:, i] == seat, noises[agent]
-                    own = acting(league.module(int(seat))).act_in_turns(
-                        _rows(part_of(parts, agent), rows),
-                        states[agent][rows],
-                        None if drawn is None else drawn[rows],
-                        deterministic,
-                        acts[rows],
-                    )
-                    found[agent] = _with_rows(found[agent], rows, own)
-        acted = joint_acted(found)
+                    rows = (seats[:, i] == seat).nonzero().squeeze(1) + k * len(seats)
+                    own = given.at(rows).acted(acting(league.module(int(seat))), deterministic)
+                    found[league.policy] = _with_rows(found[league.policy], rows, own)
+        acted = self.combined(found, before)
         return acted._replace(hidden_state=torch.cat([acted.hidden_state, seats], dim=-1))
 
     def on_episode_end(self, hidden_state: Tensor) -> None:
@@ -302,17 +293,12 @@ class LeagueModel(JointModel):
         return torch.stack(seats)
 
 
-def _rows(tree: TensorTree, rows: Tensor) -> TensorTree:
-    return tree_map(lambda leaf: leaf[rows], tree)
-
-
 def _with_rows(acted: Acted, rows: Tensor, own: Acted) -> Acted:
     """Return `acted` with some rows replaced by `own`."""
-    places = rows.nonzero().squeeze(1)
 
     def written(tree: Any, other: Any) -> Any:
         others = leaves_by_key(other)
-        leaves = {k: x.index_copy(0, places, others[k]) for k, x in leaves_by_key(tree).items()}
+        leaves = {k: x.index_copy(0, rows, others[k]) for k, x in leaves_by_key(tree).items()}
         return leaves.get("", leaves)
 
     return Acted._make(map(written, acted, own))

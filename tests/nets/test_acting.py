@@ -122,8 +122,10 @@ def test_everything_acts_by_one_contract(case: str, deterministic: bool) -> None
         again = leaves_by_key(model.act(obs, state, noise, deterministic).actions)
         assert all(torch.equal(again[key], leaf) for key, leaf in actions.items())
     if isinstance(model, JointModel) and case == "joint":
-        for agent, drawn in model.noises_by_agent(noise).items():
-            own = acting(model.by_policy[model.agents[agent]])
+        models = {agent: acting(model.by_policy[own]) for agent, own in model.agents.items()}
+        sizes = [own.noise_size for own in models.values()]
+        noises = [None] * len(models) if noise is None else torch.split(noise, sizes, -1)
+        for (agent, own), drawn in zip(models.items(), noises, strict=True):
             zeros = torch.zeros(N, own.state_size)
             found = own.act(obs[f"agents/{agent}"], zeros, drawn, deterministic).actions
             for key, leaf in leaves_by_key(found).items():
