@@ -20,6 +20,7 @@ from maze_train.core.errors import TrainingError
 from maze_train.core.types import Array, Tensor
 from maze_train.data.rollout import rollout_columns, slots_in
 from maze_train.envs.building import close_all
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.acting import ActingModel, acting
 from maze_train.nets.joint import JointModel
@@ -395,16 +396,17 @@ class ActorWorker(Worker):
             self._context.count()  # restoring environments may take long
         return continued
 
-    def collect(self, actor: int, slot: int) -> CollectedRollout:
+    def collect(self, actor: int, slot: int, calls: Sequence[EnvCall]) -> CollectedRollout:
         """Collect a rollout of an actor with the newest weights into a slot.
 
         Args:
             actor: Index of the actor.
             slot: Index of the slot among those of the actor.
+            calls: All calls of the environments so far.
         """
         began = time.perf_counter()
         seq_no, collector = self._weights.load(), self._collectors[actor]
-        into = self._slots[actor][slot]
+        into, collector.calls = self._slots[actor][slot], calls
         rollout, episodes = collector.collect_steps(self._model, into=into)
         self._written = into.fill(rollout)
         return CollectedRollout(

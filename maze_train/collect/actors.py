@@ -43,6 +43,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.notices import warn
 from maze_train.core.types import Array
 from maze_train.data.rollout import Rollout, RolloutStorage, join_rollouts, slot_nbytes, slots_in
+from maze_train.envs.calls import EnvCall
 from maze_train.learner.modules import torch_threads
 from maze_train.nets.joint import JointModel
 from maze_train.workers.places import Place, Portable, ThisProcess
@@ -116,6 +117,7 @@ class DistributedActors:
         place: Backend of the workers; None selects this process.
         num_workers: Number of workers that share the actors; 0 selects one per actor.
         can_be_restored: Whether states will be requested; None: only in this process.
+        calls: See `RolloutCollector`.
 
     Attributes:
         pool: The workers.
@@ -149,7 +151,9 @@ class DistributedActors:
         *,
         num_workers: int = 0,
         can_be_restored: bool | None = None,
+        calls: Sequence[EnvCall] = (),
     ) -> None:
+        self._calls = calls
         self.num_actors, self.num_envs = num_actors, num_envs
         self.busy_s = 0.0
         self.counts = StepCounts()
@@ -397,7 +401,8 @@ class DistributedActors:
         self._call_worker(worker, method, actor, slot)
 
     def _call_worker(self, worker: int, method: str, actor: int, slot: int) -> None:
-        self.pool.call(worker, method, actor, *([slot] if method == "collect" else []))
+        arguments = [slot, tuple(self._calls)] if method == "collect" else []
+        self.pool.call(worker, method, actor, *arguments)
 
     def _receive(self, worker: int) -> Any:
         """Receive the next result of a worker; None after its setup or restart."""

@@ -17,6 +17,7 @@ from maze_train.core.errors import EnvError
 from maze_train.core.step_end import DROPPED, TRUNCATED, StepBatch, is_followed_by_new
 from maze_train.core.types import Array, Tensor, is_on, send, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import Acted, Actor, as_arrays
@@ -136,6 +137,8 @@ class RolloutCollector(Collector):
         on_step: Called after each step. If it raises, the rollout is aborted, and the environments
             can only be closed.
         info_keys: Keys of final infos to report with the episodes.
+        calls: All calls of the environments so far, a growing list; new ones are made before a
+            rollout.
     """
 
     def __init__(
@@ -150,9 +153,10 @@ class RolloutCollector(Collector):
         records_log_probs: bool = False,
         on_step: Callable[[], object] | None = None,
         info_keys: Sequence[str] = (),
+        calls: Sequence[EnvCall] = (),
     ) -> None:
         super().__init__()
-        self.env = env
+        self.env, self.calls = env, calls
         self.num_steps = num_steps
         self.num_envs = env.num_envs
         self.device = torch.device(device)
@@ -194,6 +198,7 @@ class RolloutCollector(Collector):
             The rollout, which shares memory with the next one, and the episodes that ended in it.
         """
         self.env_s, began = 0.0, time.perf_counter()
+        self.env.make_calls(self.calls)
         large: dict[str, Array] = {}
         if self._obs is None:
             self._obs = self._reset(self._env_seed)
@@ -388,4 +393,5 @@ class RolloutCollector(Collector):
         # A reproducible seed that differs from the seed of the earlier episodes.
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
+        self.env.make_calls(self.calls)
         self._obs = self._reset(int(torch.randint(2**31, (), generator=generator)))

@@ -35,6 +35,7 @@ from maze_train.core.targets import member_of
 from maze_train.core.types import ArrayTree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
 from maze_train.envs.building import closed_on_error
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.slice import EnvSlice
@@ -157,6 +158,7 @@ class PlayerWorker(Worker):
         self._report_s = report_s
         self._context = context
         self._runner: EpisodeRunner | None = None
+        self._num_called = 0
 
     def describe(self) -> tuple[Any, Any]:
         """Return the observation and action space of one environment."""
@@ -172,9 +174,11 @@ class PlayerWorker(Worker):
         agent = make_agent.value(self._envs, *args)
         self._runner = EpisodeRunner(self._episodes, agent, self._recorder, self._context.count)
 
-    def begin_round(self, *args: Any) -> None:
-        """Tell the agent that a round begins; no episodes are running."""
+    def begin_round(self, calls: Sequence[EnvCall], *args: Any) -> None:
+        """Make new ones of all calls, and tell the agent that a round begins."""
         assert self._runner is not None, "set_agent() comes first"
+        self._envs.make_calls(calls[self._num_called :])
+        self._num_called = len(calls)
         self._runner.agent.begin_round(*args)
 
     def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:
@@ -215,6 +219,8 @@ class PlayerPool:
         place: Backend of the workers; None selects this process.
         on_non_finite: What to do about non-finite values: `raise` or `skip`.
         report_s: See `PlayerWorker`.
+        calls: All calls of the environments so far, a growing list; new ones are made before a
+            round.
 
     Attributes:
         waiting: Finished episodes that have not been returned, by number.
@@ -228,7 +234,9 @@ class PlayerPool:
         place: Place | None,
         on_non_finite: str,
         report_s: float = LONGEST_S,
+        calls: Sequence[EnvCall] = (),
     ) -> None:
+        self._calls = calls
         place = place or ThisProcess()
         count = self._num_workers = place.num_workers(num_envs)
         slots = -(-num_envs // count)
@@ -283,7 +291,10 @@ class PlayerPool:
         self._check_round(round_)
         waiting = self.waiting = dict[int, PlayedEpisode]()
         self._queue.drop()
-        self._queue.begin(*args, task_of=task_of, seed_of=lambda number: task_of(number).seed)
+        calls = tuple(self._calls)
+        self._queue.begin(
+            calls, *args, task_of=task_of, seed_of=lambda number: task_of(number).seed
+        )
         made = self.steps_made
 
         def keep(episode: PlayedEpisode) -> None:

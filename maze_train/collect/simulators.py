@@ -18,6 +18,7 @@ from maze_train.core.step_end import has_ended
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.envs.batch import SUCCESS
+from maze_train.envs.calls import calls_from, calls_to_state
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.acting import Acted, Actor
 from maze_train.simulators.simulator import Simulator
@@ -59,6 +60,7 @@ class SimulatorCollector(RolloutCollector):
 
     def _reset(self, seed: int) -> TensorTree:
         """Return the first observations of new episodes, seeded as in `ForeignVectorEnv`."""
+        self.env.root_seed = seed
         return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
 
     def _begin_step(self, step: int, acted: Acted, storage: RolloutStorage) -> float:
@@ -180,11 +182,13 @@ class SimulatorCollector(RolloutCollector):
         """Return the running episodes; None if they cannot be saved or none has begun."""
         if not self.simulator.can_be_restored or self._obs is None:
             return None
-        return {"simulator": self.simulator.state_dict(), "obs": self._obs}
+        calls = calls_to_state(self.env.calls_made)
+        return {"simulator": self.simulator.state_dict(), "obs": self._obs, "calls": calls}
 
     def _load_env_state(self, state: dict[str, Any]) -> Array:
         """Restore the running episodes; no environment begins a new one."""
-        self.simulator.reset(self._env_seed)
+        self.env.make_calls(calls_from(state["calls"]))
+        self._reset(self._env_seed)
         self.simulator.load_state_dict(state["simulator"])
         self._obs = tree_map(lambda x: x.to(self.simulator.device), state["obs"])
         return np.zeros(self.num_envs, np.bool_)

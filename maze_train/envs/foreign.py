@@ -25,6 +25,7 @@ from maze_train.core.step_end import (
 from maze_train.envs import backends, faults
 from maze_train.envs.batch import asked_keys, episode_end
 from maze_train.envs.building import close_all, closed_on_error
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.facade import info_of
 from maze_train.envs.lives import AtariLives
@@ -223,6 +224,21 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
             self._lives.apply(batch, infos)
         return batch
 
+    @abstractmethod
+    def _make_call(self, call: EnvCall) -> None:
+        """Make a call of all environments."""
+
+    def _make_calls(self, calls: list[EnvCall]) -> None:
+        if self.root_seed is None:
+            self._reset_envs(0, None)  # a method may need an episode
+        for call in calls:
+            try:
+                self._make_call(call)
+            except ConfigError:
+                raise
+            except BaseException as error:
+                raise self._fault(f"{call.key}: {call.name}()", error) from error
+
     def _columns(self, leaves: Iterable[tuple[str, Any]]) -> Columns:
         """Return batched observations by leaf, in the dtypes of the space."""
         columns: Columns = {}
@@ -280,6 +296,9 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
             with self._failure_of(int(acting[row])):
                 raise SpaceError(f"{problem}{FILL_MASKS}")
 
+    def _fault(self, where: str, error: BaseException) -> EnvError:
+        return EnvError(f"{where} of {self._name} failed: {faults.explained(error)}")
+
     @contextmanager
     def _failure_of(self, i: int) -> Iterator[None]:
         """Add the environment and the step to errors about its results."""
@@ -335,6 +354,9 @@ class SameStepVectorEnv(ForeignVectorEnv):
             batch.final_obs = self._given_final_obs(infos, ended)
             batch.ends = self._ends(infos.get("final_info", {}), ended)
 
+    def _make_call(self, call: EnvCall) -> None:
+        call.make_in_vector(self._env, self.num_envs)
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close and release the environment; some stop their threads only when released."""
         env = vars(self).pop("_env", None)
@@ -360,9 +382,6 @@ class SameStepVectorEnv(ForeignVectorEnv):
                 column = columns[key]
                 column[i] = converted(key, value, column.shape[1:], column.dtype)
         return columns
-
-    def _fault(self, where: str, error: BaseException) -> EnvError:
-        return EnvError(f"{where} of {self._name} failed: {faults.explained(error)}")
 
 
 class NextStepVectorEnv(SameStepVectorEnv):
@@ -483,6 +502,9 @@ class SimulatorVectorEnv(ForeignVectorEnv):
             batch.ends = self._ends(batch.columns, ended)
         batch.columns = {}
         return batch
+
+    def _make_call(self, call: EnvCall) -> None:
+        call.make(self.simulator.called)
 
     def own_states(self) -> Sequence[dict[str, Any] | None]:
         """Return the state of the simulator; see `MazeVectorEnv`."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from maze_train.core.errors import EnvError
-from maze_train.envs.monitoring import plain_copy
+from maze_train.core.state import plain_copy
 from maze_train.envs.vector import Array
 
 RECENT_NBYTES, RECENT_STEPS = 2**18, (16, 1024)
@@ -79,6 +79,10 @@ class EpisodeRecord:
     """The observation to act on, [...] per leaf."""
     reward: float
     """The last reward."""
+    calls: int = 0
+    """Number of calls of the environment before the base."""
+    calls_at: list[int] = field(default_factory=list)
+    """Number of actions since the base before each of the later calls."""
 
     @property
     def num_actions(self) -> int:
@@ -114,6 +118,12 @@ class Base:
     nbytes: int = 0
     """Size of these actions in bytes."""
     is_kept: bool = True
+    start: int = 0
+    """Number of the first step after the base."""
+    calls: int = 0
+    """Number of calls before the base."""
+    calls_at: list[int] = field(default_factory=list)
+    """See `EpisodeRecord`."""
 
 
 class Journal:
@@ -127,6 +137,7 @@ class Journal:
 
     Attributes:
         episodes: Number of episodes begun, by environment.
+        has_begun: Whether the first episodes have begun.
     """
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
@@ -140,17 +151,26 @@ class Journal:
             for key, column in columns.items()
         }
         self._pairs = [(self._recent[key], column) for key, column in columns.items()]
+        self._num_calls = 0
         self.begin(None)
+        self.has_begun = False
 
     def begin(self, options: dict[str, Any] | None) -> None:
         """Record that all environments begin their first episodes."""
         with suppress(EnvError):  # Reported when a state is saved.
             options = plain_copy(options, "options")  # The environment may modify the original.
         self._first = self._row = 0
-        self._valid = True
+        self._valid = self.has_begun = True
         self.episodes = [1] * self._n
         self._episode_starts = [0] * self._n
-        self._bases = [Base(1, 0, options) for _ in range(self._n)]
+        self._bases = [self._base_of(i, options=options) for i in range(self._n)]
+
+    def _base_of(
+        self, i: int, options: dict[str, Any] | None = None, own: dict[str, Any] | None = None
+    ) -> Base:
+        """Return a record of an environment that begins now."""
+        begun, start = self.episodes[i], self._first + self._row
+        return Base(begun, self._row, options, own, start=start, calls=self._num_calls)
 
     def invalidate(self) -> None:
         """Mark the journal as invalid after a failed call."""
@@ -177,11 +197,17 @@ class Journal:
             self.episodes[i] += 1
             self._episode_starts[i] = self._first + self._row
             if i not in continuing:
-                self._bases[i] = Base(self.episodes[i], self._row)
+                self._bases[i] = self._base_of(i)
 
     def rebase(self, i: int, own: dict[str, Any]) -> None:
         """Start the record of an environment at its current state."""
-        self._bases[i] = Base(self.episodes[i], self._row, own=own)
+        self._bases[i] = self._base_of(i, own=own)
+
+    def called(self, count: int) -> None:
+        """Record that all environments got `count` calls after the last recorded step."""
+        self._num_calls += count
+        for base in self._bases:
+            base.calls_at += [self._first + self._row - base.start] * count
 
     @property
     def nbytes(self) -> int:
@@ -232,6 +258,8 @@ class Journal:
             actions=joined([*base.actions, recent]),
             obs={key: np.array(column[i]) for key, column in obs.items()},
             reward=float(rewards[i]),
+            calls=base.calls,
+            calls_at=list(base.calls_at),
         )
 
     def read_state(
@@ -268,8 +296,10 @@ class Journal:
         self._episode_starts = [-record.steps for record in records]
         for i, record in enumerate(records):
             start = record.base_episodes, 0, record.options, record.own
-            size = nbytes_of(record.actions)
-            self._bases[i] = Base(*start, [record.actions], size, record.is_kept)
+            kept = [record.actions], nbytes_of(record.actions), record.is_kept
+            calls = -record.num_actions, record.calls, list(record.calls_at)
+            self._bases[i] = Base(*start, *kept, *calls)
+            self._num_calls = record.calls + len(record.calls_at)
 
     def _distribute(self) -> None:
         """Append the recent actions to the lists of their environments."""

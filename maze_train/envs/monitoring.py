@@ -12,6 +12,7 @@ from gymnasium import wrappers as known
 from gymnasium.wrappers import TimeLimit
 
 from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.state import plain_copy
 from maze_train.envs.faults import checked_info
 from maze_train.envs.types import Env, Reset, Space, Step, Wrapper
 from maze_train.spaces.describe import MASK_KEY, FlatView, choice_sizes, flat_spaces
@@ -147,30 +148,6 @@ def remembered_by(layer: Any) -> tuple[str, ...] | None:
     # Exact class, because a subclass may have more state.
     found: tuple[str, ...] | None = vars(type(layer)).get("remembers")
     return REMEMBERED.get(type(layer)) if found is None else found
-
-
-def plain_copy(value: Any, path: str) -> Any:
-    """Return a deep copy of plain values, lists, tuples, dicts with str keys, and numeric arrays.
-
-    Args:
-        value: The value to copy.
-        path: Name in messages.
-
-    Raises:
-        EnvError: If it contains anything else. The error names the path.
-    """
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
-        return value.copy()
-    if type(value) in (list, tuple):
-        return type(value)(plain_copy(part, f"{path}[{i}]") for i, part in enumerate(value))
-    if type(value) is dict and all(type(key) is str for key in value):
-        return {key: plain_copy(part, f"{path}[{key!r}]") for key, part in value.items()}
-    raise EnvError(
-        f"{path} is {type(value).__name__} {str(value)[:80]!r}: expected None, bool, int, float, "
-        "str, lists, dicts with str keys, or numpy arrays of numbers"
-    )
 
 
 # -- statistics, games ---------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from maze_train.core.notices import warn
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.batch import StepReport
+from maze_train.envs.calls import EnvCall, calls_from, calls_to_state
 from maze_train.envs.facade import columns_of
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
@@ -40,6 +41,7 @@ CALLS = {
     "step": "a step",
     "reset": "a reset",
     "begin_anew": "a reset",
+    "make_calls": "calls of run.call_envs",
     "restore": "replaying episodes",
     "own_states": "saving the state of its environments",
     "load_own_states": "loading the state of its environments",
@@ -69,6 +71,7 @@ class WorkerRepair:
         spaces: Observation and action space of one environment.
         memory: Memory into which the workers step.
         journal: Journal of the running episodes; None if workers are never restarted.
+        calls: All calls of the environments.
     """
 
     def __init__(
@@ -78,9 +81,10 @@ class WorkerRepair:
         spaces: tuple[Any, Any],
         memory: Any,
         journal: Journal | None,
+        calls: list[EnvCall],
     ) -> None:
         self._pool, self._slices, self._spaces = pool, slices, spaces
-        self._memory, self._journal = memory, journal
+        self._memory, self._journal, self._calls = memory, journal, calls
         self._num_envs = slices[-1].stop
         self._obs: dict[str, Array] = {}
         self._pairs: list[tuple[Array, Array]] = []
@@ -126,6 +130,8 @@ class WorkerRepair:
                 failure = another.with_traceback(None)  # failed before restoring episodes
                 continue
             try:
+                if given_up and method == "make_calls":
+                    raise failure.as_error() from None
                 if given_up:
                     return self._begin_anew(failure.index, root_seed, method, given_up)
                 return self._put_back(failure.index, root_seed, method, *args)
@@ -141,21 +147,24 @@ class WorkerRepair:
 
     def _put_back(self, index: int, root_seed: int, method: str, *args: Any) -> StepReport | None:
         """Restore the environments of a restarted worker, and repeat the call."""
-        if method == "step":
-            assert self._journal is not None
+        assert self._journal is not None
+        if method != "reset" and self._journal.has_begun:
             part = self._slices[index]
             records = [self._journal.record_of(i, self._obs, self._rewards) for i in part]
-            problems = self._pool.ask(index, "restore", root_seed, records, False)
+            problems = self._pool.ask(index, "restore", root_seed, self._calls, records, False)
             for _, problem in problems:
                 text = f"{worker_names('worker', self._slices)[index]}: {problem.text}"
                 if not problem.is_rounding:
                     raise WorkerFailedError(index, text, raised=True)
                 warn(f"{text}, which is within rounding: training continues")
+        else:
+            self._pool.ask(index, "make_calls", self._calls)
         report: StepReport | None = self._pool.ask(index, method, *args)
         return report
 
     def _begin_anew(self, index: int, root_seed: int, method: str, given_up: int) -> StepReport:
         """Begin new episodes in a restarted worker, after `given_up` failed attempts."""
+        self._pool.ask(index, "make_calls", self._calls)
         started = [self._started(i, method) + given_up - 1 for i in self._slices[index]]
         report: StepReport = self._pool.ask(index, "begin_anew", root_seed, started)
         report.lost *= given_up
@@ -298,7 +307,9 @@ class PooledVectorEnv(MazeVectorEnv):
         self._repair: WorkerRepair | None = None
         if not self._pool.workers:  # Exceptions of workers in this process propagate.
             spaces = (observation_space, action_space)
-            self._repair = WorkerRepair(self._pool, self._slices, spaces, memory, self._journal)
+            self._repair = WorkerRepair(
+                self._pool, self._slices, spaces, memory, self._journal, self.calls_made
+            )
             if self._pool.may_restart:
                 self._repair.keep(buffers)
             for index, part in enumerate(self._slices):
@@ -389,6 +400,14 @@ class PooledVectorEnv(MazeVectorEnv):
             final_obs = self._buffers.final_obs
             batch.final_obs = final_obs[""] if self._is_single else final_obs
 
+    def _make_calls(self, calls: list[EnvCall]) -> None:
+        if self._repair is not None:
+            self._repair.remember()
+        self._call("make_calls", calls)
+        self._gather("make_calls", calls)
+        if self._journal is not None:
+            self._journal.called(len(calls))
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environments and stop the workers, killing those that take too long."""
         self._closing.close()
@@ -401,7 +420,7 @@ class PooledVectorEnv(MazeVectorEnv):
         Returns:
             `root_seed`, and in `envs` one dict per environment with the fields of
             `maze_train.envs.journal.EpisodeRecord`. Before the first reset, the seed is None and
-            `envs` is empty.
+            `envs` is empty. `calls` are all calls of the environments.
 
         Raises:
             EnvError: If the state is unknown because the last call failed, if it contains other
@@ -417,7 +436,8 @@ class PooledVectorEnv(MazeVectorEnv):
         envs = journal.state(self._buffers.obs, self._buffers.rewards)
         if journal.nbytes > MUCH_NBYTES and self.notify is not None:
             self.notify(LONG_EPISODES)
-        return {"root_seed": self.root_seed, "envs": envs}
+        calls = calls_to_state(self.calls_made)
+        return {"root_seed": self.root_seed, "envs": envs, "calls": calls}
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_new_episodes: bool = False
@@ -430,8 +450,10 @@ class PooledVectorEnv(MazeVectorEnv):
         if root is None:
             return self._observations(), began
         journal.invalidate()
+        calls, allow = calls_from(state["calls"]), allow_new_episodes
         own = [records[part.start : part.stop] for part in self._slices]
-        found = self._call_each("restore", [(root, each, allow_new_episodes) for each in own])
+        found = self._call_each("restore", [(root, calls, each, allow) for each in own])
+        self.calls_made[:] = calls
         problems: list[tuple[int, Difference]] = [*chain(*found)]
         self.differences = [problem for _, problem in problems]
         self.is_exact = not problems

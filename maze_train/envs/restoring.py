@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import DROPPED, RUNNING
 from maze_train.envs.batch import StepReport
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.faults import explained
 from maze_train.envs.journal import NOT_KEPT, Difference, EpisodeRecord
 from maze_train.envs.monitoring import load_own_state, own_state
@@ -71,12 +73,17 @@ class TrainingSlice(EnvSlice):
         self.end[rows] = RUNNING
 
     def restore(
-        self, seed: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
+        self,
+        seed: int,
+        calls: Sequence[EnvCall],
+        records: Sequence[EpisodeRecord],
+        allow_new_episodes: bool,
     ) -> list[tuple[int, Difference]]:
         """Restore every environment by replaying the actions of its record.
 
         Args:
             seed: Seed of the sequence of episodes.
+            calls: All calls of the environments so far.
             records: One record per environment.
             allow_new_episodes: Whether an environment whose replay differs begins a new episode. If
                 the difference is within rounding, the episode always continues, with the recorded
@@ -86,6 +93,7 @@ class TrainingSlice(EnvSlice):
             The environments whose replay differed, with the differences.
         """
         self._begin_run(seed)
+        self._calls = list(calls)
         problems = []
         for i, record in enumerate(records):
             try:
@@ -108,6 +116,7 @@ class TrainingSlice(EnvSlice):
             elif allow_new_episodes:
                 self._run[i].episodes_started = record.episodes
                 self._clear_rows(i)
+                self._make_calls(i, len(calls))
                 self.start(i, self._run[i].next())
         return problems
 
@@ -124,12 +133,16 @@ class TrainingSlice(EnvSlice):
         self.seeds[i] = seed = seeds.next()
         if not record.is_kept:
             return Difference(NOT_KEPT)
+        if self._num_called[i] > record.calls:
+            return Difference("its environment had other calls before")
+        self._make_calls(i, record.calls)
         obs, _ = self._reset(i, seed, copy.deepcopy(record.options))
         if record.own is not None:
             load_own_state(env, record.own)
         reward: Any = record.reward
         actions = {key: column.copy() for key, column in record.actions.items()}
         for k, action in enumerate(self._built(actions, record.num_actions), start=1):
+            self._make_calls_at(i, record, k - 1)
             self._episode_start[i] -= 1
             obs, reward, terminated, truncated, _ = env.step(action)
             self._context.count()
@@ -140,11 +153,17 @@ class TrainingSlice(EnvSlice):
         if seeds.episodes_started != record.episodes:
             left = record.episodes - seeds.episodes_started
             return Difference(f"{left} episodes have not ended")
+        self._make_calls_at(i, record, record.num_actions)
         if record.own is not None and not record.num_actions:
             self._restore_obs(i, record)
             return None
         self._write_obs(i, obs)
         return record.difference(self._row(i), float(reward))
+
+    def _make_calls_at(self, i: int, record: EpisodeRecord, k: int) -> None:
+        """Make the calls that came after k actions of a record."""
+        if record.calls_at:
+            self._make_calls(i, record.calls + bisect_right(record.calls_at, k))
 
     def own_states(self) -> list[dict[str, Any] | None] | str:
         """Return the state of each environment, or None; an error message if one fails."""

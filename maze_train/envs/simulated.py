@@ -38,6 +38,11 @@ class SimulatorEnv(Env):
         self._has_ended = False
         self._picture: Any = None
 
+    @property
+    def env(self) -> Any:
+        """The object whose methods callbacks call."""
+        return self.simulator.called
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode; without a seed, it is derived from the previous seed."""
         super().reset(seed=seed)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from maze_train.core.errors import ConfigError
 from maze_train.core.step_end import DROPPED, RUNNING, TERMINATED, TRUNCATED, EpisodeEnd
 from maze_train.envs import faults
 from maze_train.envs.batch import StepReport, asked_keys, episode_end
 from maze_train.envs.building import build_envs, close_all, closed_on_error
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.monitoring import (
     continue_game,
     continuing_layers,
@@ -129,6 +131,9 @@ class EnvSlice(Worker):
         self._keys = None if keys is None else asked_keys(keys, self._agents)
         self._next_seed: SeedSource = lambda i: None
         self._unplayed: dict[int, dict[str, Any]] = {}
+        self._calls: list[EnvCall] = []
+        self._num_called = [0] * len(self.envs)
+        self._has_begun = [False] * len(self.envs)
         self.seeds = [0] * len(self.envs)
         self._episode_start = [0] * len(self.envs)
         self._steps, self._busy_s = 0, 0.0
@@ -257,13 +262,14 @@ class EnvSlice(Worker):
     def _reset(self, i: int, seed: int, options: dict[str, Any] | None) -> Reset:
         """Reset an environment; the running game may continue."""
         self._episode_start[i], self.seeds[i] = self._steps, seed
+        self._has_begun[i] = True
         if self._settings.whole_games and self._offers_own_state[i]:
             self._forget_earlier_episodes(i)
         obs, info = self.envs[i].reset(seed=seed, options=options)
         return obs, faults.checked_info(info)
 
     def _forget_earlier_episodes(self, i: int) -> None:
-        """Restore the state of a new environment."""
+        """Restore the state of a new environment, after all calls."""
         if i in self._unplayed:
             load_own_state(self.envs[i], self._unplayed[i])
         else:
@@ -290,6 +296,36 @@ class EnvSlice(Worker):
         return faults.EpisodeError(
             faults.episode_fault(self._number + i, self.steps_of(i), seed, error), seed
         )
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make calls of all environments, between two steps."""
+        self._calls += calls
+        for i in range(len(self.envs)):
+            self._make_calls(i, len(self._calls))
+
+    def _make_calls(self, i: int, stop: int) -> None:
+        """Make the first `stop` calls of an environment, except those made already."""
+        calls = self._calls[self._num_called[i] : stop]
+        if not calls:
+            return
+        self._num_called[i] += len(calls)
+        env, offers = self.envs[i], self._offers_own_state[i]
+        plays_anew = offers and self._settings.whole_games
+        try:
+            if plays_anew:
+                self._forget_earlier_episodes(i)
+            elif not self._has_begun[i]:
+                env.reset(seed=0)  # a method may need an episode
+            for call in calls:
+                call.make(env, may_draw=offers)
+            if plays_anew:
+                self._unplayed[i] = own_state(env)
+        except ConfigError:
+            raise
+        except BaseException as error:
+            raise self._fault(i, error) from error
 
     # -- steps -----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from gymnasium.vector.utils import batch_space
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import draw_seed
 from maze_train.core.step_end import StepBatch
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.facade import infos_of
 from maze_train.envs.types import Space
 from maze_train.spaces.agents import agent_spaces
@@ -83,6 +84,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         first_env: Index of the first environment in messages.
         keeps_terminal_obs: Whether final observations of terminated episodes are stored, so that
             they must be finite like those of truncated episodes.
+        calls_made: Calls that these environments got, in order.
         notify: Prints a note about unexpected behaviour of environments; None prints nothing.
     """
 
@@ -105,6 +107,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def __init__(self, *, copy: bool = True, step_infos: bool = True) -> None:
         self.copy = copy
         self.step_infos = step_infos
+        self.calls_made: list[EnvCall] = []
         self._closing = ExitStack()
 
     def __enter__(self) -> Self:
@@ -220,6 +223,27 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
                 episodes are not allowed, or restoring is not supported.
         """
         raise self._not_restored("load_state_dict()")
+
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make those calls that the environments have not got yet, between two steps.
+
+        Args:
+            calls: All calls since the environments were made, in order.
+
+        Raises:
+            ConfigError: If an environment has no such method or attribute, or the call draws from
+                its generator although it cannot save its state.
+            EnvError: If an environment raises; a WorkerError if a worker process fails.
+        """
+        new = list(calls[len(self.calls_made) :])
+        if new:
+            self._check_not_stepping("make_calls()")
+            self._make_calls(new)
+            self.calls_made += new
+
+    @abstractmethod
+    def _make_calls(self, calls: list[EnvCall]) -> None:
+        """Make calls of all environments."""
 
     offers_own_state: bool = False
     """Whether an environment has `state_dict` and `load_state_dict`."""

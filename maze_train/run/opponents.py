@@ -203,4 +203,5 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         concurrency=settings.concurrency,
         seed=builder.context.seeds.integer("opponents"),
         deterministic=settings.deterministic,
+        calls=builder.context.env_calls.evaluation,
     )

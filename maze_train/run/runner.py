@@ -266,6 +266,7 @@ class TrainingRunner:
             checkpoints=store if config.checkpoint.is_on else None,
             interruption=interruption,
             callbacks=self.callbacks,
+            env_calls=self.builder.context.env_calls,
         )
         trainer = self.builder.build_trainer(model, services)
         trainer.learners.first.watch = clock.watch

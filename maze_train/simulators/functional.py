@@ -73,6 +73,11 @@ class FunctionalSimulator(Simulator):
         self._begin, self._advance = self._jax.jit(begin), self._jax.jit(advance)
         self._carry: Any = None
 
+    @property
+    def called(self) -> Any:
+        """Not available: compiled functions do not see changes of the environment."""
+        raise EnvError(f"{self.name} is compiled by JAX and cannot be changed during a run")
+
     def reset(self, seed: int) -> TensorTree:
         """Begin a new episode in every environment."""
         with self._jax.default_device(self._place):

@@ -46,6 +46,15 @@ class Simulator(ABC):
     name: str = "the simulator"
     replaced_ends: Tensor | bool = False
 
+    @property
+    def called(self) -> Any:
+        """The object whose methods and attributes callbacks use, see `TrainingView.call_envs`.
+
+        Raises:
+            EnvError: If changes of it would have no effect.
+        """
+        return self
+
     @abstractmethod
     def reset(self, seed: int) -> TensorTree:
         """Begin a new episode in every environment; return the first observations, `[B, ...]`."""

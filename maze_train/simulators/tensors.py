@@ -65,6 +65,11 @@ class TensorSimulator(Simulator):
         self._action = FlatView(self.action_space)
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
 
+    @property
+    def called(self) -> Any:
+        """The vector environment."""
+        return self._env
+
     def reset(self, seed: int) -> TensorTree:
         """Begin new episodes. If `env.reset` takes no seed, PyTorch is seeded instead."""
         if not self._takes_seed:

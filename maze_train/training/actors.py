@@ -37,7 +37,10 @@ def build_actors(
         make_other=context.features.make_vector_env,
         info_keys=context.config.tracking.info_keys,
     )
-    actors = DistributedActors(make_env, num_actors, num_envs, context.place, **workers)
+    calls = context.env_calls.for_training()
+    actors = DistributedActors(
+        make_env, num_actors, num_envs, context.place, calls=calls, **workers
+    )
     context.closing.callback(close_quietly, actors)
     return actors
 

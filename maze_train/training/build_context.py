@@ -14,6 +14,7 @@ from gymnasium import Env
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import Seeds
+from maze_train.envs.calls import EnvCalls
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, cap_on_episodes
 from maze_train.envs.faults import own_processes
@@ -147,6 +148,7 @@ class BuildContext(Generic[Config]):
         features: Optional parts selected by the settings.
         has_checkpoint: Whether the run resumes from a checkpoint, which contains the experience.
         read_checkpoint: Reads that checkpoint; returns None without a checkpoint.
+        env_calls: Calls of environments by callbacks.
         closing: Closes the objects registered here at the end of the run.
         notify: Prints a line for the user.
     """
@@ -161,6 +163,7 @@ class BuildContext(Generic[Config]):
     features: BuildFeatures
     has_checkpoint: bool = False
     read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
+    env_calls: EnvCalls = field(default_factory=EnvCalls)
     closing: ExitStack = field(default_factory=ExitStack)
     notify: Callable[[str], None] = print
 

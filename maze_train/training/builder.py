@@ -218,6 +218,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             deterministic=config.deterministic,
             info_keys=self.config.tracking.info_keys,
             is_guarded=config.max_episode_steps is None,
+            calls=self.context.env_calls.evaluation,
         )
         return evaluator
 
@@ -250,6 +251,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             check_fits(self.env, steps)
             find_class = context.features.collector_class
             collector_class = RolloutCollector if find_class is None else find_class(self.env)
+            settings["calls"] = context.env_calls.for_training()
             collector = collector_class(self.env, steps, device=context.device, **settings)
         if self.agents is not None:
             logs = turns.pop("records_log_probs", False)

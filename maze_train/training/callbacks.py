@@ -14,6 +14,7 @@ from maze_train.core.errors import CallbackError, ConfigError, one_of
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify, tell_traceback, warn
 from maze_train.core.run_directory import FAILURES, MetricsRow
+from maze_train.envs.calls import EnvCall, EnvCalls
 from maze_train.learner.config import Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
@@ -23,6 +24,10 @@ from maze_train.training.generators import generators_kept
 
 PREFIX = "callback"
 """Prefix of the metrics that callbacks add."""
+
+
+NO_CALLS = ("on_checkpoint", "on_run_end")
+"""Methods in which environments cannot be called."""
 
 
 class Rows(Sequence[MetricsRow]):
@@ -68,6 +73,7 @@ class Training(Protocol):
     model: nn.Module
     checkpoints: CheckpointStore | None
     stop_reason: str
+    env_calls: EnvCalls
 
     def progress(self, last_epoch: int = 0) -> Progress:
         """Progress of training before the next update."""
@@ -85,6 +91,7 @@ class TrainingView:
     def __init__(self, trainer: Training, last_epoch: int) -> None:
         self._trainer = trainer
         self._last_epoch = last_epoch
+        self._hook = ""
         self._row: dict[str, float] | None = None
 
     @property
@@ -143,6 +150,43 @@ class TrainingView:
             self._row[tag] = float(value)
         else:
             self._trainer.statistics.record(Event.of_tag(tag, "Of a callback."), float(value))
+
+    def call_envs(self, method: str, /, *args: Any, evaluate: bool = False, **kwargs: Any) -> None:
+        """Call a method of every training environment, before the next step.
+
+        The method is looked up in the wrappers, from the outside in, and then in the environment.
+        Resumed runs, restarted workers and new environments repeat all calls at the same steps.
+
+        Args:
+            method: Name of the method.
+            *args: Positional arguments: plain values, lists, dicts and arrays.
+            evaluate: Whether evaluation environments get the call too, before they are used again.
+            **kwargs: Keyword arguments.
+
+        Raises:
+            ConfigError: If an argument has another type, or there are no such environments. A
+                method that does not exist or raises ends the run when the call is made.
+        """
+        self._call(EnvCall(method, [*args], kwargs), evaluate)
+
+    def set_env_attr(self, name: str, value: Any, *, evaluate: bool = False) -> None:
+        """Set an existing attribute of every training environment; otherwise like `call_envs`.
+
+        Args:
+            name: Name of the attribute.
+            value: New value.
+            evaluate: See `call_envs`.
+        """
+        key = "run.set_env_attr"
+        self._call(EnvCall(name, [value], is_attribute=True, key=key), evaluate)
+
+    def _call(self, call: EnvCall, evaluate: bool) -> None:
+        if self._hook in NO_CALLS:
+            problem = f"not available in {self._hook}, which a resumed run does not repeat"
+            raise ConfigError(call.key, problem, call.name)
+        if self._hook == "on_run_start" and self.progress.updates:
+            warn(f"{call.key} in on_run_start: a resumed run makes this call ({call.name}) again")
+        self._trainer.env_calls.add(call, evaluate=evaluate)
 
     def stop(self, reason: str) -> None:
         """Stop training after this update; the epoch is finished, evaluated and saved first.
@@ -247,7 +291,7 @@ class Callbacks:
         ]
         if self._failure is not None or not wanted:
             return
-        self._view._row = row
+        self._view._row, self._view._hook = row, hook
         with generators_kept():
             for callback in wanted:
                 try:

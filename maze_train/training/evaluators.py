@@ -30,6 +30,7 @@ from maze_train.core.run_directory import RunDirectory
 from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, Tensor
 from maze_train.envs.batch import SUCCESS, asked_keys, numbers_of
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.factory import guard_note
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.acting import ActingModel
@@ -129,6 +130,8 @@ class RolloutEvaluator(Evaluator):
         info_keys: Keys of final infos whose means are reported as `<prefix>/info/<key>`.
         is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`; a note is printed when this
             first happens.
+        calls: All calls of evaluation environments so far, a growing list; new ones are made before
+            an evaluation.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class RolloutEvaluator(Evaluator):
         prefix: str = "eval",
         info_keys: Sequence[str] = (),
         is_guarded: bool = False,
+        calls: Sequence[EnvCall] = (),
     ) -> None:
         check_at_least("n_episodes", n_episodes, 1)
         check_at_least("concurrency", concurrency, 1)
@@ -154,6 +158,7 @@ class RolloutEvaluator(Evaluator):
         self._seed = seed
         self._env: MazeVectorEnv | None = None
         self._own_states: Sequence[dict[str, Any] | None] | None = None
+        self._calls, self._num_called = calls, 0
 
     def evaluate(self, policy: nn.Module) -> dict[str, float]:
         """Play the episodes; return `<prefix>/episode_return_mean`, `..._std`, and so on."""
@@ -178,20 +183,23 @@ class RolloutEvaluator(Evaluator):
         if self._env is None:
             self._env = self._make_env(self._num_envs)
             if self._own_states is not None:
+                self._env.make_calls(self._calls[: self._num_called])
                 self._env.load_own_states(self._own_states)
+        self._env.make_calls(self._calls)
         return self._env
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the environments; empty if they do not provide any."""
+        states, num_called = self._own_states, self._num_called
         if self._env is not None:
             states = self._env.own_states() if self._env.offers_own_state else None
-        else:
-            states = self._own_states
-        return {} if states is None else {"own_states": list(states)}
+            num_called = len(self._env.calls_made)
+        return {} if states is None else {"own_states": list(states), "num_called": num_called}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state`; environments that provide states are rebuilt."""
         self._own_states = state.get("own_states")
+        self._num_called = state.get("num_called", 0)
         if self._env is not None and self._env.offers_own_state:
             self.close()
 

@@ -19,6 +19,7 @@ from maze_train.core.errors import CallbackError, ConfigError, TrainingError
 from maze_train.core.events import Statistics
 from maze_train.core.files import atomic_write
 from maze_train.core.state_files import dumps, loads
+from maze_train.envs.calls import EnvCalls
 from maze_train.learner.config import Progress
 from maze_train.learner.learners import Learners
 from maze_train.tracking.tracker import RunInfo, Tracker
@@ -97,6 +98,7 @@ class Trainer(ABC):
         self.checkpoints = services.checkpoints
         self.around_update = services.around_update
         self.interruption = services.interruption or Interruption()
+        self.env_calls = services.env_calls
         self.callbacks = Callbacks(services.callbacks, self)
         self.epoch = 0
         self.updates = 0
@@ -355,6 +357,7 @@ class Trainer(ABC):
         called = self.callbacks.state_dict()
         return {
             **({"callbacks": called} if called else {}),
+            **({"env_calls": self.env_calls.state_dict()} if self.env_calls else {}),
             "learners": self.learners.state_dict(),
             "model_selection": None if selection is None else selection.state_dict(),
             "evaluator": None if evaluator is None else deepcopy(evaluator.state_dict()),
@@ -373,6 +376,8 @@ class Trainer(ABC):
         if self.evaluator is not None and state["evaluator"] is not None:
             self.evaluator.load_state_dict(state["evaluator"])
         self.callbacks.load_state_dict(state.get("callbacks", ()))
+        if "env_calls" in state:
+            self.env_calls.load_state_dict(state["env_calls"])
         self.statistics.load_state_dict(state["statistics"])
         self._row = state["row"]
         for name in PROGRESS:
@@ -421,6 +426,7 @@ class TrainerServices:
         checkpoints: Writes checkpoints; None: no checkpoints.
         interruption: Handles signals; None: signals are not handled.
         callbacks: Callbacks of the run.
+        env_calls: Calls of environments by callbacks; see `BuildContext`.
     """
 
     tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))
@@ -433,3 +439,4 @@ class TrainerServices:
     checkpoints: CheckpointStore | None = None
     interruption: Interruption | None = None
     callbacks: Sequence[Callback] = ()
+    env_calls: EnvCalls = field(default_factory=EnvCalls)

@@ -33,6 +33,10 @@ CASES: dict[str, dict[str, Any]] = {
         "learner_group.n_learners": 2,
     },
     "es": {**CARTPOLE, "evaluation.max_episode_steps": 50},
+    "calls of environments": {
+        "env": {"_target_": "called_envs.LevelEnv"},
+        "callbacks": [{"_target_": "called_envs.Caller"}],
+    },
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -22,6 +22,7 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.core.seeding import SEED_LIMIT
 from maze_train.core.types import Array, Tensor, TensorTree
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.population import find_normalizer
@@ -367,6 +368,7 @@ class ESDistributedRollouts(PlayerPool):
         settings: How members act.
         place: Backend of the workers; None: this process.
         on_non_finite: What to do about non-finite values: `raise` or `skip`.
+        calls: See `PlayerPool`.
 
     Raises:
         EnvError: If an environment cannot be built (WorkerError if a worker process fails).
@@ -382,11 +384,14 @@ class ESDistributedRollouts(PlayerPool):
         place: Place | None = None,
         *,
         on_non_finite: str = "raise",
+        calls: Sequence[EnvCall] = (),
     ) -> None:
         self.noise_table, self.settings = noise_table, settings
         self._draws: PairDraws | None = None
         self._writer: WeightsWriter | None = None
-        super().__init__(env_factory, num_envs, PlaySettings(), place, on_non_finite, REPORT_S)
+        super().__init__(
+            env_factory, num_envs, PlaySettings(), place, on_non_finite, REPORT_S, calls
+        )
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
         """Set the policy, before the first iteration.

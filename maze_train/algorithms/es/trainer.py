@@ -197,6 +197,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
             settings,
             context.place,
             on_non_finite=config.on_non_finite_step,
+            calls=context.env_calls.for_training(),
         )
         context.closing.callback(close_quietly, rollouts)
         return rollouts

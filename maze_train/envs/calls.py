@@ -1,0 +1,222 @@
+"""Calls of methods of environments, and new values of their attributes, while a run trains."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from maze_train.core.errors import ConfigError, EnvError, did_you_mean, nearest
+from maze_train.core.notices import warn
+from maze_train.core.state import plain_copy
+
+CALL_ENVS = "run.call_envs"
+
+MANY_CALLS = 1_000
+"""Number of calls above which a warning is printed."""
+
+OWNED = frozenset(("reset", "step", "render", "close", "state_dict", "load_state_dict"))
+"""Methods that only this package calls."""
+
+UNLISTED = frozenset((*dir(gymnasium.Wrapper), *dir(gymnasium.vector.VectorWrapper), *OWNED))
+"""Names that environments have in any case, which messages leave out."""
+
+DRAWS = (
+    "draws from the random generator of the environment, so it cannot be repeated when the "
+    "environment is restored: draw in reset(), or add state_dict() and load_state_dict(state) to "
+    "the environment and all its wrappers"
+)
+
+
+@dataclass(frozen=True)
+class EnvCall:
+    """A call of a method of every environment, or a new value of an attribute."""
+
+    name: str
+    """Name of the method or attribute."""
+    args: list[Any] = field(default_factory=list)
+    """Positional arguments; the value of an attribute."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments."""
+    is_attribute: bool = False
+    """Whether an attribute is set instead of a method being called."""
+    only_checks: bool = False
+    """Whether to check that the environment has the name, and do nothing else."""
+    key: str = CALL_ENVS
+    """Origin of the call, for messages."""
+
+    def checked(self) -> EnvCall:
+        """Return a copy with copies of the arguments.
+
+        Raises:
+            ConfigError: If only this package calls the method, or an argument is not a plain value.
+        """
+        if self.name in OWNED:
+            raise ConfigError(self.key, "only the run itself calls this method", self.name)
+        try:
+            args, kwargs = self._arguments()
+        except EnvError as error:
+            raise ConfigError(self.key, str(error), self.name) from error
+        return replace(self, args=args, kwargs=kwargs)
+
+    def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        args, kwargs = [*self.args], {**self.kwargs}
+        return plain_copy(args, "args"), plain_copy(kwargs, "kwargs")
+
+    def make(self, env: Any, may_draw: bool = True) -> None:
+        """Make the call of an environment or of one of its wrappers, the outermost that has it.
+
+        Args:
+            env: The environment; may be any object with wrapped environments under `env`.
+            may_draw: Whether the call may draw from random generators of the environment.
+
+        Raises:
+            ConfigError: If the environment has no such method or attribute, or the call draws.
+        """
+        layers = list(layers_of(env))
+        owner = next((layer for layer in layers if self._is_in(layer)), None)
+        if owner is None:
+            raise self.unknown(layers)
+        if self.only_checks:
+            return
+        args, kwargs = self._arguments()  # copies, because environments may modify them
+        before = b"" if may_draw else generator_states(layers)
+        if self.is_attribute:
+            setattr(owner, self.name, args[0])
+        else:
+            getattr(owner, self.name)(*args, **kwargs)
+        if not may_draw and generator_states(layers) != before:
+            raise ConfigError(self.key, DRAWS, self.name)
+
+    def make_in_vector(self, env: Any, num_envs: int) -> None:
+        """Make the call of a third-party vector environment, else of each environment in it.
+
+        Args:
+            env: A vector environment. `call` and `set_attr`, as in `gymnasium.vector`, reach single
+                environments.
+            num_envs: Number of environments.
+
+        Raises:
+            ConfigError: If neither has such a method or attribute.
+        """
+        layers = list(layers_of(env))
+        inner: Any = layers[-1]
+        if any(map(self._is_in, layers)) or not callable(getattr(inner, "call", None)):
+            self.make(env)
+        elif not all(inner.call("has_wrapper_attr", self.name)):
+            raise self.unknown([*layers, *getattr(inner, "envs", [])[:1]])
+        elif not self.only_checks:
+            args, kwargs = self._arguments()
+            if self.is_attribute:
+                inner.set_attr(self.name, args * num_envs)
+            else:
+                inner.call(self.name, *args, **kwargs)
+
+    def _is_in(self, layer: Any) -> bool:
+        if self.is_attribute:  # not one that a wrapper forwards
+            return self.name in getattr(layer, "__dict__", {}) or hasattr(type(layer), self.name)
+        return callable(getattr(layer, self.name, None))
+
+    def unknown(self, layers: Sequence[Any]) -> ConfigError:
+        """Return the error for a name that an environment lacks; it lists what exists."""
+        every = [part for layer in layers for part in layers_of(layer)]
+        kind = "attribute" if self.is_attribute else "method"
+        known = sorted(
+            {
+                name
+                for layer in every
+                for name in (vars(layer) if self.is_attribute else dir(layer))
+                if not name.startswith("_") and name not in UNLISTED
+                if self.is_attribute or callable(getattr(layer, name, None))
+            }
+        )
+        name, near = type(every[-1]).__name__, nearest(self.name, known)
+        listed = f"; it has {', '.join(known)}" if known else ""
+        problem = f"{name} and its wrappers have no such {kind}{did_you_mean(near)}{listed}"
+        return ConfigError(self.key, problem, self.name)
+
+
+def layers_of(env: Any) -> Iterator[Any]:
+    """Yield an environment and all environments within it, from the outside in."""
+    while env is not None:
+        yield env
+        env = getattr(env, "env", None)
+
+
+def generator_states(layers: Sequence[Any]) -> bytes:
+    """Return the states of all NumPy generators that are attributes of these environments."""
+    values = [value for layer in layers for value in getattr(layer, "__dict__", {}).values()]
+    found = [value for value in values if isinstance(value, np.random.Generator)]
+    return b"".join(pickle.dumps(generator.bit_generator.state) for generator in found)
+
+
+def calls_from(state: Sequence[Mapping[str, Any]]) -> list[EnvCall]:
+    """Return calls from a saved state."""
+    return [EnvCall(**call) for call in state]
+
+
+def calls_to_state(calls: Sequence[EnvCall]) -> list[dict[str, Any]]:
+    """Return calls as plain values for a saved state."""
+    return [asdict(call) for call in calls]
+
+
+class EnvCalls:
+    """All calls of the environments of a run in order, from which new environments are set up.
+
+    Attributes:
+        training: Calls of training environments.
+        evaluation: Calls of evaluation environments.
+        has_training: Whether the run steps training environments.
+    """
+
+    def __init__(self) -> None:
+        self.training: list[EnvCall] = []
+        self.evaluation: list[EnvCall] = []
+        self.has_training = False
+
+    def __bool__(self) -> bool:
+        return bool(self.training)
+
+    def for_training(self) -> Sequence[EnvCall]:
+        """Return the growing list of calls, for the owner of training environments."""
+        self.has_training = True
+        return self.training
+
+    def add(self, call: EnvCall, *, evaluate: bool = False) -> None:
+        """Add a call; it is made before the environments are stepped again.
+
+        Args:
+            call: The call.
+            evaluate: Whether evaluation environments get the call, too.
+
+        Raises:
+            ConfigError: If the call is invalid, or the run has no such environments.
+        """
+        call = call.checked()
+        if not (evaluate or self.has_training):
+            problem = "the algorithm steps no environments; with evaluate=True, evaluations do"
+            raise ConfigError(call.key, problem, call.name)
+        self.training.append(call)
+        if evaluate:
+            self.evaluation.append(call)
+        if len(self.training) == MANY_CALLS:
+            warn(
+                f"{MANY_CALLS:,} calls of environments so far: checkpoints contain all of them, "
+                "and each new environment repeats them; call less often"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all calls as plain values."""
+        return {
+            "training": calls_to_state(self.training),
+            "evaluation": calls_to_state(self.evaluation),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state`; the lists of calls remain the same objects."""
+        self.training[:] = calls_from(state["training"])
+        self.evaluation[:] = calls_from(state["evaluation"])

@@ -1,0 +1,256 @@
+"""Calls of environments: what they reach, and that restored environments repeat them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import pytest
+from agent_envs import Heaps
+from called_envs import KeptLevelEnv, LevelEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.wrappers import TimeLimit
+from toy_envs import FORKS, assert_equal_steps, here, restarted, workers
+
+from maze_train import ConfigError, PooledVectorEnv
+from maze_train.core.errors import EnvError
+from maze_train.envs import calls as calls_module
+from maze_train.envs.calls import CALL_ENVS, EnvCall, EnvCalls
+from maze_train.envs.foreign import foreign_env
+from maze_train.envs.slice import EnvSlice
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEVEL_2 = EnvCall("set_level", [2], {"bonus": 0.5})
+
+
+def sets(name: str, value: Any) -> EnvCall:
+    """A new value of an attribute."""
+    return EnvCall(name, [value], is_attribute=True)
+
+
+def test_a_call_reaches_the_outermost_layer_that_has_it() -> None:
+    """Methods and attributes of wrappers and of the environment."""
+
+    class Outer(gymnasium.Wrapper[Any, Any, Any, Any]):
+        volume = 1
+
+        def louder(self) -> None:
+            self.volume += 1
+
+    env = Outer(TimeLimit(LevelEnv(), 9))
+    for call in (LEVEL_2, sets("size", 4.0), EnvCall("louder"), sets("_max_episode_steps", 7)):
+        call.make(env)
+    inner: Any = env.unwrapped
+    assert (inner.level, inner.size, env.volume) == (2.5, 4.0, 2)
+    assert env.env._max_episode_steps == 7
+    EnvCall("set_level", only_checks=True).make(env)
+    assert inner.level == 2.5
+
+
+def test_a_call_reaches_multi_agent_environments() -> None:
+    """Behind the adapter."""
+    env = Heaps().converted()
+    sets("possible_agents", ("x",)).make(env)
+    assert env.env.possible_agents == ("x",)
+
+
+def test_each_environment_gets_its_own_arguments() -> None:
+    """Also each time that a call is repeated."""
+    given = [1]
+    call = EnvCall("keep", [given]).checked()
+    given.append(5)
+    envs = [LevelEnv() for _ in range(2)]
+    for env in envs:
+        call.make(env)
+    assert [env.bag for env in envs] == [[1, 1], [1, 1]]
+    assert call.args == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (EnvCall("set_levl"), "no such method.*set_level.*; it has draw_level, fail"),
+        (EnvCall("size"), "no such method"),
+        (sets("levels", 1), "no such attribute.*level.*size"),
+        (EnvCall("draw_level"), "draws from the random generator .* add state_dict"),
+    ],
+)
+def test_wrong_calls(call: EnvCall, message: str) -> None:
+    """They name the call and what there is."""
+    env = TimeLimit(LevelEnv(), 9)
+    env.reset(seed=0)
+    with pytest.raises(ConfigError, match=f"run.call_envs = '{call.name}': .*({message})"):
+        call.make(env, may_draw=False)
+
+
+def test_calls_that_are_not_accepted(monkeypatch, capsys) -> None:
+    """Of methods of the run, with objects, and without environments; many are worth a warning."""
+    calls = EnvCalls()
+    with pytest.raises(ConfigError, match="'reset': only the run itself"):
+        calls.add(EnvCall("reset"), evaluate=True)
+    with pytest.raises(ConfigError, match=r"'keep': args\[0\] is object"):
+        calls.add(EnvCall("keep", [object()]), evaluate=True)
+    with pytest.raises(ConfigError, match="'keep': the algorithm steps no environments"):
+        calls.add(EnvCall("keep"))
+    monkeypatch.setattr(calls_module, "MANY_CALLS", 3)
+    for _ in range(5):
+        calls.add(EnvCall("keep"), evaluate=True)
+    assert capsys.readouterr().err.count("warning: 3 calls of environments so far") == 1
+    assert len(calls.training) == len(calls.evaluation) == 5
+
+
+def random_calls(rng: np.random.Generator, *, draws: bool) -> list[EnvCall]:
+    """Some calls, mostly none."""
+    found = [sets("size", rng.random())] if rng.random() < 0.2 else []
+    if rng.random() < 0.3:
+        found.append(EnvCall("set_level", [int(rng.integers(9))], {"bonus": rng.random()}))
+    return [*found, EnvCall("draw_level")] if draws and found else found
+
+
+@pytest.mark.parametrize("kind", [LevelEnv, KeptLevelEnv])
+def test_environments_are_restored_with_their_calls(kind: Any) -> None:
+    """At any step, twice in a row, and whether calls come first, last or within an episode."""
+    rng, make = np.random.default_rng(3), [lambda: TimeLimit(kind(), 20)] * 3
+    calls: list[EnvCall] = []
+    env = PooledVectorEnv(make)
+    env.make_calls([LEVEL_2])
+    calls.append(LEVEL_2)
+    env.reset(seed=5)
+    for step in range(70):
+        calls += random_calls(rng, draws=kind is KeptLevelEnv)
+        env.make_calls(calls)
+        assert env.calls_made == calls
+        if step % 5 == 4:
+            state, other = env.state_dict(), PooledVectorEnv(make)
+            other.load_state_dict(state)
+            assert str(other.state_dict()) == str(state)
+            env = other
+        actions = rng.integers(2, size=3)
+        with PooledVectorEnv(make) as again:
+            again.load_state_dict(env.state_dict())
+            assert_equal_steps(env.step(actions), again.step(actions))
+
+
+def test_environments_that_had_other_calls_are_not_restored() -> None:
+    """Nothing would undo them."""
+    with PooledVectorEnv([LevelEnv]) as env, PooledVectorEnv([LevelEnv]) as other:
+        env.reset(seed=0)
+        other.make_calls([LEVEL_2])
+        with pytest.raises(EnvError, match="had other calls before"):
+            other.load_state_dict(env.state_dict())
+
+
+def test_new_episodes_begin_with_all_calls() -> None:
+    """Where the environment does not repeat its episode."""
+    made: list[LevelEnv] = []
+
+    class Drifting(LevelEnv):
+        def observe(self) -> Any:
+            made.append(self)
+            return super().observe() + len(made)
+
+    with PooledVectorEnv([Drifting]) as env, PooledVectorEnv([Drifting]) as other:
+        env.reset(seed=0)
+        env.step([0])
+        env.make_calls([LEVEL_2])
+        _, began = other.load_state_dict(env.state_dict(), allow_new_episodes=True)
+        assert began.all()
+        assert made[-1].level == 2.5
+
+
+@pytest.mark.slow
+@FORKS
+@pytest.mark.parametrize("dies", ["in a step", "in a call", "in a first call"])
+def test_restarted_workers_repeat_calls(dies: str, tmp_path: Path) -> None:
+    """Whenever a worker dies: all numbers are those of one process."""
+    marker = str(tmp_path / "died") if dies != "in a step" else ""
+    rng = np.random.default_rng(1)
+    first = [EnvCall("set_level", [3 * (dies == "in a first call")]), sets("size", 0.5)]
+    with (
+        here([LevelEnv] * 4) as one,
+        restarted([LevelEnv] * 3 + [lambda: LevelEnv(marker=marker)]) as many,
+    ):
+        calls = list(first)
+        one.make_calls(calls)
+        many.make_calls(calls)
+        one.reset(seed=2)
+        many.reset(seed=2)
+        for step in range(40):
+            calls += random_calls(rng, draws=False) if step > 3 else []
+            one.make_calls(calls)
+            many.make_calls(calls)
+            if dies == "in a step" and step % 12 == 11:
+                many._pool.processes[1].kill()
+                many._pool.processes[1].join()
+            actions = rng.integers(2, size=4)
+            assert_equal_steps(one.step(actions), many.step(actions))
+        assert many.worker_restarts == (3 if dies == "in a step" else 1)
+        assert str(one.state_dict()) == str(many.state_dict())
+
+
+@pytest.mark.slow
+@FORKS
+def test_calls_that_fail_in_workers() -> None:
+    """A wrong name ends the run at once; an error that repeats itself, after a restart."""
+    with workers([LevelEnv] * 2) as many, pytest.raises(ConfigError, match=r"'jump': .*it has"):
+        many.make_calls([EnvCall("jump")])
+    with restarted([LevelEnv] * 2) as many:
+        many.reset(seed=0)
+        with pytest.raises(EnvError, match="no such floor"):
+            many.make_calls([EnvCall("fail")])
+
+
+def test_an_error_of_a_call_names_the_environment() -> None:
+    """In this process."""
+    with PooledVectorEnv([LevelEnv] * 2) as env:
+        env.reset(seed=0)
+        with pytest.raises(EnvError, match=r"environment 0 failed .*ZeroDivisionError: no such"):
+            env.make_calls([EnvCall("fail")])
+        with pytest.raises(EnvError, match="state of the environments is unknown"):
+            env.state_dict()
+
+
+def test_played_episodes_do_not_depend_on_when_a_call_was_made() -> None:
+    """A slice that had played before, and a new one; also if calls draw, and states are kept."""
+    for kind in (LevelEnv, KeptLevelEnv):
+        calls = [LEVEL_2, *([EnvCall("draw_level")] if kind is KeptLevelEnv else [])]
+        old, new = (EnvSlice.for_playing([kind]) for _ in range(2))
+        old.start(0, 4)
+        old.step()
+        for each in (old, new):
+            each.make_calls(calls)
+            each.start(0, 9)
+        assert old.obs[""].tobytes() == new.obs[""].tobytes()
+
+
+class Fleet(SyncVectorEnv):
+    """A vector environment with a method of its own."""
+
+    speed = 1.0
+
+    def hurry(self, speed: float) -> None:
+        self.speed = speed
+
+
+@pytest.mark.parametrize("kind", [Fleet, AsyncVectorEnv])
+def test_third_party_vector_environments(kind: Any) -> None:
+    """Their own methods, or those of the environments within; wrong names are errors."""
+    inner = kind([LevelEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    with foreign_env(VectorWrapper(inner)) as env:
+        env.make_calls([LEVEL_2, sets("size", 3.0), EnvCall("set_level", only_checks=True)])
+        if kind is Fleet:
+            env.make_calls([*env.calls_made, EnvCall("hurry", [5.0])])
+            assert inner.speed == 5.0
+        assert inner.get_attr("size") == (3.0, 3.0)
+        obs, _ = env.reset(seed=0)
+        assert np.asarray(obs)[:, 0].tolist() == [2.5, 2.5]
+        for wrong in (EnvCall("jump"), sets("levels", 1)):
+            with pytest.raises(ConfigError, match="no such"):
+                env.make_calls([*env.calls_made, wrong])
+        if kind is AsyncVectorEnv:  # which cannot be closed after an error
+            return
+        with pytest.raises(EnvError, match=f"{CALL_ENVS}: fail.. of .* failed: .*no such floor"):
+            env.make_calls([*env.calls_made, EnvCall("fail")])

@@ -1,0 +1,123 @@
+"""Runs whose callbacks call environments: equal on every runner, and when they are resumed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cases import everyday
+from killed_runs import run_in_child
+from run_cases import ALGORITHMS, LOCAL, SMALL, TWO_EPOCHS, assert_same_training, go_on
+from short_runs import rows, short_run
+
+from maze_train import Callback, CallbackError, ConfigError, train
+from maze_train.core.errors import EnvError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEVELS: dict[str, Any] = {"env": {"_target_": "called_envs.LevelEnv"}}
+KEPT: dict[str, Any] = {"env": {"_target_": "called_envs.KeptLevelEnv"}}
+SIMULATOR = {"env": {"_target_": "called_envs.LevelSimulator", "backend": "tensor"}}
+TRUST = ["called_envs"]
+
+CASES: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "ppo, own states that draw": {**KEPT, "draws": True},
+    "ppo, actors": {"runner.envs_per_actor": 1},
+    "sac": {},
+    "es": {},
+    "es, own states": {**KEPT, "draws": True},
+    "impala": {},
+    "ppo, simulator": SIMULATOR,
+}
+
+
+def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
+    """Settings of a run of four epochs with a callback."""
+    algorithm, own = case.partition(",")[0], dict(CASES[case])
+    caller = {"_target_": "called_envs.Caller", "draws": own.pop("draws", False)}
+    given = {**SMALL, **LEVELS, "algorithm": algorithm, **ALGORITHMS[algorithm], **own}
+    return {**given, "callbacks": [caller], "run_dir": str(run_dir), **changes}
+
+
+@pytest.mark.parametrize("case", everyday(3, CASES))
+def test_resumed_runs_repeat_calls(case: str, tmp_path: Path) -> None:
+    """Ended after two epochs within episodes, and resumed on another runner if that is exact."""
+    local = {} if "impala" in case or "simulator" in case else LOCAL
+    train(**settings(case, tmp_path / "straight"))
+    train(**settings(case, tmp_path / "halves", **TWO_EPOCHS, **local))
+    limit = {"algorithm.n_epochs": 4} if case.startswith("es") else {"algorithm.n_epochs": 0}
+    go_on(resume=str(tmp_path / "halves"), trust=TRUST, **limit)
+    assert_same_training(tmp_path / "halves", tmp_path / "straight")
+
+
+def test_killed_runs_repeat_calls(tmp_path: Path) -> None:
+    """Killed in an update, after calls within episodes."""
+    assert run_in_child(settings("ppo", tmp_path / "straight")) == 0
+    given = settings("ppo", tmp_path / "killed", resume="auto")
+    assert run_in_child(given, "update", 17) == -9
+    assert run_in_child({**given, **LOCAL}) == 0
+    assert_same_training(tmp_path / "killed", tmp_path / "straight")
+
+
+class CallOnce(Callback):
+    """Calls the environments in one of its methods."""
+
+    def __init__(self, hook: str, *call: Any, **how: Any) -> None:
+        self.hook, self.call, self.how = hook, call, how
+
+    def _called(self, hook: str, run: Any) -> None:
+        if hook == self.hook:
+            run.call_envs(*self.call, **self.how)
+
+    def on_run_start(self, run: Any) -> None:
+        self._called("on_run_start", run)
+
+    def on_update_end(self, run: Any) -> None:
+        self._called("on_update_end", run)
+
+    def on_checkpoint(self, run: Any) -> None:
+        self._called("on_checkpoint", run)
+
+
+@pytest.mark.usefixtures("empty_directory")
+@pytest.mark.parametrize("algorithm", ["ppo", "es"])
+def test_evaluation_environments_are_called_on_request(algorithm: str) -> None:
+    """A level is a part of each reward; training environments are called in both cases."""
+    found = {}
+    for evaluate in (False, True):
+        caller = CallOnce("on_run_start", "set_level", 1000.0, evaluate=evaluate)
+        name = f"run_{evaluate}"
+        short_run(name, algorithm=algorithm, callbacks=[caller], **LEVELS)
+        found[evaluate] = rows(name)[0]
+    assert all(float(row["train/episode_return_mean"]) < -3000 for row in found.values())
+    assert float(found[True]["eval/episode_return_mean"]) < -3000
+    assert float(found[False]["eval/episode_return_mean"]) > -300
+
+
+@pytest.mark.usefixtures("empty_directory")
+@pytest.mark.parametrize(
+    ("hook", "call", "error", "message"),
+    [
+        ("on_update_end", ("jump",), ConfigError, "run.call_envs = 'jump': LevelEnv and its wrap"),
+        ("on_update_end", ("fail",), EnvError, "ZeroDivisionError: no such floor"),
+        ("on_update_end", ("draw_level",), ConfigError, "draws from the random generator"),
+        ("on_update_end", ("keep", object), CallbackError, r"args\[0\] is type"),
+        ("on_checkpoint", ("keep", []), CallbackError, "not available in on_checkpoint, which"),
+    ],
+)
+def test_calls_that_end_a_run(hook: str, call: Any, error: Any, message: str) -> None:
+    """Before the next rollout, or in the callback."""
+    with pytest.raises(error, match=message):
+        short_run(callbacks=[CallOnce(hook, *call)], **LEVELS)
+
+
+@pytest.mark.usefixtures("empty_directory")
+def test_resumed_runs_tell_of_calls_at_their_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """Which are easily made again by mistake."""
+    caller = CallOnce("on_run_start", "set_level", 1)
+    short_run(callbacks=[caller], **LEVELS, **TWO_EPOCHS)
+    assert "warning" not in capsys.readouterr().err
+    go_on(resume="run", callbacks=[caller], trust=TRUST, **{"algorithm.n_epochs": 3})
+    assert "a resumed run makes this call (set_level) again" in capsys.readouterr().err
