@@ -1,7 +1,7 @@
 """Names of the files and folders of runs, studies and sweeps, defined only here."""
 
 CONFIG, METRICS, SUMMARY, DIGESTS = "config.yaml", "metrics.csv", "summary.json", "files.json"
-ENVIRONMENT, LOG = "environment.json", "run.log"
+ENVIRONMENT, LOG, SERVICES = "environment.json", "run.log", "services.json"
 BEST, CHECKPOINTS, POLICIES = "best", "checkpoints", "policies"
 PLOTS, PROFILE, ROLLOUTS, BEFORE = "plots", "profile", "rollouts", "before"
 FINAL = "final"

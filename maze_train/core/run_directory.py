@@ -5,6 +5,7 @@ metrics.csv              one row of metrics per epoch
 summary.json             result of the run
 environment.json         command, code, packages and machine of each start
 run.log                  what the run printed
+services.json            ids of the run in Weights & Biases and MLflow
 files.json               digests of the files named in the settings
 checkpoints/             see `training/checkpoints.py`
 best/                    the best policy, version `best`

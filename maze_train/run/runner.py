@@ -424,6 +424,7 @@ class TrainingRunner:
             run_dir=run.path,
             title=title,
             name=config.tracking.name,
+            group=config.tracking.group,
             past_rows=continuation.past_rows(run, resumed) if continuation and resumed else (),
             # Resumed at step 0 if there was no checkpoint yet.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,

@@ -30,6 +30,10 @@ class TrackingConfig(Settings):
     name. Empty: no subfolder, or in a sweep the settings that vary between jobs, such as
     `algorithm.lr=0.001,seed=2`."""
 
+    group: str = ""
+    """Name that related runs share in Weights & Biases (group) and MLflow (parent run). Empty:
+    none, or in a sweep the name of its directory."""
+
     summary: bool = True
     """Whether to write summary.json at the end of the run."""
 

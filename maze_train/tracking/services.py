@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import ssl
@@ -17,9 +18,9 @@ from urllib.request import urlopen
 
 from maze_train.core.checks import expanded
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import one_at_a_time, open_own
+from maze_train.core.files import atomic_write, one_at_a_time, open_own, read_regular
 from maze_train.core.folders import files_below, make_folders
-from maze_train.core.names import BEST
+from maze_train.core.names import BEST, SERVICES
 from maze_train.core.run_directory import FAILURES
 from maze_train.core.targets import import_extra
 from maze_train.core.text import flattened
@@ -36,6 +37,12 @@ ANSWER_S = 10.0
 
 SQLITE = "sqlite:///"
 
+DEFAULT_PROJECT = "maze_train"
+"""Default project of Weights & Biases and experiment of MLflow."""
+
+PARENT_RUN, GROUP_TAG = "mlflow.parentRunId", "maze_train.group"
+"""Tags of MLflow runs: the id of the parent run, and the group that a parent stands for."""
+
 _MLFLOW_PARAMS_PER_CALL = 100  # limit of MLflow's REST interface
 _MLFLOW_PARAM_LENGTH = 500  # limit of MLflow versions before 2.8 on a database
 
@@ -46,6 +53,23 @@ class ServiceWriter(MetricsWriter):
     def __init__(self) -> None:
         self._run_dir: Path | None = None
         self._is_finished = False
+
+    def _known_run(self, run: RunInfo, key: str) -> str | None:
+        """Return the id of this run in a service; None for a new run.
+
+        Args:
+            run: The run.
+            key: Service and place in it, such as `wandb:<entity>/<project>`.
+        """
+        is_resumed = run.run_dir is not None and run.resumed_at_step
+        return _service_ids(run.run_dir).get(key) if run.run_dir and is_resumed else None
+
+    def _keep_id(self, run: RunInfo, key: str, run_id: str) -> None:
+        """Store the id of this run in a service in the run directory."""
+        if run.run_dir is not None:
+            ids = {**_service_ids(run.run_dir), key: run_id}
+            with atomic_write(run.run_dir / SERVICES) as file:
+                file.write(json.dumps(ids, indent=1).encode())
 
     def _note_outcome(self, summary: Mapping[str, Any]) -> None:
         self._is_finished = summary.get("stop_reason") not in FAILURES
@@ -63,6 +87,15 @@ class ServiceWriter(MetricsWriter):
         return {name: p for name, p in found.items() if name.partition("/")[0] not in COPIES}
 
 
+def _service_ids(run_dir: Path) -> dict[str, str]:
+    """Return the ids of a run by service; empty if there are none, or the file is damaged."""
+    try:
+        found = json.loads(read_regular(run_dir / SERVICES))
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
 def _named_files(directory: Path, pattern: str) -> dict[str, Path]:
     """Return the regular files below a directory by relative name, without following links."""
     found = files_below(directory, pattern)
@@ -73,54 +106,66 @@ class WandbWriter(ServiceWriter):
     """Writer for Weights & Biases, with environment steps as the step.
 
     At the end of the run, the best policy is uploaded as an artifact of type `model`, and videos
-    below the run directory are logged.
+    below the run directory are logged. A resumed run continues the same wandb run.
 
     Args:
-        project: Project that the run belongs to.
-        name: Name of the run; None for the title of the run.
+        project: Project that the run belongs to; None: `WANDB_PROJECT`, or `maze_train`.
+        name: Name of the run; None: `WANDB_NAME`, or in a sweep the settings that vary, otherwise
+            the title of the run.
         **init: Additional arguments of `wandb.init`, such as `entity`, `group`, `tags` or `mode`.
 
     Raises:
         MissingExtraError: If wandb is not installed.
     """
 
-    def __init__(self, project: str = "maze_train", name: str | None = None, **init: Any) -> None:
+    def __init__(self, project: str | None = None, name: str | None = None, **init: Any) -> None:
         super().__init__()
         self._wandb = import_extra("wandb", "wandb", "WandbWriter")
-        self._project = project
-        self._name = name
+        self._project = project or os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT)
+        self._name = name or os.environ.get("WANDB_NAME")
         self._init = init
         self._run: Any = None
         self._env_steps = 0
 
     def start(self, run: RunInfo) -> None:
-        """Open a new run in this process, next to any other wandb runs.
+        """Open a run in this process, next to any other wandb runs.
 
-        A resumed run starts a new wandb run that contains the earlier rows.
+        A resumed run continues its wandb run, whose id is in `services.json`. If there is none, for
+        example because the project has changed, a new wandb run contains the earlier rows.
 
         Raises:
-            ConfigError: If `wandb.init` fails, for example without a login.
+            ConfigError: If `wandb.init` fails, for example without a login, or because the wandb
+                run of a resumed run was deleted.
             OSError: If `wandb` in the run directory is a link.
         """
         self._run_dir = run.run_dir
+        key = f"wandb:{self._init.get('entity', '')}/{self._project}"
+        known = self._known_run(run, key)
         if run.run_dir is not None:
             make_folders(run.run_dir / WANDB)
         arguments: dict[str, Any] = {
             "project": self._project,
-            "name": self._name or run.title or None,
+            "name": self._name or run.name or run.title or None,
+            "group": run.group or None,
             "config": run.config,
             "dir": None if run.run_dir is None else str(run.run_dir),
             # Without this a second run in the process would take over the first one.
             "reinit": "create_new",
         }
+        if known is not None:
+            arguments |= {"id": known, "resume": "must", "allow_val_change": True}
         try:
             self._run = self._wandb.init(**{**arguments, **self._init})
         # A TypeError names unknown arguments, a ValueError is one of pydantic.
         except (self._wandb.Error, TypeError, ValueError) as error:
-            problem = f"wandb.init refused it ({error}); mode=offline needs no login"
+            remedy = "mode=offline needs no login"
+            if known is not None:
+                remedy = f"remove {SERVICES} from the run directory to start a new wandb run"
+            problem = f"wandb.init refused it ({error}); {remedy}"
             raise ConfigError("WandbWriter", problem, self._init or self._project) from error
         self._remove_links()
-        for row in run.past_rows:
+        self._keep_id(run, key, self._run.id)
+        for row in run.past_rows if known is None else ():
             self.write(row)
 
     def _remove_links(self) -> None:
@@ -131,9 +176,10 @@ class WandbWriter(ServiceWriter):
                     path.unlink()
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Log one row."""
+        """Log one row, unless wandb has it already because its epoch is repeated after a resume."""
         self._env_steps = int(row[ENV_STEPS])
-        self._run.log(dict(row), step=self._env_steps)
+        if self._env_steps >= self._run.step:
+            self._run.log(dict(row), step=self._env_steps)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, and upload policy and videos."""
@@ -161,15 +207,18 @@ class MLflowWriter(ServiceWriter):
     """Writer for MLflow, with environment steps as the step.
 
     At the end of the run, the best policy and videos below the run directory are stored as
-    artifacts. Characters that MLflow does not allow in names are replaced by underscores. If the
-    server becomes unreachable during training, a message is printed and training continues.
+    artifacts. A resumed run continues the same MLflow run. Characters that MLflow does not allow in
+    names are replaced by underscores. If the server becomes unreachable during training, a message
+    is printed and training continues.
 
     Args:
-        tracking_uri: Database or server that stores the runs; None:
+        tracking_uri: Database or server that stores the runs; None: `MLFLOW_TRACKING_URI`, or
             `sqlite:///<run_dir>/mlflow.db` and `<run_dir>/mlartifacts`, or MLflow's default if the
             run has no directory.
-        experiment: Name of the experiment that the run belongs to.
-        name: Name of the run; None for the title of the run.
+        experiment: Name of the experiment that the run belongs to; None:
+            `MLFLOW_EXPERIMENT_NAME`, or `maze_train`.
+        name: Name of the run; None: in a sweep the settings that vary, otherwise the title of the
+            run.
 
     Raises:
         MissingExtraError: If mlflow is not installed.
@@ -178,21 +227,24 @@ class MLflowWriter(ServiceWriter):
     def __init__(
         self,
         tracking_uri: str | None = None,
-        experiment: str = "maze_train",
+        experiment: str | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__()
         self._mlflow = import_extra("mlflow", "mlflow", "MLflowWriter")
-        self._tracking_uri = tracking_uri
-        self._experiment = experiment
+        self._tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", DEFAULT_PROJECT)
         self._name = name
         self._client: Any = None
         self._run_id = ""
+        self._last_step = -1
+        """Environment steps of the last row that MLflow has."""
 
     def start(self, run: RunInfo) -> None:
         """Open a run and log the configuration as its parameters.
 
-        A resumed run starts a new MLflow run that contains the earlier rows.
+        A resumed run continues its MLflow run, whose id is in `services.json`. If there is none,
+        for example because the experiment has changed, a new MLflow run contains the earlier rows.
 
         Raises:
             ConfigError: If MLflow cannot store runs at the given URI.
@@ -224,8 +276,16 @@ class MLflowWriter(ServiceWriter):
         with _database_opened(uri or ""):
             self._client = self._mlflow.MlflowClient(tracking_uri=uri)
             experiment = self._experiment_id(artifacts)
-        name = self._name or run.title or None
-        self._run_id = self._client.create_run(experiment, run_name=name).info.run_id
+            is_grouped = bool(run.group) and self._tracking_uri is not None
+            tags = {PARENT_RUN: self._parent(experiment, run.group)} if is_grouped else {}
+        key = f"mlflow:{self._tracking_uri or ''}/{self._experiment}"
+        known = self._known_run(run, key)
+        if known is not None and self._continue(known):
+            return
+        name = self._name or run.name or run.title or None
+        created = self._client.create_run(experiment, run_name=name, tags=tags)
+        self._run_id = created.info.run_id
+        self._keep_id(run, key, self._run_id)
         param = self._mlflow.entities.Param
         params = [
             param(_mlflow_name(key), str(value)[:_MLFLOW_PARAM_LENGTH])
@@ -234,11 +294,46 @@ class MLflowWriter(ServiceWriter):
         for i in range(0, len(params), _MLFLOW_PARAMS_PER_CALL):
             self._client.log_batch(self._run_id, params=params[i : i + _MLFLOW_PARAMS_PER_CALL])
 
+    def _continue(self, run_id: str) -> bool:
+        """Continue an MLflow run; return False if it was deleted."""
+        try:
+            if self._client.get_run(run_id).info.lifecycle_stage != "active":
+                return False
+        except self._mlflow.MlflowException:
+            return False
+        self._run_id = run_id
+        self._client.update_run(run_id, status="RUNNING")
+        history = self._client.get_metric_history(run_id, ENV_STEPS)
+        self._last_step = max((point.step for point in history), default=-1)
+        return True
+
+    def _parent(self, experiment: str, group: str) -> str:
+        """Return the id of the parent run of a group; the first run of the group creates it."""
+        query = f"tags.`{GROUP_TAG}` = '{group}'", ["attributes.start_time"]
+
+        def oldest() -> str | None:
+            text, order = query
+            found = self._client.search_runs([experiment], text, order_by=order)
+            return str(found[0].info.run_id) if found else None
+
+        known = oldest()
+        if known is not None:
+            return known
+        created = self._client.create_run(experiment, run_name=group, tags={GROUP_TAG: group})
+        run_id = str(created.info.run_id)
+        self._client.set_terminated(run_id)
+        kept = oldest() or run_id
+        if kept != run_id:  # another process was faster
+            self._client.delete_run(run_id)
+        return kept
+
     def write(self, row: Mapping[str, float]) -> None:
-        """Log one row."""
+        """Log one row, unless MLflow has it because its epoch is repeated after a resume."""
         metric = self._mlflow.entities.Metric
         now_ms = int(time.time() * 1000)
         step = int(row[ENV_STEPS])
+        if step <= self._last_step:
+            return
         metrics = [
             metric(_mlflow_name(name), float(value), now_ms, step) for name, value in row.items()
         ]

@@ -34,6 +34,9 @@ class RunInfo:
     name: str = ""
     """Subfolder for TensorBoard files in the run directory; empty for no subfolder."""
 
+    group: str = ""
+    """Name that related runs share, such as the jobs of a sweep; empty for none."""
+
     config: dict[str, Any] = field(default_factory=dict)
     """Resolved configuration as plain values."""
 

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,12 +61,12 @@ def write_run(writer: MetricsWriter, run_dir: Path | None, reason: str, **more: 
 
 
 def records(run_dir: Path) -> Iterator[Any]:
-    """What an offline run of wandb has written: a log of records, in blocks, with headers."""
+    """What the newest offline run of wandb has written: records, in blocks, with headers."""
     import wandb
     from wandb.proto import wandb_internal_pb2
 
     wandb.teardown()  # its process writes the rest
-    (path,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
+    path = max(run_dir.glob("wandb/offline-run-*/run-*.wandb"), key=lambda p: p.stat().st_mtime_ns)
     data, place, held = path.read_bytes(), 7, b""
     while place < len(data):
         if BLOCK - place % BLOCK < 7:  # too short for a header
@@ -137,6 +138,95 @@ def test_two_runs_of_wandb_in_a_process(tmp_path: Path) -> None:
         assert "artifact" not in kinds
 
 
+def continued(writer: MetricsWriter, run_dir: Path | None) -> None:
+    """Train for two epochs, and again from the checkpoint of the first one for three."""
+    start = RunInfo(run_dir=run_dir, title="PPO on X", config=CONFIG)
+    with Tracker([writer], start) as tracker:
+        tracker.write(ROW)
+        tracker.write(MORE)
+    resumed = replace(start, past_rows=(ROW,), resumed_at_step=300, config={**CONFIG, "k1": 3})
+    with Tracker([writer], resumed) as tracker:
+        tracker.write(MORE)
+        tracker.write({**MORE, "epoch": 3, "env_steps": 900})
+        tracker.finish({"stop_reason": "total_steps"})
+
+
+def test_a_resumed_run_continues_its_run_of_wandb(tmp_path: Path) -> None:
+    """It has the same id; rows before the checkpoint are not written again."""
+    pytest.importorskip("wandb")
+    continued(WandbWriter(), tmp_path)
+    ids = {path.name.rpartition("-")[2] for path in tmp_path.glob("wandb/offline-run-*")}
+    known = json.loads((tmp_path / "services.json").read_text())
+    assert list(known) == ["wandb:/maze_train"]
+    assert ids == set(known.values())
+    found = [items(r.history.item) for r in records(tmp_path) if r.HasField("history")]
+    assert [row["epoch"] for row in found] == [2, 3]
+
+
+class FakeRun:
+    """A run on a server that has all rows up to a step."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.id = arguments.get("id", "fresh")
+        self.step = 601 if "id" in arguments else 0
+        self.rows: list[int] = []
+        self.summary: dict[str, Any] = {}
+
+    def log(self, row: dict[str, float], step: int) -> None:
+        """Keep the step of a row."""
+        self.rows.append(step)
+
+    def finish(self, exit_code: int) -> None:
+        """End it."""
+
+
+def test_a_server_of_wandb_gets_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run asks for its run, and skips the rows that the server has."""
+    wandb = pytest.importorskip("wandb")
+    runs: list[FakeRun] = []
+
+    def init(**arguments: Any) -> FakeRun:
+        runs.append(FakeRun(arguments))
+        return runs[-1]
+
+    monkeypatch.setattr(wandb, "init", init)
+    continued(WandbWriter(), tmp_path)
+    first, second = runs
+    assert "resume" not in first.arguments
+    assert (second.arguments["id"], second.arguments["resume"]) == ("fresh", "must")
+    assert (first.rows, second.rows) == ([300, 600], [900])
+    continued(WandbWriter(project="another"), tmp_path)
+    assert "resume" not in runs[2].arguments
+
+
+def test_a_run_that_was_deleted_from_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how to start another one."""
+    wandb = pytest.importorskip("wandb")
+    (tmp_path / "services.json").write_text('{"wandb:/maze_train": "gone"}')
+
+    def init(**_: Any) -> None:
+        raise wandb.Error("run gone does not exist")
+
+    monkeypatch.setattr(wandb, "init", init)
+    tracker = Tracker([WandbWriter()], RunInfo(run_dir=tmp_path, resumed_at_step=300))
+    with pytest.raises(ConfigError, match=r"does not exist\); remove services.json"), tracker:
+        pass
+
+
+def test_names_and_groups_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a sweep they say what differs; the variables of wandb hold where nothing is given."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_PROJECT", "ours")
+    info = RunInfo(run_dir=tmp_path, title="PPO on X", name="seed=2", group="2026-01-02")
+    with Tracker([WandbWriter()], info):
+        pass
+    (run,) = (record.run for record in records(tmp_path) if record.HasField("run"))
+    assert (run.project, run.display_name, run.run_group) == ("ours", "seed=2", "2026-01-02")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -189,6 +279,37 @@ def test_mlflow_in_the_run_directory(
     root = run_dir / "mlartifacts" / run.info.run_id / "artifacts"
     kept = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
     assert sorted(kept) == ["best/policy.pt", "film/videos/a.mp4"]
+
+
+def test_a_resumed_run_continues_its_run_of_mlflow(tmp_path: Path) -> None:
+    """It has each row once, and the settings that it started with."""
+    pytest.importorskip("mlflow")
+    continued(MLflowWriter(), tmp_path)
+    client, (run,) = runs_of_mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert (run.info.status, run.data.params["k1"]) == ("FINISHED", "1")
+    points = client.get_metric_history(run.info.run_id, "epoch")
+    assert [(point.step, point.value) for point in points] == [(300, 1), (600, 2), (900, 3)]
+    client.delete_run(run.info.run_id)
+    continued(MLflowWriter(), tmp_path)
+    assert len(runs_of_mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}")[1]) == 1
+
+
+def test_names_and_groups_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a sweep have one parent; the variables of MLflow hold where nothing is given."""
+    pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path / 'own.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ours")
+    for seed in (1, 2):
+        (run_dir := tmp_path / str(seed)).mkdir()
+        info = RunInfo(run_dir=run_dir, title="PPO on X", name=f"seed={seed}", group="sweep")
+        with Tracker([MLflowWriter()], info):
+            pass
+    _, runs = runs_of_mlflow(uri, "ours")
+    by_name = {run.info.run_name: run for run in runs}
+    assert by_name.keys() == {"sweep", "seed=1", "seed=2"}
+    parents = {by_name[name].data.tags["mlflow.parentRunId"] for name in ("seed=1", "seed=2")}
+    assert parents == {by_name["sweep"].info.run_id}
 
 
 def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
