@@ -237,12 +237,14 @@ def test_an_interrupted_sweep_is_continued(
 def test_runs_of_a_sweep_are_named_after_what_differs(
     maze_run: CommandLine, varied: str, names: list[str]
 ) -> None:
-    """Not after what all jobs have, and never so that a name is no name of a directory."""
+    """Not after what all jobs have; the name is valid for a directory; all share a group."""
     given = ("total_steps=2k", "+tracking.plot=false", "tracking.info_keys=[a,b]")
     assert maze_run(*SWEEP, *given, varied) == 0
     assert [config.tracking.name for config in maze_run.configs] == names
     assert maze_run(*SWEEP[1:-1], *given, "algorithm.lr=1e-3", "run_dir=r") == 0
-    assert maze_run.configs[-1].tracking.name == ""
+    assert len({config.tracking.group for config in maze_run.configs[:-1]} - {""}) == 1
+    last = maze_run.configs[-1].tracking
+    assert (last.name, last.group) == ("", "")
 
 
 def test_runs_are_compared_by_a_command(

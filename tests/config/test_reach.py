@@ -25,7 +25,12 @@ NAMES = {
     *("algorithm.device", "env.device", "learner_group.device"),  # devices of PyTorch
     *("env._target_", "env.id"),  # matters of trust
     *("algorithm.freeze.params", "algorithm.lr_factors", "algorithm.overrides"),  # of weights
-    *("evaluation.metric", "tracking.info_keys", "tracking.name"),  # of metrics, and a checked name
+    *(
+        "evaluation.metric",
+        "tracking.info_keys",
+        "tracking.name",
+        "tracking.group",
+    ),  # of metrics, and a checked name
     *("model.critic_obs", "model.normalization.exclude"),  # of observations
     *("env.teams", "policies", "policies.agents", "policies_to_train"),  # of agents and policies
     *("resume", "trust", "moved"),  # not read from a stored configuration
