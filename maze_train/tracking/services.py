@@ -40,7 +40,7 @@ SQLITE = "sqlite:///"
 DEFAULT_PROJECT = "maze_train"
 """Default project of Weights & Biases and experiment of MLflow."""
 
-PARENT_RUN, GROUP_TAG = "mlflow.parentRunId", "maze_train.group"
+PARENT_RUN, GROUP_TAG = "mlflow.parentRunId", "group_of_runs"
 """Tags of MLflow runs: the id of the parent run, and the group that a parent stands for."""
 
 _MLFLOW_PARAMS_PER_CALL = 100  # limit of MLflow's REST interface
