@@ -32,7 +32,7 @@ from maze_train.config.train_config import (
     RayRunnerConfig,
     TrainConfig,
 )
-from maze_train.core.conversion import dotted_name, key_of_field
+from maze_train.core.conversion import CHANGES, dotted_name, key_of_field
 from maze_train.core.events import EventInterface
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.config import EnvConfig
@@ -51,6 +51,8 @@ EVENTS = re.compile(r"(<!-- events:begin -->\n).*?(<!-- events:end -->)", re.DOT
 TABLE = re.compile(
     r"(<!-- settings:begin ([\w.]+)( flat)? -->\n).*?(<!-- settings:end -->)", re.DOTALL
 )
+CHANGEABLE = re.compile(r"(<!-- changeable:begin -->\n).*?(<!-- changeable:end -->)", re.DOTALL)
+WHEN = {"run": "while a run trains, on resume", "resume": "on resume", "": "never"}
 TABLE_HEAD = "| Column | Over an epoch | Meaning |\n| --- | --- | --- |"
 PUBLIC_MODULES = ("build", "config", "events", "learner", "trainer")
 """Modules of an algorithm whose classes are public."""
@@ -180,8 +182,9 @@ def generated_pages() -> dict[Path, str]:
     pages: dict[Path, str] = {}
     for page in sorted(folder.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
-        if TABLE.search(text) or EVENTS.search(text):
+        if any(pattern.search(text) for pattern in (TABLE, EVENTS, CHANGEABLE)):
             text = TABLE.sub(_filled_table, text)
+            text = CHANGEABLE.sub(lambda m: f"{m[1]}\n{render_changeable()}\n{m[2]}", text)
             pages[page] = EVENTS.sub(lambda m: f"{m[1]}\n{render_events()}\n{m[2]}", text)
     return pages
 
@@ -190,6 +193,34 @@ def _filled_table(match: re.Match[str]) -> str:
     """Return the markers of a table with the current table between them."""
     begin, name, flat, end = match.groups()
     return f"{begin}\n{render_table(locate(name), bool(flat))}\n{end}"
+
+
+def render_changeable() -> str:
+    """The settings that may change, from the metadata of their fields, as a Markdown table."""
+    configs = [cls for cls in public_classes("config") if vars(cls).get("name")]
+    found: dict[tuple[str, str], list[str]] = {}
+    for algorithm in configs:
+        for key, when in _changeable(algorithm, "algorithm."):
+            found.setdefault((key, when), []).append(algorithm.name)
+    for key, when in _changeable(TrainConfig, ""):
+        found[key, when] = []
+    rows = ["| Setting | Algorithms | May change |", "| --- | --- | --- |"]
+    for wanted, text in WHEN.items():
+        for (key, when), names in found.items():
+            listed = "all" if len(names) == len(configs) else ", ".join(names)
+            if when == wanted:
+                rows.append(f"| `{key}` | {listed} | {text} |")
+    return "\n".join(rows) + "\n"
+
+
+def _changeable(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield key and mark of each field with a mark, also of sections."""
+    for field in dataclasses.fields(cls):
+        key, value = prefix + key_of_field(field.name), _default(field)
+        if CHANGES in field.metadata:
+            yield key, field.metadata[CHANGES]
+        if _is_section(value):
+            yield from _changeable(type(value), f"{key}.")
 
 
 def stub_path() -> Path:

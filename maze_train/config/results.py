@@ -11,53 +11,26 @@ from typing import Any
 
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_to_dict
-from maze_train.core.conversion import TUPLE
+from maze_train.core.conversion import TUPLE, when_changeable
 from maze_train.core.files import LOCK, read_regular
 from maze_train.core.names import DIGESTS
-from maze_train.core.targets import is_within
 from maze_train.training.config import RANDOM
-
-FREE = (
-    "algorithm.device",
-    "algorithm.n_epochs",
-    "algorithm.on_damaged",
-    "algorithm.on_non_finite",
-    "algorithm.patience",
-    "algorithm.replay_buffer_storage",
-    "algorithm.storage",
-    "callbacks",
-    "checkpoint",
-    "evaluation.dump_interval",
-    "evaluation.final_episodes",
-    "learner_group",
-    "moved",
-    "resume",
-    "run_dir",
-    "runner",
-    "total_steps",
-    "tracking",
-    "trust",
-)
-"""Settings and sections that may change on resume: where a run takes place, its length, and its
-output."""
-
-FIXED = ("runner.concurrency", "runner.envs_per_actor", "runner.fast_dev_run")
-"""Exceptions from `FREE`: settings in these sections that may not change."""
 
 MOST_HASHED_NBYTES, MOST_FILES_NBYTES = 1 << 26, 1 << 20
 """Maximum number of bytes to hash per setting, and maximum size of the file with the digests."""
 
 
 def matters(key: str, config: TrainConfig) -> bool:
-    """Return whether changing a setting would change the results."""
-    if key in FIXED:
-        return True
+    """Return whether changing a setting on resume would change the results in unwanted ways.
+
+    Fields marked as `IN_RUN` or `ON_RESUME` may change.
+    """
     if key == "evaluation.concurrency":
         # Random actions are drawn for all environments at once, so they depend on their number.
         sources = [own.source for own in config.policies.values()]
         is_random = RANDOM in (*sources, *config.evaluation.opponents.values())
         return is_random or not config.evaluation.deterministic
-    return not is_within(key, FREE)
+    return not when_changeable(config, key)[0]
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import PARTS, named_option, nested_values
 from maze_train.config.results import (
-    FIXED,
     are_texts,
     content_digest,
     digests_of_run,
@@ -135,9 +134,15 @@ def continued(
             for key in sorted({*before, *now})
             if before.get(key) != now.get(key)
             and not _is_given_again(before.get(key), now.get(key))
-        ]
+        ],
+        stored,
+        config,
     )
-    refused = [key for key in changed if checkpoint is not None and matters(key, config)]
+    refused = [
+        key
+        for key in changed
+        if checkpoint is not None and (matters(key, config) or matters(key, stored))
+    ]
     known = digests_of_run(directory) if refused else {}
     refused = [
         key
@@ -222,11 +227,18 @@ def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str
     return "".join(f"\n  {line}" for line in aligned(rows, left=range(4)))
 
 
-def _without_sections(changed: list[str]) -> list[str]:
+def _without_sections(changed: list[str], *configs: TrainConfig) -> list[str]:
     """Return the changed keys, classes of sections first.
 
-    If the class of a section has changed, its other keys are omitted unless they must not change.
+    If the class of a section has changed, its other keys are omitted unless the class may change
+    but they must not.
     """
+    fixed = {key for key in changed if any(matters(key, config) for config in configs)}
     targets = [key for key in changed if key.endswith(f".{TARGET}")]
     sections = tuple(key.removesuffix(TARGET) for key in targets)
-    return [*targets, *(key for key in changed if key in FIXED or not key.startswith(sections))]
+    free = tuple(key.removesuffix(TARGET) for key in targets if key not in fixed)
+    own = [key for key in changed if key not in targets]
+    return [
+        *targets,
+        *(k for k in own if not k.startswith(sections) or (k in fixed and k.startswith(free))),
+    ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.core.checks import MOST_THREADS, absolute_path, check_at_least, check_fields
-from maze_train.core.conversion import Settings
+from maze_train.core.conversion import NEW_RUN, ON_RESUME, Settings
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import Given, check_targets, locate
 from maze_train.envs.config import EnvConfig
@@ -40,10 +40,10 @@ class RunnerConfig(Settings):
     place_class: ClassVar[str] = "maze_train.workers.places.ThisProcess"
     """Dotted path of the `Place` that creates the workers."""
 
-    concurrency: int = 0
+    concurrency: int = field(default=0, metadata=NEW_RUN)
     """Number of parallel environments (>= 0); 0 selects 8 (64 for ES)."""
 
-    envs_per_actor: int = 0
+    envs_per_actor: int = field(default=0, metadata=NEW_RUN)
     """Environments per actor for A2C and PPO (>= 0), a divisor of `concurrency`. An actor has a
     copy of the policy and collects whole rollouts in its worker, with one exchange per update.
     Results depend on this setting, but not on how actors are distributed over workers. 0: no
@@ -75,7 +75,7 @@ class RunnerConfig(Settings):
     episode repeatable from its seed and actions (required for exact resume), and do environments in
     one process share state? auto: on Linux, unless the run has a single environment."""
 
-    fast_dev_run: bool = False
+    fast_dev_run: bool = field(default=False, metadata=NEW_RUN)
     """Smoke test: one short iteration of everything (collect, update, evaluate, write) with a few
     steps per environment."""
 
@@ -160,22 +160,24 @@ class TrainConfig(Settings):
     algorithm: AlgorithmConfig
     """The algorithm: `algorithm=<name>`."""
 
-    runner: RunnerConfig = field(default_factory=DevRunnerConfig)
+    runner: RunnerConfig = field(default_factory=DevRunnerConfig, metadata=ON_RESUME)
     """Where the run is executed: `runner=<name>`."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Evaluation and selection of the best policy."""
 
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig, metadata=ON_RESUME)
     """Progress display and files of metrics."""
 
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=ON_RESUME)
     """Checkpoints, from which a run can be resumed."""
 
-    learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
+    learner_group: LearnerGroupConfig = field(
+        default_factory=LearnerGroupConfig, metadata=ON_RESUME
+    )
     """Number of learners, their devices, and their queue."""
 
-    callbacks: list[dict[str, Any]] = field(default_factory=list)
+    callbacks: list[dict[str, Any]] = field(default_factory=list, metadata=ON_RESUME)
     """Callbacks invoked during training, each `{_target_: my_package.MyCallback, key: value}`, such
     as `{_target_: maze_train.StopAtReturn, threshold: 475}`."""
 
@@ -183,11 +185,11 @@ class TrainConfig(Settings):
     """Seed of all random number generators (>= 0); null: drawn at the start and written to
     config.yaml."""
 
-    total_steps: int | None = None
+    total_steps: int | None = field(default=None, metadata=ON_RESUME)
     """Number of environment steps to train for; training stops at the end of an update. 0: no
     limit; null: 100,000 (no limit for bc, where the recorded steps that are trained on count)."""
 
-    run_dir: str | None = None
+    run_dir: str | None = field(default=None, metadata=ON_RESUME)
     """Directory of the run; null: outputs/<env>-<algorithm>-<runner>/<date>_<time>, and in a sweep
     (-m) <sweep directory>/<job number>."""
 
@@ -197,17 +199,17 @@ class TrainConfig(Settings):
     on the Hugging Face hub. Its network architecture is used; critic weights are loaded if the run
     has a critic of the same kind. null: new weights."""
 
-    resume: str | None = None
+    resume: str | None = field(default=None, metadata=ON_RESUME)
     """Run to resume: its directory, or the directory of one of its checkpoints; latest: the run
     that started last in outputs/; auto: resume the run in run_dir if it exists, otherwise start it;
     null: start a new run."""
 
-    trust: list[str] = field(default_factory=list)
+    trust: list[str] = field(default_factory=list, metadata=ON_RESUME)
     """Modules other than this package, PyTorch and gymnasium that the configuration of the run in
     `resume` or `base_run` may import if another user made it, such as `[my_envs, my_nets]`. Their
     code is executed."""
 
-    moved: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list, metadata=ON_RESUME)
     """Settings that name files or runs which have moved, such as `[env.kwargs.net_file]`; these may
     have a new path on resume. Not needed if the content has not changed since the run started."""
 

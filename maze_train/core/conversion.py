@@ -15,6 +15,7 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from maze_train.core.checks import check_one_of
@@ -26,6 +27,14 @@ TUPLE = "_tuple_"
 
 ENDINGS = {"k": "e3", "m": "e6"}
 """Suffixes of integers such as 10k and 1.5M, in lower case."""
+
+CHANGES = "changes"
+IN_RUN = MappingProxyType({CHANGES: "run"})
+"""Metadata of fields that may change while a run trains, and when it is resumed."""
+ON_RESUME = MappingProxyType({CHANGES: "resume"})
+"""Metadata of fields and sections that may only change when a run is resumed."""
+NEW_RUN = MappingProxyType({CHANGES: ""})
+"""Metadata of fields in such sections that may not change. The default of all other fields."""
 
 SHORT_FORMS = {str: "from_text", list: "from_list", tuple: "from_list"}
 """Names of class methods that build settings from a short form, by the type of that form."""
@@ -47,6 +56,11 @@ class Settings:
         cls: type = type(self)
         for name, hint in _hints(cls).items():
             setattr(self, name, convert(getattr(self, name), hint, key_of_field(name)))
+
+    @property
+    def fixed_settings(self) -> dict[str, str]:
+        """Reasons by field why fields marked as `IN_RUN` may not change with these settings."""
+        return {}
 
     def to_plain(self, hint: Any) -> Any:
         """Return plain values for YAML from which `convert` rebuilds the settings.
@@ -112,6 +126,29 @@ def key_of_field(name: str) -> str:
 def join(path: str, key: str) -> str:
     """Join a section and a name to a dotted key."""
     return f"{path}.{key}" if path else str(key)
+
+
+def when_changeable(settings: Settings, key: str) -> tuple[str, str]:
+    """Return when a setting may change, from the metadata of its field or of its section.
+
+    Args:
+        settings: The settings.
+        key: Dotted name of one of them.
+
+    Returns:
+        `run` (see `IN_RUN`), `resume` or empty; and the reason if `fixed_settings` has one.
+    """
+    when, reason = "", ""
+    node: Any = settings
+    for part in key.split("."):
+        name = field_of_key(type(node)).get(part) if isinstance(node, Settings) else None
+        if name is None:
+            break
+        reason = node.fixed_settings.get(name, "")
+        marks = next(f.metadata for f in fields(node) if f.name == name)
+        when = "" if reason else marks.get(CHANGES, when)
+        node = getattr(node, name)
+    return when, reason
 
 
 def build_dataclass(cls: type[SettingsT], node: Mapping[str, Any], path: str = "") -> SettingsT:

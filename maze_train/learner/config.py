@@ -395,6 +395,14 @@ class GradientSettings(Settings):
         for name, factor in self.lr_factors.items():
             check_at_least(f"lr_factors.{name}", factor, 0.0)
 
+    @property
+    def fixed_settings(self) -> dict[str, str]:
+        """Learning rates may not change if a PyTorch scheduler changes them."""
+        if self.lr_scheduler is None:
+            return super().fixed_settings
+        reason = "algorithm.lr_scheduler changes the learning rate; set a schedule instead"
+        return dict.fromkeys(("lr", "critic_lr", "entropy_coef_lr"), reason)
+
     def for_module(self, module_id: str, overrides: Mapping[str, Any] | None = None) -> Self:
         """Return the settings of a module.
 

@@ -107,6 +107,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.modules = LearnerModules(config, tuple(self.scheduled_settings), modules)
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self.active: list[ModuleOptimizer] = []
+        self._is_changing = False
         for module_id, module in modules.items():
             self.modules.check_new(module_id)
             self.check_module(module_id, module)
@@ -544,17 +545,37 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             ConfigError: If the name is taken, another optimizer owns one of the parameters, or the
                 learning rate is neither a number nor a schedule.
         """
-        check_free(self.optimizers, module_id, name, params)
         config, factors = self.config_of(module_id), self.settings.lr_factors
+        lr = convert(lr_or_lr_schedule, float | Schedule | None, "lr")
+        clipping = (config.max_grad_norm, getattr(config, "grad_clip_by", "global_norm"))
+        if self._is_changing and (module_id, name) in self.optimizers:
+            self.optimizers[module_id, name].change(lr, clipping)
+            return
+        check_free(self.optimizers, module_id, name, params)
         if any(p.requires_grad for p in params):
             self.optimizers[module_id, name] = ModuleOptimizer(
                 params,
                 optimizer,
-                convert(lr_or_lr_schedule, float | Schedule | None, "lr"),
+                lr,
                 groups=self.modules.grouped(module_id, params, factors, self.freeze_rules()),
                 lr_scheduler=gradient_settings(config).lr_scheduler,
-                clipping=(config.max_grad_norm, getattr(config, "grad_clip_by", "global_norm")),
+                clipping=clipping,
             )
+
+    def change_settings(self, config: Any) -> None:
+        """Replace the settings of the algorithm, of which only those marked `IN_RUN` may differ.
+
+        `configure_optimizers_for_module` is called again for modules with optimizers; it then
+        changes learning rates and clipping of the existing optimizers.
+        """
+        self.config, self.settings = config, gradient_settings(config)
+        self.modules.change_settings(config)
+        self._is_changing = True
+        try:
+            for module_id in dict.fromkeys(owner for owner, _ in self.optimizers):
+                self.configure_optimizers_for_module(module_id)
+        finally:
+            self._is_changing = False
 
     def get_optimizer(
         self, module_id: str = DEFAULT_MODULE, name: str = DEFAULT_OPTIMIZER

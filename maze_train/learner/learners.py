@@ -54,6 +54,11 @@ class Learners:
         """Call a function with each learner, and return the results."""
         return [function(self.first)]
 
+    def change_settings(self, config: Any) -> None:
+        """Replace the settings of every learner; see `Learner.change_settings`."""
+        self.first.change_settings(config)
+        self._change()
+
     def shutdown(self) -> None:
         """Release resources; a second call does nothing."""
 

@@ -161,7 +161,7 @@ class LearnerModules(dict[str, nn.Module]):
         with_modes: IDs of modules that depend on the training mode, see `has_modes`.
         with_loss: IDs of modules with a custom loss.
         policies: Policies of the modules, whose parameters may have limits.
-        own_settings: Overridden settings by module ID.
+        overrides: Overridden settings by module ID.
 
     Raises:
         ConfigError: If settings are for an unknown module, or invalid.
@@ -173,18 +173,16 @@ class LearnerModules(dict[str, nn.Module]):
         self.with_modes: set[str] = set()
         self.with_loss: set[str] = set()
         self.policies: dict[str, Policy] = {}
-        self._config, self._scheduled = config, scheduled
+        self._scheduled = scheduled
         overrides = getattr(config, "overrides", {})
         for module_id in overrides:
             if module_id not in module_ids:
                 close = ", ".join(nearest(module_id, module_ids) or module_ids)
                 problem = f"no such module; close ones: {close}; add_module takes settings as well"
                 raise ConfigError("algorithm.overrides", problem, module_id)
-        self.own_settings = {
-            module_id: settings_for_module(config, module_id, own)
-            for module_id, own in overrides.items()
-        }
-        self.set_schedules(Progress())
+        self.overrides: dict[str, Mapping[str, Any]] = dict(overrides)
+        self._progress = Progress()
+        self.change_settings(config)
 
     # -- settings --------------------------------------------------------------------------------
 
@@ -198,8 +196,21 @@ class LearnerModules(dict[str, nn.Module]):
         self._shared_config = with_values(self._config, self._scheduled, progress)
         self._configs = {
             module_id: with_values(config, self._scheduled, progress)
-            for module_id, config in self.own_settings.items()
+            for module_id, config in self._own_settings.items()
         }
+
+    def change_settings(self, config: Any) -> None:
+        """Replace the settings of the algorithm; overrides of modules are kept.
+
+        Raises:
+            ConfigError: If an override is unknown, cannot be set per module, or is invalid.
+        """
+        self._config = config
+        self._own_settings = {
+            module_id: settings_for_module(config, module_id, own)
+            for module_id, own in self.overrides.items()
+        }
+        self.set_schedules(self._progress)
 
     def set_overrides(self, module_id: str, overrides: Mapping[str, Any] | None) -> None:
         """Set the overridden settings of a module.
@@ -208,7 +219,8 @@ class LearnerModules(dict[str, nn.Module]):
             ConfigError: If a setting is unknown, cannot be set per module, or is invalid.
         """
         if overrides:
-            self.own_settings[module_id] = settings_for_module(self._config, module_id, overrides)
+            own = settings_for_module(self._config, module_id, overrides)
+            self.overrides[module_id], self._own_settings[module_id] = overrides, own
         self.set_schedules(self._progress)
 
     # -- modules come and go ---------------------------------------------------------------------
@@ -287,7 +299,8 @@ class LearnerModules(dict[str, nn.Module]):
     def forget(self, module_id: str) -> None:
         """Remove a module, if it exists, with its settings."""
         self.pop(module_id, None)
-        self.own_settings.pop(module_id, None)
+        self.overrides.pop(module_id, None)
+        self._own_settings.pop(module_id, None)
         self.policies.pop(module_id, None)
         for ids in (self.with_modes, self.with_loss, self.frozen):
             ids.discard(module_id)

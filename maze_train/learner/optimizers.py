@@ -254,6 +254,12 @@ class ModuleOptimizer:
             self._adapted_lr = self.lr.adapted(self.set_lr(Progress()), divergence)
             self.set_lr(Progress())
 
+    def change(self, lr: float | Schedule | None, clipping: tuple[float, str]) -> None:
+        """Change the learning rate and the clipping from the next update on."""
+        if lr != self.lr:
+            self.lr, self._adapted_lr = lr, None
+        self.clipping = clipping
+
     def end_update(self) -> None:
         """Step the scheduler, even if no gradient step was taken."""
         if self.scheduler is not None:

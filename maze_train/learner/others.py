@@ -113,15 +113,14 @@ class LearnerWorker(Worker):
             GPU of this learner, see `gpu_of`.
         """
         # Copy, since the memory is reused.
-        state, modes, modules, chosen = deepcopy(self._unpack(*parcel))
+        state, config, modes, modules, chosen = deepcopy(self._unpack(*parcel))
         learner = self._learner
+        learner.change_settings(config)
         if modules is not None:
             for module_id in list(learner.modules):
                 learner.remove_module(module_id)
             for module_id, (module, is_frozen, own) in modules.items():
-                if own is not None:
-                    learner.modules.own_settings[module_id] = own
-                learner.add_module(module_id, module, frozen=is_frozen)
+                learner.add_module(module_id, module, frozen=is_frozen, overrides=own)
         learner.policies_to_train = chosen
         learner.load_state_dict(state)
         modes.take_on()
@@ -479,12 +478,13 @@ class OtherLearners:
         """Return the arguments of `LearnerWorker.begin` from the first learner."""
         learner, modules = self._learner, None
         if list(learner.modules.items()) != list(self._built.items()):
-            frozen, own = learner.modules.frozen, learner.modules.own_settings
+            frozen, own = learner.modules.frozen, learner.modules.overrides
             modules = {
                 k: (deepcopy(m), k in frozen, own.get(k)) for k, m in learner.modules.items()
             }
         modes = ProcessModes.here(self._threads)
-        return learner.state_dict(), modes, modules, learner.policies_to_train
+        state, chosen = learner.state_dict(), learner.policies_to_train
+        return state, learner.config, modes, modules, chosen
 
     def _check_threads(self) -> None:
         """Raise ConfigError for a fork of a multi-threaded process, which would deadlock."""

@@ -20,6 +20,7 @@ from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.tracking.tracker import Tracker
 from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.generators import generators_kept
 
 PREFIX = "callback"
@@ -27,7 +28,7 @@ PREFIX = "callback"
 
 
 NO_CALLS = ("on_checkpoint", "on_run_end")
-"""Methods in which environments cannot be called."""
+"""Methods in which callbacks cannot change the run."""
 
 
 class Rows(Sequence[MetricsRow]):
@@ -79,9 +80,18 @@ class Training(Protocol):
         """Progress of training before the next update."""
         ...
 
+    @property
+    def algorithm_config(self) -> AlgorithmConfig:
+        """The settings of the algorithm in force."""
+        ...
+
+    def set(self, key: str, value: Any) -> None:
+        """Change a setting of the algorithm."""
+        ...
+
 
 class TrainingView:
-    """A run as seen by callbacks: read access, `record` and `stop`.
+    """A run as seen by callbacks: read access, `record`, `set` and `stop`.
 
     Args:
         trainer: The `Trainer`.
@@ -111,6 +121,11 @@ class TrainingView:
     def history(self) -> Sequence[dict[str, float]]:
         """One row of metrics per finished epoch: a read-only sequence whose rows are copies."""
         return Rows(self._trainer.tracker.history)
+
+    @property
+    def algorithm(self) -> AlgorithmConfig:
+        """A copy of the settings of the algorithm in force."""
+        return deepcopy(self._trainer.algorithm_config)
 
     @property
     def learner(self) -> Learner[Any, Any, Any]:
@@ -180,13 +195,42 @@ class TrainingView:
         key = "run.set_env_attr"
         self._call(EnvCall(name, [value], is_attribute=True, key=key), evaluate)
 
+    def set(self, key: str, value: Any) -> None:
+        """Change a setting of the algorithm while the run trains, from its next use on.
+
+        Changed settings are part of checkpoints, so a resumed run repeats the changes. Their values
+        are the metrics `settings/<name>`.
+
+        Args:
+            key: Dotted name, such as `algorithm.entropy_coef`; fields marked `IN_RUN` may change.
+            value: New value, as in a configuration, including schedules such as `linear_0.001`.
+
+        Raises:
+            ConfigError: If the setting may not change, the value is invalid, or `set` is called in
+                `on_checkpoint` or `on_run_end`.
+        """
+        if self._may_act("run.set", key):
+            self._trainer.set(key, value)
+
     def _call(self, call: EnvCall, evaluate: bool) -> None:
+        if self._may_act(call.key, call.name):
+            self._trainer.env_calls.add(call, evaluate=evaluate)
+
+    def _may_act(self, key: str, value: Any) -> bool:
+        """Return whether a callback may change the run now.
+
+        False in `on_run_start` of a resumed run, since the checkpoint contains the change.
+
+        Raises:
+            ConfigError: In `NO_CALLS`.
+        """
         if self._hook in NO_CALLS:
             problem = f"not available in {self._hook}, which a resumed run does not repeat"
-            raise ConfigError(call.key, problem, call.name)
+            raise ConfigError(key, problem, value)
         if self._hook == "on_run_start" and self.progress.updates:
-            warn(f"{call.key} in on_run_start: a resumed run makes this call ({call.name}) again")
-        self._trainer.env_calls.add(call, evaluate=evaluate)
+            notify(f"note: {key} ({value}) in on_run_start has no effect in a resumed run")
+            return False
+        return True
 
     def stop(self, reason: str) -> None:
         """Stop training after this update; the epoch is finished, evaluated and saved first.
@@ -301,7 +345,7 @@ class Callbacks:
                     self._failure = CallbackError(problem)
                     self._failure.__cause__ = error
                     break
-        self._view._row = None
+        self._view._row, self._view._hook = None, ""
 
     def check(self) -> None:
         """Raise the pending exception of a callback; called where the training state is consistent.

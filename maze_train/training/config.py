@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from maze_train.core.checks import absolute_path, check_at_least, check_fields, check_positive
-from maze_train.core.conversion import Settings
+from maze_train.core.conversion import ON_RESUME, Settings
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, check_targets, is_target
 from maze_train.learner.config import Schedule, check_schedule
@@ -188,21 +188,21 @@ class AlgorithmConfig(Settings):
     """Whether updates can run in the background while experience is collected with older
     weights."""
 
-    n_epochs: int = 0
+    n_epochs: int = field(default=0, metadata=ON_RESUME)
     """Maximum number of epochs; 0: no limit (another limit must be set)."""
 
     epoch_length: int = 10
     """Updates per epoch (>= 1). Evaluation, model selection and metrics happen once per epoch."""
 
-    patience: int = 0
+    patience: int = field(default=0, metadata=ON_RESUME)
     """Number of evaluations without improvement after which training stops; 0: never."""
 
-    on_non_finite: Literal["raise", "skip", "zero"] = "raise"
+    on_non_finite: Literal["raise", "skip", "zero"] = field(default="raise", metadata=ON_RESUME)
     """What to do if an observation, reward, loss or gradient is NaN or infinite: raise: stop with
     an error that names it; skip: drop (and count) the episode or the gradient step; zero: like
     skip, but replace only the non-finite entries of gradients by 0."""
 
-    device: str = "cpu"
+    device: str = field(default="cpu", metadata=ON_RESUME)
     """Device of the learner: cpu, cuda, cuda:1, mps, or auto (an accelerator if available)."""
 
     def __post_init__(self) -> None:
@@ -287,7 +287,7 @@ class EvaluationConfig(Settings):
     null: 30,000 if the environment declares no limit; 0: no additional limit. Truncated episodes
     count with their return so far."""
 
-    final_episodes: int = 0
+    final_episodes: int = field(default=0, metadata=ON_RESUME)
     """Number of test episodes after training for both the last and the best policy, with separate
     seeds; 0: none. Report these results: the score of the best evaluation is biased upwards, since
     it was selected."""
@@ -304,7 +304,7 @@ class EvaluationConfig(Settings):
     """Whether to maximize or minimize the metric; auto: minimize losses, deviations and ranks
     (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), maximize all others."""
 
-    dump_interval: int = 0
+    dump_interval: int = field(default=0, metadata=ON_RESUME)
     """Number of evaluations between dumps of the policy (`policies/epoch_<n>`); 0: none."""
 
     evaluators: list[dict[str, Any]] = field(default_factory=list)

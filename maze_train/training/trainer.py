@@ -24,6 +24,7 @@ from maze_train.learner.config import Progress
 from maze_train.learner.learners import Learners
 from maze_train.tracking.tracker import RunInfo, Tracker
 from maze_train.training.callbacks import Callback, Callbacks
+from maze_train.training.changes import ChangedSettings
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import BestModelSelection, Evaluator, check_metric
@@ -86,7 +87,7 @@ class Trainer(ABC):
         model: nn.Module,
         services: TrainerServices,
     ) -> None:
-        self.algorithm_config = config
+        self.settings = ChangedSettings(config)
         self.learners = learners
         self.model = model
         self.tracker = services.tracker
@@ -110,12 +111,24 @@ class Trainer(ABC):
         """Whether the results are identical to those of an uninterrupted run."""
         self._score: float | None = None
         self._resumed_at = time.perf_counter()
-        self._updates_in_epoch = self._lost_updates = 0
+        self._updates_in_epoch = self._lost_updates = self._last_epoch = 0
         self._epoch_began_s = 0.0
         self._epoch_began_steps = 0
         self.statistics = Statistics()
         # Metrics of an epoch that has not been evaluated yet.
         self._row: dict[str, float] | None = None
+
+    @property
+    def algorithm_config(self) -> AlgorithmConfig:
+        """The settings of the algorithm in force."""
+        return self.settings.current
+
+    def set(self, key: str, value: Any) -> None:
+        """Change a setting of the algorithm; see `TrainingView.set`."""
+        limits = self.limits
+        is_limited = limits.total_steps or limits.max_wall_time_s or self._last_epoch
+        self.settings.change(key, value, bool(is_limited))
+        self.learners.change_settings(self.algorithm_config)
 
     @property
     def epoch_length(self) -> int:
@@ -162,6 +175,7 @@ class Trainer(ABC):
             raise ConfigError("limits", "nothing would end training; set one, or pass n_epochs")
         self._resumed_at = time.perf_counter() - self.wall_time_s
         last_epoch = self.limits.n_epochs if n_epochs is None else self.epoch + n_epochs
+        self._last_epoch = last_epoch
         with self.interruption.deferred(), self.callbacks.running(last_epoch):
             try:
                 self._run_epochs(last_epoch)
@@ -231,6 +245,7 @@ class Trainer(ABC):
         self.callbacks.call("on_epoch_end", row)
         if not metrics:  # not due when the epoch ended, but a callback stopped training
             row.update(self._evaluate_if_due(closed))
+        row.update(self.settings.metrics(self.progress(self._last_epoch)))
         self.wall_time_s = time.perf_counter() - self._resumed_at
         row[TimeEvents.epoch_s.tag] = seconds = self.wall_time_s - self._epoch_began_s
         row[TimeEvents.total_s.tag] = self.wall_time_s
@@ -365,12 +380,20 @@ class Trainer(ABC):
             "row": self._row,
             "progress": {name: getattr(self, name) for name in PROGRESS},
             "exact": self.exact,
+            "settings": self.settings.state_dict(),
             "generators": generator_states(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state`."""
+        # Before the learners, so that rates of `adaptive_kl` are restored, and after them, so that
+        # values given for the resumed run replace weights (fixed temperatures of SAC).
+        were_given = "settings" in state and self.settings.load_state_dict(state["settings"])
+        if self.settings.are_changed:
+            self.learners.change_settings(self.algorithm_config)
         self.learners.load_state_dict(state["learners"])
+        if were_given:
+            self.learners.change_settings(self.algorithm_config)
         if self.model_selection is not None and state["model_selection"] is not None:
             self.model_selection.load_state_dict(state["model_selection"])
         if self.evaluator is not None and state["evaluator"] is not None:

@@ -19,6 +19,7 @@ from maze_train.config.resuming import continued, run_to_resume, stored_settings
 from maze_train.config.writing import config_text, config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.run_directory import checkpoint_name
+from maze_train.training.changes import changeable
 
 BASE: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -75,14 +76,17 @@ SECTIONS = ("checkpoint.", "tracking.", "runner.")
 
 @pytest.mark.parametrize("algorithm", list_options("algorithm"))
 def test_settings_that_may_differ(algorithm):
-    """Where, how long, what is written; every other setting of every algorithm stays."""
+    """Where, how long, what is written, what callbacks may change; all other settings stay."""
     data = {"bc": "runner.dataset", "sacfd": "algorithm.initial_demonstration_trajectories"}
     more = {data[algorithm]: "x"} if algorithm in data else {}
     config = load_config({**BASE, "algorithm": algorithm, **more})
     free = {key for key in leaves(config_to_dict(config)) if not matters(key, config)}
     of_sections = {key for key in free if key.startswith(SECTIONS)}
     own = [keys for kind, keys in OF_KIND.items() if isinstance(config.algorithm, kind)]
-    assert free - of_sections == SHARED.union(*own)
+    in_run = {f"algorithm.{name}" for name in changeable(config.algorithm)}
+    assert "algorithm.max_grad_norm" in in_run
+    assert in_run.isdisjoint(SHARED)
+    assert free - of_sections == SHARED.union(in_run, *own)
     fixed = {"runner.concurrency", "runner.envs_per_actor", "runner.fast_dev_run"}
     assert not fixed & of_sections
     assert {"runner.torch_threads", "checkpoint.interval", "tracking.csv"} <= of_sections

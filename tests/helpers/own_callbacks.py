@@ -58,6 +58,22 @@ class Diary(Callback):
         self.updates, self.calls = state["updates"], state["calls"]
 
 
+class Changes(Callback):
+    """Changes settings after updates.
+
+    Args:
+        changes: Number of an update, name of a setting, and its new value.
+    """
+
+    def __init__(self, changes: list[Any]) -> None:
+        self.changes = changes
+
+    def on_update_end(self, run: Any) -> None:
+        for update, key, value in self.changes:
+            if update == run.progress.updates:
+                run.set(f"algorithm.{key}", value)
+
+
 class StopAtReturn(Callback):
     """Ends training after the first evaluation with a mean return that is enough."""
 

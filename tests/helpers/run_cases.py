@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OWN = [
-    *("agent_envs", "goal_envs", "own_envs", "own_networks", "own_parts", "own_policies"),
+    *("agent_envs", "goal_envs", "own_callbacks", "own_envs", "own_networks", "own_parts"),
+    "own_policies",
     *("run_cases", "benchmarks"),
 ]
 SMALL: dict[str, Any] = {
@@ -100,8 +101,25 @@ DICT_ENV = {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", 
 POLES = {"_target_": "benchmarks.tensor_cartpole.TensorCartPole", "backend": "tensor"}
 DEMONSTRATIONS = {"_target_": "run_cases.demonstrations"}
 
+
+def changing(*changes: Any) -> dict[str, Any]:
+    """Settings of a run whose callback changes settings after updates."""
+    changes = tuple(list(change) for change in changes)
+    return {"callbacks": [{"_target_": "own_callbacks.Changes", "changes": list(changes)}]}
+
+
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
+    "ppo, changes": {
+        **changing(
+            (1, "entropy_coef", 0.05),
+            (3, "lr", "adaptive_kl_0.02"),
+            (3, "target_kl", 0.05),
+            (5, "clip_range", {"points": [[0, 0.1], [300, 0.3]], "by": "env_steps"}),
+            (6, "max_grad_norm", 0.1),
+        ),
+        **NORMALISED,
+    },
     "ppo, normalised": {
         **PENDULUM,
         **NORMALISED,
@@ -131,6 +149,10 @@ CASES: dict[str, dict[str, Any]] = {
     "a2c, memory": MEMORY,
     "a2c, actors with memory": {**DICT_ENV, **MEMORY, "runner.envs_per_actor": 1},
     "sac": {},
+    "sac, changes": {
+        "algorithm.entropy_tuning": False,
+        **changing((25, "entropy_coef", 0.3), (33, "critic_lr", 2e-3), (40, "tau", 0.02)),
+    },
     "sac, large buffer": {"algorithm.replay_buffer_size": 1000},
     "sac, disk": {**DICT_ENV, "algorithm.replay_buffer_storage": "disk"},
     "sac, prioritised": {
@@ -161,6 +183,7 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.n_step_returns": 2,
     },
     "dqn": {},
+    "dqn, changes": changing((9, "epsilon", 0.7), (35, "lr", 1e-3)),
     "dqn, all options": {
         "algorithm.dueling": True,
         "algorithm.num_quantiles": 5,
@@ -170,6 +193,9 @@ CASES: dict[str, dict[str, Any]] = {
         "model.normalization.n_steps": 48,
     },
     "impala": {},
+    "impala, changes": changing(
+        (2, "entropy_coef", 0.1), (4, "lr", 1e-3), (7, "vtrace_clip_rho_threshold", None)
+    ),
     "impala, old weights": {**DICT_ENV, "algorithm.broadcast_interval": 2},
     "impala, normalised": {**PENDULUM, **NORMALISED, "algorithm.broadcast_interval": 5},
     "impala, replay": {
@@ -187,6 +213,7 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.replay_proportion": 0.4,
     },
     "es": {},
+    "es, changes": changing((2, "noise_stddev", 0.2), (5, "lr", 0.1), (7, "l2_penalty", 0.1)),
     "es, normalised": {
         **PENDULUM,
         **NORMALISED,

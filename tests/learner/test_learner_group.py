@@ -367,14 +367,23 @@ def assert_all_equal(group):
     "name", everyday(1, sorted(LEARNERS, key=lambda name: name not in EVERYDAY))
 )
 def test_the_numbers_of_one_learner(name):
-    """Weights, optimizer state, metrics and errors agree, with uneven and empty shards."""
+    """Weights, optimizer state, metrics and errors agree, with uneven and empty shards.
+
+    Settings change after some updates.
+    """
+
+    def changed(group, update):
+        update(5)
+        group.change_settings(replace(group.first.config, lr=0.003, max_grad_norm=0.2))
+        return update(3)
+
     with group_of(LEARNERS[name], 1) as (alone, update):
-        expected = list(update(8))
+        expected = list(changed(alone, update))
         state = alone.state_dict()
         errors = alone.foreach_learner(lambda learner: getattr(learner, "errors", None))
     for n_learners in (2, 3):
         with group_of(LEARNERS[name], n_learners) as (group, update):
-            assert_equal_states(update(8), expected)
+            assert_equal_states(changed(group, update), expected)
             assert_equal_states(group.state_dict(), state)
             assert_all_equal(group)
             found = group.foreach_learner(lambda learner: getattr(learner, "errors", None))

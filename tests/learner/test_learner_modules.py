@@ -142,7 +142,7 @@ def test_a_module_that_does_not_fit_changes_nothing():
             learner.add_module(module_id, module, like="a", overrides={"lr": 0.5})
         assert list(learner.modules) == ["a"]
         assert list(learner.optimizers) == [("a", "default")]
-        assert learner.modules.own_settings == {}
+        assert learner.modules.overrides == {}
     with pytest.raises(ConfigError, match=r"module_id = 'b': no such module; there are: a"):
         learner.remove_module("b")
 

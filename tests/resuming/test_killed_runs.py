@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 
 SAMPLING = [moment for moment in MOMENTS if moment != "playing"]
 PHASES = {
+    "ppo, changes": ["update", "saving"],
     "ppo, actors": ["rollout", "update", "renaming"],
     "ppo, memory": SAMPLING,
     "ppo, normalised": ["update", "saving"],

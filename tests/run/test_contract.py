@@ -51,7 +51,7 @@ def whole(tmp_path_factory):
 
 
 OFTEN = [
-    *("ppo, memory", "sac, prioritised", "impala, replay", "agents: ppo, league"),
+    *("ppo, changes", "ppo, memory", "sac, prioritised", "impala, replay", "agents: ppo, league"),
 ]
 
 

@@ -114,10 +114,13 @@ def test_calls_that_end_a_run(hook: str, call: Any, error: Any, message: str) ->
 
 
 @pytest.mark.usefixtures("empty_directory")
-def test_resumed_runs_tell_of_calls_at_their_start(capsys: pytest.CaptureFixture[str]) -> None:
-    """Which are easily made again by mistake."""
+def test_resumed_runs_ignore_calls_at_their_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their checkpoint contains them."""
     caller = CallOnce("on_run_start", "set_level", 1)
     short_run(callbacks=[caller], **LEVELS, **TWO_EPOCHS)
-    assert "warning" not in capsys.readouterr().err
+    assert "no effect" not in capsys.readouterr().err
     go_on(resume="run", callbacks=[caller], trust=TRUST, **{"algorithm.n_epochs": 3})
-    assert "a resumed run makes this call (set_level) again" in capsys.readouterr().err
+    assert (
+        "run.call_envs (set_level) in on_run_start has no effect in a resumed run"
+        in capsys.readouterr().err
+    )

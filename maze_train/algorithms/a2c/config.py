@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.core.conversion import IN_RUN
 from maze_train.learner.config import Schedule
 
 
@@ -27,7 +28,7 @@ class A2CAlgorithmConfig(ActorCriticConfig):
     n_rollout_steps: int = 5
     """Steps of each environment per update. >= 1."""
 
-    lr: float | Schedule = 7e-4
+    lr: float | Schedule = field(default=7e-4, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.RMSprop"})

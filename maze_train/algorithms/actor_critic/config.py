@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 from maze_train.core.checks import check_at_least, check_between, check_fields
+from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import GradientSettings, Schedule, check_schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
@@ -31,7 +32,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     n_rollout_steps: int = 128
     """Steps of each environment per update. >= 1."""
 
-    lr: float | Schedule = 3e-4
+    lr: float | Schedule = field(default=3e-4, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.Adam"})
@@ -44,19 +45,19 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     gae_lambda: float = 0.95
     """Lambda of generalized advantage estimation, in [0, 1]; 1 gives Monte Carlo returns."""
 
-    policy_loss_coef: float = 1.0
+    policy_loss_coef: float = field(default=1.0, metadata=IN_RUN)
     """Weight of the policy loss. >= 0."""
 
-    value_loss_coef: float = 0.5
+    value_loss_coef: float = field(default=0.5, metadata=IN_RUN)
     """Weight of the value loss (mean squared error without the factor 1/2). >= 0."""
 
-    entropy_coef: float | Schedule = 0.0
+    entropy_coef: float | Schedule = field(default=0.0, metadata=IN_RUN)
     """Weight of the entropy bonus, >= 0: a number or a schedule."""
 
     normalize_advantage: bool = True
     """Whether to normalize advantages to mean 0 and standard deviation 1 over each minibatch."""
 
-    max_grad_norm: float = 0.5
+    max_grad_norm: float = field(default=0.5, metadata=IN_RUN)
     """Maximum gradient norm (or value, see `grad_clip_by`), >= 0; 0: no clipping."""
 
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_at_least, check_fields
+from maze_train.core.conversion import IN_RUN, ON_RESUME
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET
 from maze_train.learner.config import GradientSettings, Schedule
@@ -31,7 +32,7 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     learns_from: ClassVar[Literal["env", "dataset"]] = "dataset"
     learns_for_several_agents: ClassVar[bool] = True
 
-    n_epochs: int = 50
+    n_epochs: int = field(default=50, metadata=ON_RESUME)
     """Number of epochs; 0: no limit, so another limit must end the run. >= 0."""
 
     epoch_length: int = 0
@@ -41,7 +42,7 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     batch_size: int = 256
     """Number of transitions per update. >= 1."""
 
-    lr: float | Schedule = 1e-3
+    lr: float | Schedule = field(default=1e-3, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(
@@ -63,17 +64,17 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     """Weights of the classes of discrete actions: `balanced`: inversely proportional to their
     frequency in the training data, with mean 1."""
 
-    max_grad_norm: float = 0.0
+    max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum gradient norm, >= 0; 0: no clipping."""
 
     validation_percentage: float = 20.0
     """Percentage of episodes held out for validation. In [0, 100); 0: no validation."""
 
-    storage: Literal["auto", "memory", "disk"] = "auto"
+    storage: Literal["auto", "memory", "disk"] = field(default="auto", metadata=ON_RESUME)
     """Where to keep the data: `memory`; `disk`: the memory-mapped files of the dataset; `auto`:
     memory if the data need less than half of the free memory. Does not affect results."""
 
-    on_damaged: Literal["raise", "skip"] = "raise"
+    on_damaged: Literal["raise", "skip"] = field(default="raise", metadata=ON_RESUME)
     """What to do about a damaged part of the dataset: `raise` an error, or `skip` the part with a
     warning."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
 from maze_train.core.checks import check_between, check_fields
+from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 
@@ -31,9 +32,9 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     n_rollout_steps: int = 4
     update_to_data_ratio: float = 0.25
     batch_size: int = 64
-    tau: float = 1.0
+    tau: float = field(default=1.0, metadata=IN_RUN)
     target_update_interval: int = 250
-    max_grad_norm: float = 10.0
+    max_grad_norm: float = field(default=10.0, metadata=IN_RUN)
 
     double_q: bool = True
     """Whether to use double Q-learning: the trained network selects the next action, which the
@@ -51,7 +52,7 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     """Loss of the TD error: half its square (`squared`), or linear beyond an error of 1
     (`huber`)."""
 
-    epsilon: float | Schedule | None = None
+    epsilon: float | Schedule | None = field(default=None, metadata=IN_RUN)
     """Probability of a random action during collection, in [0, 1]: a number, or a schedule such as
     `{points: [[0, 1], [50000, 0.05]], by: env_steps}`. null: decays from 1 to 0.05 over the first
     tenth of the run."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_fields
+from maze_train.core.conversion import IN_RUN, ON_RESUME
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
@@ -40,10 +41,10 @@ class ESAlgorithmConfig(AlgorithmConfig):
     max_steps: int = 0
     """Maximum length of a training episode, which is truncated there. >= 0; 0: no limit."""
 
-    noise_stddev: float | Schedule = 0.05
+    noise_stddev: float | Schedule = field(default=0.05, metadata=IN_RUN)
     """Standard deviation of the parameter perturbations, > 0: a number or a schedule."""
 
-    lr: float | Schedule = 0.02
+    lr: float | Schedule = field(default=0.02, metadata=IN_RUN)
     """Learning rate of the optimizer, > 0: a number, or a schedule such as `linear_0.01` (decays to
     0)."""
 
@@ -51,7 +52,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     """Optimizer class and its arguments without the learning rate: `maze_train.Adam`,
     `maze_train.SGD`, or a PyTorch optimizer."""
 
-    l2_penalty: float = 0.005
+    l2_penalty: float = field(default=0.005, metadata=IN_RUN)
     """Coefficient of the L2 penalty, whose gradient is this times the parameters. >= 0."""
 
     fitness_shaping: Literal["centered_ranks", "normalized", "raw"] = "centered_ranks"
@@ -65,10 +66,10 @@ class ESAlgorithmConfig(AlgorithmConfig):
     """Standard deviation of Gaussian noise added to real-valued actions in training, before they
     are clipped or squashed; requires such actions. >= 0."""
 
-    max_grad_norm: float = 0.0
+    max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum norm of the estimated gradient including the L2 penalty, >= 0; 0: no clipping."""
 
-    device: str = "cpu"
+    device: str = field(default="cpu", metadata=ON_RESUME)
     """Device of the population and the learner: cpu, or auto (also cpu)."""
 
     noise_table_size: int = 10_000_000

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.core.checks import check_between, check_fields
+from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule
 
@@ -52,10 +53,12 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     n_rollout_steps: int = 20
     """Steps of each environment per rollout. >= 1."""
 
-    lr: float | Schedule = field(default_factory=lambda: Schedule.from_text("linear_0.001"))
+    lr: float | Schedule = field(
+        default_factory=lambda: Schedule.from_text("linear_0.001"), metadata=IN_RUN
+    )
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
-    entropy_coef: float | Schedule = 0.01
+    entropy_coef: float | Schedule = field(default=0.01, metadata=IN_RUN)
     """Weight of the entropy bonus, >= 0: a number or a schedule."""
 
     gae_lambda: float = 1.0
@@ -65,12 +68,12 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Whether to divide advantages by their root mean square over the batch. They are not shifted
     to mean 0, which would bias the gradient for actions of older policies."""
 
-    vtrace_clip_rho_threshold: float | None = 1.0
+    vtrace_clip_rho_threshold: float | None = field(default=1.0, metadata=IN_RUN)
     """Upper bound of the importance weights in the value targets, > 0; null: no clipping. With a
     finite bound, the critic learns the values of a policy between the behaviour policy and the
     learner's."""
 
-    vtrace_clip_pg_rho_threshold: float | None = 1.0
+    vtrace_clip_pg_rho_threshold: float | None = field(default=1.0, metadata=IN_RUN)
     """Upper bound of the importance weights in the policy gradient, > 0; null: no clipping."""
 
     loss_reduction: Literal["mean", "sum"] = "mean"

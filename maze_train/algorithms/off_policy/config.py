@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import absolute_path, check_between, check_fields, check_one_of
+from maze_train.core.conversion import IN_RUN, ON_RESUME
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, locate
 from maze_train.learner.config import GradientSettings, Schedule
@@ -97,11 +98,13 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     """Capacity of the replay buffer in transitions; once full, the oldest are replaced. Memory is
     allocated for at most `total_steps`. >= 1."""
 
-    replay_buffer_storage: Literal["memory", "disk", "device"] = "memory"
+    replay_buffer_storage: Literal["memory", "disk", "device"] = field(
+        default="memory", metadata=ON_RESUME
+    )
     """Where the replay buffer is stored: `memory`, `disk` (memory-mapped files in the run
     directory), or `device` (`algorithm.device`)."""
 
-    lr: float | Schedule = 3e-4
+    lr: float | Schedule = field(default=3e-4, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(
@@ -115,14 +118,14 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     n_step_returns: int = 1
     """Number of steps n of the n-step returns. In [1, 10000]."""
 
-    tau: float = 0.005
+    tau: float = field(default=0.005, metadata=IN_RUN)
     """Polyak coefficient of the target networks: weight of the trained networks in each update, in
     (0, 1]; 1: hard update."""
 
     target_update_interval: int = 1
     """Number of gradient steps between updates of the target networks. >= 1."""
 
-    max_grad_norm: float = 0.0
+    max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum gradient norm of each optimizer (or value, see `grad_clip_by`), >= 0; 0: no
     clipping."""
 
@@ -238,11 +241,11 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
 
     module_settings: ClassVar[tuple[str, ...]] = ("critic_lr",)
 
-    lr: float | Schedule = 3e-4
+    lr: float | Schedule = field(default=3e-4, metadata=IN_RUN)
     """Learning rate of the policy, > 0: a number, or a schedule such as `linear_0.001` (decays to
     0)."""
 
-    critic_lr: float | Schedule | None = None
+    critic_lr: float | Schedule | None = field(default=None, metadata=IN_RUN)
     """Learning rate of the critics, > 0; null: the same as for the policy."""
 
     num_critics: int = 2

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.core.checks import check_at_least, check_fields
+from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule, is_adaptive
 from maze_train.training.config import TRIAL_STEPS
@@ -31,7 +32,9 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
     >= 1."""
 
-    lr: float | Schedule = field(default_factory=lambda: Schedule(start=1e-3, end=0.0))
+    lr: float | Schedule = field(
+        default_factory=lambda: Schedule(start=1e-3, end=0.0), metadata=IN_RUN
+    )
     """Learning rate, > 0: a number, a schedule such as `linear_0.001` (decays to 0), or
     `adaptive_kl` (adapts to the KL divergence from the policy that collected the rollout)."""
 
@@ -45,18 +48,18 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     at most one sample (one sequence for recurrent policies). In [1, number of samples or
     sequences]; null: use `batch_size`."""
 
-    n_optimization_epochs: int = 10
+    n_optimization_epochs: int = field(default=10, metadata=IN_RUN)
     """Number of optimization epochs (passes) over each rollout, which other libraries often call
     `n_epochs`; each sample is used exactly this many times. >= 1."""
 
-    clip_range: float | Schedule = 0.2
+    clip_range: float | Schedule = field(default=0.2, metadata=IN_RUN)
     """Half-width of the interval around a probability ratio of 1, > 0: a number or a schedule."""
 
     value_clip_range: float = 0.0
     """Maximum change of the value prediction per update, in units of (transformed) returns, >= 0;
     0: no clipping."""
 
-    target_kl: float = 0.0
+    target_kl: float = field(default=0.0, metadata=IN_RUN)
     """Approximate KL divergence above which the update of a policy stops early, before it applies
     the minibatch. >= 0; 0: no early stopping."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
 from maze_train.core.checks import check_fields
+from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule
 
@@ -29,22 +30,32 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
         *("entropy_coef", "entropy_coef_lr", "entropy_tuning", "target_entropy_multiplier"),
     )
 
-    entropy_coef_lr: float | Schedule | None = None
+    entropy_coef_lr: float | Schedule | None = field(default=None, metadata=IN_RUN)
     """Learning rate of the temperatures, > 0; null: the same as for the policy."""
 
     policy_update_interval: int = 1
     """Number of gradient steps between updates of the policy and the temperatures. >= 1."""
 
-    entropy_coef: float = 1.0
+    entropy_coef: float = field(default=1.0, metadata=IN_RUN)
     """Temperature (weight of the entropy), > 0: the initial value, or a constant without
     `entropy_tuning`."""
 
     entropy_tuning: bool = True
     """Whether to tune the temperatures to the target entropy, one for each part of the action."""
 
-    target_entropy_multiplier: float = 1.0
+    target_entropy_multiplier: float = field(default=1.0, metadata=IN_RUN)
     """Factor of the target entropy: -dim(A) nats for a Box (actions scaled to [-1, 1]), 0.98 times
     the maximum entropy for discrete actions (of the legal ones, with masks). >= 0."""
+
+    @property
+    def fixed_settings(self) -> dict[str, str]:
+        """The temperature may not change if it is tuned, nor the target entropy if it is not."""
+        if self.entropy_tuning:
+            reason = "algorithm.entropy_tuning changes it; set algorithm.target_entropy_multiplier"
+            return {**super().fixed_settings, "entropy_coef": reason}
+        own = ("entropy_coef_lr", "target_entropy_multiplier")
+        reason = "has no effect without algorithm.entropy_tuning"
+        return {**super().fixed_settings, **dict.fromkeys(own, reason)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

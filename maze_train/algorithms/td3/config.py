@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
 from maze_train.core.checks import check_at_least, check_fields
+from maze_train.core.conversion import IN_RUN
 from maze_train.learner.config import Schedule, check_schedule
 
 
@@ -39,10 +40,10 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     """Standard deviation of the target policy smoothing noise, for actions scaled to [-1, 1]. >= 0;
     0: no noise."""
 
-    target_noise_clip: float = 0.5
+    target_noise_clip: float = field(default=0.5, metadata=IN_RUN)
     """Clip range of this noise, > 0."""
 
-    exploration_noise_stddev: float | Schedule = 0.1
+    exploration_noise_stddev: float | Schedule = field(default=0.1, metadata=IN_RUN)
     """Standard deviation of the exploration noise, for actions scaled to [-1, 1]. >= 0: a number,
     or a schedule such as `linear_0.2` (decays to 0); 0: no noise."""
 

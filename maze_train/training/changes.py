@@ -1,0 +1,100 @@
+"""Settings of the algorithm that callbacks change while a run trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from maze_train.core.conversion import CHANGES, IN_RUN, key_of_field, replaced, when_changeable
+from maze_train.core.errors import ConfigError, one_of
+from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled_value
+from maze_train.training.config import AlgorithmConfig
+
+SECTION = "algorithm"
+
+
+class ChangedSettings:
+    """Settings of a run's algorithm: those given at the start or on resume, and later changes.
+
+    Args:
+        config: The given settings.
+
+    Attributes:
+        current: The settings in force.
+    """
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        self._given = self.current = config
+        self._changed: set[str] = set()
+
+    @property
+    def are_changed(self) -> bool:
+        """Whether a setting was changed."""
+        return bool(self._changed)
+
+    def change(self, key: str, value: Any, has_progress: bool) -> None:
+        """Change a setting.
+
+        Args:
+            key: Dotted name, such as `algorithm.entropy_coef`.
+            value: New value, as in a configuration.
+            has_progress: Whether the length of the run is known, for schedules.
+
+        Raises:
+            ConfigError: If the setting may not change while a run trains, or the value is invalid.
+        """
+        section, _, name = key.partition(".")
+        names = list(changeable(self.current))
+        if section != SECTION or name not in names:
+            when, reason = when_changeable(self.current, name if section == SECTION else "")
+            only = "may only change on resume" if when else "may not change while a run trains"
+            problem = f"{only}; {one_of(name, names)} (of {SECTION})"
+            raise ConfigError(key, reason or problem, value)
+        config = replaced(self.current, {name: value}, SECTION)
+        new = getattr(config, name)
+        by_progress = isinstance(new, Schedule) and new.by == "progress" and not is_adaptive(new)
+        if by_progress and not has_progress:
+            problem = "the length of the run is unknown: use a number, or by: env_steps or updates"
+            raise ConfigError(key, problem, value)
+        self.current = config
+        self._changed.add(name)
+
+    def metrics(self, progress: Progress) -> dict[str, float]:
+        """Return the values of all changed settings that are numbers or schedules."""
+        values = {name: getattr(self.current, name) for name in sorted(self._changed)}
+        return {
+            f"settings/{name}": float(scheduled_value(value, progress))
+            for name, value in values.items()
+            if value is not None and not is_adaptive(value)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings that may change as they were given, and the changed ones."""
+        current = changeable(self.current)
+        changed = {name: current[name] for name in self._changed if name in current}
+        return {"given": changeable(self._given), "changed": changed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Repeat the changes of `state`, except to settings with a new value for the resumed run.
+
+        Returns:
+            Whether the settings in force are other ones than in `state`.
+        """
+        given = changeable(self._given)
+        before: dict[str, Any] = {**state["given"], **state["changed"]}
+        kept = {
+            name: value
+            for name, value in state["changed"].items()
+            if name in given and given[name] == state["given"].get(name)
+        }
+        self.current = replaced(self._given, kept, SECTION)
+        self._changed = set(kept)
+        return changeable(self.current) != before
+
+
+def changeable(config: AlgorithmConfig) -> dict[str, Any]:
+    """Return the settings that may change while a run trains, as plain values by name."""
+    names = [f.name for f in fields(config) if f.metadata.get(CHANGES) == IN_RUN[CHANGES]]
+    plain = config.to_plain(type(config))
+    return {name: plain[key_of_field(name)] for name in names if name not in config.fixed_settings}

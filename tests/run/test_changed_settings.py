@@ -1,0 +1,122 @@
+"""Settings that change while a run trains, or when it is resumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from own_callbacks import Changes
+from short_runs import PPO, rows, short_run
+
+from maze_train import Callback, CallbackError, ConfigError, train
+from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
+from maze_train.algorithms.sac.config import SACAlgorithmConfig
+from maze_train.learner.config import Progress
+from maze_train.training.changes import ChangedSettings
+
+OWN = {"trust": ["own_envs", "own_callbacks"]}
+CONSTANT = {"algorithm.lr": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "value", "message"),
+    [
+        (PPOAlgorithmConfig(), "batch_size", 8, r"batch_size = 8: may not change while a run "),
+        (PPOAlgorithmConfig(), "n_epochs", 8, r"may only change on resume; .* lr, "),
+        (PPOAlgorithmConfig(), "cliprange", 1, r"did you mean 'clip_range'"),
+        (PPOAlgorithmConfig(), "clip_range", -1, r"^algorithm.clip_range = -1.*> 0"),
+        (PPOAlgorithmConfig(), "lr", "linear_1", r"the length of the run is unknown"),
+        (PPOAlgorithmConfig(lr_scheduler={"_target_": "x"}, lr=1), "lr", 2, "lr_scheduler changes"),
+        (SACAlgorithmConfig(), "entropy_coef", 2, "entropy_tuning changes it"),
+        (
+            SACAlgorithmConfig(entropy_tuning=False),
+            "target_entropy_multiplier",
+            2,
+            "has no effect without algorithm.entropy_tuning",
+        ),
+    ],
+)
+def test_what_may_not_change(config: Any, key: str, value: Any, message: str) -> None:
+    """The error gives the reason, and the settings that may."""
+    settings = ChangedSettings(config)
+    with pytest.raises(ConfigError, match=message):
+        settings.change(f"algorithm.{key}", value, has_progress=False)
+    with pytest.raises(ConfigError, match=r"expected one of .*max_grad_norm"):
+        settings.change("evaluation.interval", 1, has_progress=True)
+    assert settings.current is config
+    assert not settings.are_changed
+
+
+def test_what_is_given_for_a_resumed_run_wins() -> None:
+    """Over a change of the same setting in the checkpoint, not over others."""
+    settings = ChangedSettings(PPOAlgorithmConfig(lr=1.0))
+    settings.change("algorithm.lr", "linear_8", has_progress=True)
+    settings.change("algorithm.target_kl", 0.3, has_progress=True)
+    assert settings.metrics(Progress(fraction=0.25)) == {
+        "settings/lr": 6.0,
+        "settings/target_kl": 0.3,
+    }
+    again = ChangedSettings(PPOAlgorithmConfig(lr=1.0))
+    assert not again.load_state_dict(settings.state_dict())
+    assert again.current == settings.current
+    again = ChangedSettings(PPOAlgorithmConfig(lr=3.0))
+    assert again.load_state_dict(settings.state_dict())
+    assert again.current == PPOAlgorithmConfig(lr=3.0, target_kl=0.3)
+    assert list(again.metrics(Progress())) == ["settings/target_kl"]
+
+
+@pytest.mark.usefixtures("empty_directory")
+def test_a_resumed_run_may_change_what_a_running_one_may() -> None:
+    """From the next update on; earlier rows stay."""
+    callback = Changes([[1, "entropy_coef", 0.1]])
+    first = {"algorithm.n_epochs": 1}
+    short_run("run", callbacks=[callback], **CONSTANT, **first)
+    given = {"algorithm.lr": 2e-3, "algorithm.clip_range": 0.1, "algorithm.n_epochs": 2}
+    train(resume="run", callbacks=[callback], **given, **OWN)
+    found = rows("run")
+    assert [row["train/learning_rate"] for row in found] == ["0.001", "0.002"]
+    assert [row["train/entropy_coef"] for row in found] == ["0.1", "0.1"]
+    assert [row["settings/entropy_coef"] for row in found] == ["0.1", "0.1"]
+    assert found[1]["train/clip_range"] == "0.1"
+    scheduler = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 1}
+    with_scheduler = {**PPO, **CONSTANT, **first, "algorithm.lr_scheduler": scheduler}
+    short_run("other", **with_scheduler)
+    with pytest.raises(ConfigError, match=r"algorithm\.lr = 0\.002: .* changes the results"):
+        train(resume="other", **given, **OWN)
+
+
+@pytest.mark.usefixtures("empty_directory")
+def test_a_fixed_temperature_may_change_on_resume() -> None:
+    """It is a weight, which the checkpoint has, too."""
+    fixed = {"algorithm.entropy_tuning": False, "algorithm.entropy_coef": 0.5}
+    short_run("run", "sac", **fixed, total_steps=64)
+    result = train(resume="run", total_steps=128, **{"algorithm.entropy_coef": 0.25}, **OWN)
+    assert result.history[-1]["train/entropy_coef"] == pytest.approx(0.25)
+
+
+@pytest.mark.usefixtures("empty_directory")
+def test_where_a_callback_may_change_settings() -> None:
+    """Not where a checkpoint was written; a resumed run keeps what it has at its start."""
+
+    class Halves(Callback):
+        def __init__(self, hook: str) -> None:
+            self.seen: list[float] = []
+            self.hook = hook
+
+        def act(self, run: Any) -> None:
+            run.set("algorithm.lr", 0.5 * run.algorithm.lr)
+            self.seen.append(run.algorithm.lr)
+
+        def on_run_start(self, run: Any) -> None:
+            self.act(run)
+
+        def on_checkpoint(self, run: Any) -> None:
+            if self.hook == "on_checkpoint":
+                self.act(run)
+
+    for number in (1, 2):
+        first = Halves("on_run_start")
+        short_run(callbacks=[first], resume="auto", **CONSTANT, **{"algorithm.n_epochs": number})
+        assert first.seen == [0.0005]
+    with pytest.raises(CallbackError, match="not available in on_checkpoint"):
+        short_run("other", callbacks=[Halves("on_checkpoint")], **CONSTANT)
