@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from maze_train.workers.pool import WorkerFailedError, WorkerPool, check_spaces
@@ -99,9 +98,8 @@ class TaskQueue(Generic[Result]):
             state = self._states[index]
             if state.tasks and not state.preparations:
                 self._pool.cancel(index)
-                # Not the number of handlers: an interrupt may come between call and handler.
-                state.handlers = deque([_ignored] * self._pool.pending(index))
-                self._call(index, _ignored, "drop")
+                self._pool.call(index, "drop")
+                state.calls = 0
             state.tasks.clear()
         self._again.clear()
         self._raises.clear()
@@ -121,23 +119,35 @@ class TaskQueue(Generic[Result]):
         given = self.hand_out(limit)
         for index, state in enumerate(self._states[: len(self._pool)]):
             tasks = given.get(index, [])
-            if tasks or (state.tasks and len(state.handlers) < CALLS_AHEAD):
+            if tasks or (state.tasks and self._pool.pending(index) < CALLS_AHEAD):
                 self._advance(index, [self._task_of(number) for number in tasks])
         for index in self._pool.ready(POLL_S):
             try:
-                result = self._pool.receive(index)
+                results = self._receive(index)
             except WorkerFailedError as failure:
                 # Drop the frames of the traceback: they would keep this object alive.
                 self._repair(failure.with_traceback(None))
                 continue
-            except BaseException:
-                handlers = self._states[index].handlers
-                # An interrupt may occur before the result has been received.
-                if len(handlers) > self._pool.pending(index):
-                    handlers.popleft()
-                raise
-            for found in self._states[index].handlers.popleft()(result):
+            for found in results:
                 take(found)
+
+    def _receive(self, index: int) -> list[Result]:
+        """Receive the result of the oldest call; return results of tasks of this round."""
+        state, pending = self._states[index], self._pool.pending(index)
+        # An interrupt may have come after an earlier result was received.
+        state.calls = min(state.calls, pending)
+        state.preparations = min(state.preparations, pending)
+        result = self._pool.receive(index)
+        if state.preparations:
+            state.preparations -= 1
+            if result is not None:
+                self._check_spaces(index, result)
+            return []
+        if result is None or pending > state.calls:
+            return []
+        found: list[Result] = result
+        state.tasks.difference_update(map(self._number_of, found))
+        return found
 
     def hand_out(self, limit: int) -> dict[int, list[int]]:
         """Assign tasks to the workers with the fewest tasks, starting with tasks to repeat.
@@ -163,18 +173,12 @@ class TaskQueue(Generic[Result]):
         state = self._states[index]
         if not state.in_round:
             state.in_round = True
-            self._call(index, _ignored, "begin_round", *self._round)
-        self._call(index, partial(self._done, index), "advance", tasks)
+            self._call(index, "begin_round", *self._round)
+        self._call(index, "advance", tasks)
 
-    def _call(
-        self, index: int, handler: Callable[[Any], list[Result]], method: str, *args: Any
-    ) -> None:
+    def _call(self, index: int, method: str, *args: Any) -> None:
+        self._states[index].calls += 1
         self._pool.call(index, method, *args)
-        self._states[index].handlers.append(handler)
-
-    def _done(self, index: int, results: list[Result]) -> list[Result]:
-        self._states[index].tasks.difference_update(map(self._number_of, results))
-        return results
 
     def _repair(self, failure: WorkerFailedError) -> None:
         """Restart a worker, and repeat its tasks.
@@ -189,21 +193,9 @@ class TaskQueue(Generic[Result]):
         self._again = sorted([*self._again, *state.tasks])
         self._states[index] = _WorkerState()
         self._pool.restart(failure, description, outlook)
-        self._prepare(index, "describe")
-        for method, args in self._setup:
-            self._prepare(index, method, *args)
-
-    def _prepare(self, index: int, method: str, *args: Any) -> None:
-        """Call a method before a worker gets tasks; `drop` does not cancel such a call."""
-        self._states[index].preparations += 1
-        self._call(index, partial(self._prepared, index), method, *args)
-
-    def _prepared(self, index: int, spaces: tuple[Any, Any] | None) -> list[Result]:
-        """Handle the result of a preparation; `describe` returns the spaces of a new worker."""
-        if spaces is not None:
-            self._check_spaces(index, spaces)
-        self._states[index].preparations -= 1
-        return []
+        for method, args in [("describe", ()), *self._setup]:
+            self._states[index].preparations += 1
+            self._call(index, method, *args)
 
     def _check_spaces(self, index: int, spaces: tuple[Any, Any]) -> None:
         check_spaces(index * self._slots, spaces, self.spaces)
@@ -236,16 +228,13 @@ class _WorkerState:
     """Tasks and pending calls of a worker.
 
     Attributes:
-        preparations: Number of pending calls that precede the first task.
+        calls: Number of pending calls since the last `drop`; older ones belong to an earlier round.
+        preparations: Number of these calls that precede the first task.
+        in_round: Whether the worker was told of the round.
+        tasks: Numbers of the assigned tasks.
     """
 
     def __init__(self) -> None:
-        self.preparations = 0
+        self.calls = self.preparations = 0
         self.in_round = False
         self.tasks: set[int] = set()
-        # One handler per pending call, called with its result.
-        self.handlers: deque[Callable[[Any], list[Any]]] = deque()
-
-
-def _ignored(result: Any) -> list[Any]:
-    return []
