@@ -138,10 +138,9 @@ from maze_train.data.minari import load_minari as load_minari
 from maze_train.data.minari import minari_episodes as minari_episodes
 from maze_train.data.replay import BaseReplayBuffer as BaseReplayBuffer
 from maze_train.data.replay import PrioritizedReplayBuffer as PrioritizedReplayBuffer
-from maze_train.data.replay import Transition as Transition
 from maze_train.data.replay import Transitions as Transitions
 from maze_train.data.replay import UniformReplayBuffer as UniformReplayBuffer
-from maze_train.data.replay import as_rollout as as_rollout
+from maze_train.data.replay import rollout_of_step as rollout_of_step
 from maze_train.data.rollout import Rollout as Rollout
 from maze_train.data.rollout import RolloutStorage as RolloutStorage
 from maze_train.data.trajectories import DatasetMetadata as DatasetMetadata

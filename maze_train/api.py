@@ -187,6 +187,6 @@ def evaluate(
         concurrency=min(concurrency, n_episodes),
         seed=seed,
         max_episode_steps=max_episode_steps,
-        settings=PlaySettings(deterministic=deterministic),
+        settings=PlaySettings(),
     ) as player:
         return summarise(player.play(range(seed, seed + n_episodes)))

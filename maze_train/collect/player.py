@@ -25,7 +25,7 @@ from maze_train.collect.episode_runner import (
     RowAgent,
 )
 from maze_train.collect.recording import PlaySettings, Recorder, ffmpeg_path
-from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
+from maze_train.collect.row_agents import PolicyAgent, model_agent, random_agent
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
@@ -471,7 +471,7 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
         return random_agent
     model = model_of(policy)
     if model is not None:
-        return partial(ModelAgent, model, deterministic=deterministic)
+        return partial(model_agent, model, deterministic=deterministic)
     if isinstance(policy, type):
         return partial(PolicyAgent, policy)
     return partial(PolicyAgent, partial(copy.deepcopy, UserPolicy(policy).policy))
@@ -525,7 +525,7 @@ class RolloutGenerator(RolloutPlayer):
         n_workers: Number of worker processes; 0 selects this process.
         seed: Seed of the first episode, >= 0; the next ones have `seed + 1`, `seed + 2`, ...
         max_episode_steps: Maximum length of an episode, >= 1; None selects the environment's limit.
-        settings: Settings of the episodes, except `deterministic`; None records trajectories.
+        settings: Settings of the episodes; None records trajectories.
         on_non_finite: What to do about non-finite values: `raise` or `skip`.
         **processes: Further settings of `LocalProcesses` if `n_workers` > 0: `start_method`,
             `timeout_s`, `on_worker_failure`, `max_worker_restarts`.

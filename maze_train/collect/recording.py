@@ -81,8 +81,6 @@ class PlaySettings:
     """Settings of played episodes and their recordings.
 
     Attributes:
-        deterministic: Whether the agent takes the most likely action instead of sampling. The agent
-            must have been built accordingly.
         record: Whether to keep trajectories.
         video_dir: Directory for videos named `episode_<number>_seed_<seed>.mp4`; requires
             environments with render mode `rgb_array`. None disables videos.
@@ -92,7 +90,6 @@ class PlaySettings:
             it.
     """
 
-    deterministic: bool = True
     record: bool = False
     video_dir: str | None = None
     video_every: int = 1

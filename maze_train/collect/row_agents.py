@@ -129,19 +129,17 @@ class PopulationAgent(RowAgent):
         return tree_map(add, actions)
 
 
-class ModelAgent(PopulationAgent):
-    """Acts with a copy of the current weights of a model; see `PopulationAgent`.
+def model_agent(model: nn.Module, envs: EnvSlice, deterministic: bool = True) -> PopulationAgent:
+    """Return an agent that acts with a copy of the current weights of a model.
 
     Args:
         model: The model. It is copied to the CPU and set to evaluation mode.
         envs: The environments.
         deterministic: Whether to take the most likely action instead of sampling.
     """
-
-    def __init__(self, model: nn.Module, envs: EnvSlice, deterministic: bool = True) -> None:
-        own: Any = copy.deepcopy(acting_part(model)).cpu().eval()
-        # Frozen parameters are shared by all rows.
-        super().__init__(own.requires_grad_(False), envs, deterministic)
+    own = copy.deepcopy(acting_part(model)).cpu().eval()
+    # Frozen parameters are shared by all rows.
+    return PopulationAgent(own.requires_grad_(False), envs, deterministic)
 
 
 def acting_part(model: nn.Module) -> nn.Module:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze_train.core.seeding import Seeds
-from maze_train.core.types import ArrayTree, leaves_by_key
-from maze_train.envs.vector import zeroed_columns
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import LegalChoices, random_action
 
@@ -48,29 +45,3 @@ class UniformPolicy:
         """
         legal = self._legal.read(observation) if self._legal.has_masks else ()
         return random_action(self._action, legal, self._generator)
-
-
-def uniform_actions(
-    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], seed: int
-) -> Callable[[ArrayTree], ArrayTree]:
-    """Return a function from observations `[1, ...]` to random actions `[1, ...]`.
-
-    Args:
-        observation_space: Observation space of the environment.
-        action_space: Action space of the environment.
-        seed: Seed of the actions, >= 0.
-
-    Raises:
-        SpaceError: If a mask does not fit the action space, or no action is legal.
-    """
-    observation, view = FlatView(observation_space), FlatView(action_space)
-    policy = UniformPolicy(observation_space, action_space)
-    policy.reset(seed)
-
-    def act(obs: ArrayTree) -> ArrayTree:
-        actions = zeroed_columns(view, 1)
-        for key, value in view.read(policy.act(observation.row(leaves_by_key(obs), 0))):
-            actions[key][0] = value
-        return actions[""] if view.is_single else actions
-
-    return act

@@ -66,19 +66,6 @@ class Transitions:
         return replace(self, extra={**self.extra, **columns})
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """One step of one environment, without batch dimension."""
-
-    obs: TensorTree
-    action: TensorTree
-    reward: float
-    next_obs: TensorTree
-    """Observation after the step, also if the episode ended."""
-    terminated: bool
-    truncated: bool
-
-
 class BaseReplayBuffer(ABC):
     """Base class of replay buffers: stores experience in temporal order and samples from it.
 
@@ -139,26 +126,42 @@ class BaseReplayBuffer(ABC):
         """Continue from `state`."""
 
 
-def as_rollout(transition: Transition) -> Rollout:
-    """Convert one step of one environment to a rollout with T = B = 1, for `add_rollout`.
+def rollout_of_step(
+    obs: TensorTree,
+    action: TensorTree,
+    reward: float,
+    next_obs: TensorTree,
+    *,
+    terminated: bool,
+    truncated: bool,
+) -> Rollout:
+    """Return one step of one environment as a rollout with T = B = 1, for `add_rollout`.
 
     Call `interrupt` of the buffer after a step that ended an episode, because the observation of
     the next step is not its `next_obs`.
+
+    Args:
+        obs: Observation before the step.
+        action: Action of the agent.
+        reward: Reward of the step.
+        next_obs: Observation after the step, also if the episode ended.
+        terminated: Whether the step terminated the episode.
+        truncated: Whether the step truncated the episode.
+
+    Raises:
+        ShapeError: If the shapes of the observations differ.
     """
-    obs, next_obs = leaves_by_key(transition.obs), leaves_by_key(transition.next_obs)
-    shapes, next_shapes = ({k: list(x.shape) for k, x in o.items()} for o in (obs, next_obs))
+    before, after = leaves_by_key(obs), leaves_by_key(next_obs)
+    shapes, next_shapes = ({k: list(x.shape) for k, x in o.items()} for o in (before, after))
     if shapes != next_shapes:
         raise ShapeError(f"obs has the shapes {shapes}, next_obs {next_shapes}: expected the same")
-    rows = {key: torch.stack([leaf, next_obs[key]])[:, None] for key, leaf in obs.items()}
-    has_keys = isinstance(transition.obs, dict)
-    num_ended = int(transition.truncated or transition.terminated)
+    rows = {key: torch.stack([leaf, after[key]])[:, None] for key, leaf in before.items()}
+    has_keys, num_ended = isinstance(obs, dict), int(truncated or terminated)
     return Rollout(
         obs=as_tree(rows, has_keys),
-        actions=tree_map(lambda x: x[None, None], transition.action),
-        rewards=torch.tensor([[transition.reward]], dtype=torch.float32),
-        end=torch.from_numpy(
-            end_codes(np.array([[transition.terminated]]), np.array([[transition.truncated]]))
-        ),
+        actions=tree_map(lambda x: x[None, None], action),
+        rewards=torch.tensor([[reward]], dtype=torch.float32),
+        end=torch.from_numpy(end_codes(np.array([[terminated]]), np.array([[truncated]]))),
         final_obs=as_tree({key: leaf[1, :num_ended] for key, leaf in rows.items()}, has_keys),
         final_positions=torch.zeros(num_ended, dtype=torch.int64),
     )

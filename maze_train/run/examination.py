@@ -14,12 +14,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
-from maze_train.collect.uniform import uniform_actions
-from maze_train.core.types import leaves_by_key
+from maze_train.collect.uniform import UniformPolicy
+from maze_train.core.types import ArrayTree, leaves_by_key
 from maze_train.envs.faults import own_processes
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.slice import EnvSlice
+from maze_train.envs.vector import zeroed_columns
+from maze_train.spaces.describe import FlatView
 
 STEPS = 20
 """Number of steps of each episode prefix."""
@@ -124,6 +127,32 @@ def prefix(envs: EnvSlice, beside: EnvSlice | None = None) -> list[bytes]:
                 each.start(0, seed + 2 * step)
         seen.append(row_of(envs))
     return seen
+
+
+def uniform_actions(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], seed: int
+) -> Callable[[ArrayTree], ArrayTree]:
+    """Return a function from observations `[1, ...]` to random actions `[1, ...]`.
+
+    Args:
+        observation_space: Observation space of the environment.
+        action_space: Action space of the environment.
+        seed: Seed of the actions, >= 0.
+
+    Raises:
+        SpaceError: If a mask does not fit the action space, or no action is legal.
+    """
+    observation, view = FlatView(observation_space), FlatView(action_space)
+    policy = UniformPolicy(observation_space, action_space)
+    policy.reset(seed)
+
+    def act(obs: ArrayTree) -> ArrayTree:
+        actions = zeroed_columns(view, 1)
+        for key, value in view.read(policy.act(observation.row(leaves_by_key(obs), 0))):
+            actions[key][0] = value
+        return actions[""] if view.is_single else actions
+
+    return act
 
 
 def row_of(envs: EnvSlice) -> bytes:

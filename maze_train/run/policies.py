@@ -20,7 +20,7 @@ from maze_train.collect.player import (
     model_of,
     spaces_of_policy,
 )
-from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
+from maze_train.collect.row_agents import PolicyAgent, model_agent, random_agent
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.train_config import TrainConfig
@@ -143,7 +143,7 @@ def _trained_agent(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> R
     if several is not None:  # flags are in the order of these agents
         owners = {agent: model.agents[agent] for agent in several.agents}
         model = JointModel(modules_of(model), owners)
-    return ModelAgent(model, envs, deterministic)
+    return model_agent(model, envs, deterministic)
 
 
 @dataclass(frozen=True)
@@ -337,4 +337,4 @@ def _agent_of(
     envs: EnvSlice,
 ) -> RowAgent:
     models = {policy: named.make_model() for policy, named in policies.items()}
-    return ModelAgent(JointModel(models, owners), envs, deterministic)
+    return model_agent(JointModel(models, owners), envs, deterministic)

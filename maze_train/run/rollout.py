@@ -199,7 +199,6 @@ class RolloutRunner:
         """
         config = self.config
         settings = PlaySettings(
-            deterministic=config.deterministic,
             record=config.record,
             video_dir=str(video_dir) if config.video else None,
             video_every=config.video_interval,

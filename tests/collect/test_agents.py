@@ -14,7 +14,7 @@ from es_problems import WalkEnv, model_for
 from gymnasium import spaces
 
 from maze_train.collect.episode_runner import EpisodeTask
-from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
+from maze_train.collect.row_agents import PolicyAgent, model_agent, random_agent
 from maze_train.collect.uniform import UniformPolicy
 from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.envs.faults import EpisodeError
@@ -257,9 +257,9 @@ def test_models_act_as_they_are(policy):
     """A model without anything to train as well; its mode and weights are not touched."""
     model = model_for(WalkEnv, policy)
     envs = started(WalkEnv)
-    expected = ModelAgent(model, envs).act()
+    expected = model_agent(model, envs).act()
     frozen = model_for(WalkEnv, policy).requires_grad_(False)
-    agent = ModelAgent(frozen, envs)
+    agent = model_agent(frozen, envs)
     np.testing.assert_array_equal(agent.act(), expected)
     assert agent._population._memory.nbytes == 0  # one copy of the weights for all rows
     assert envs.action.space.contains(expected[0])
@@ -275,7 +275,7 @@ def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
     config = ModelConfig(hidden_sizes=[6], rnn=memory, shared_trunk=shared)
     model = build_actor_critic(config, *found, seed=3).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    agent, expected = ModelAgent(model, envs), TrainedPolicy(model, *found)
+    agent, expected = model_agent(model, envs), TrainedPolicy(model, *found)
     for _ in range(5):
         actions = agent.act()
         assert isinstance(actions, np.ndarray)

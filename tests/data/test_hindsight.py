@@ -21,13 +21,13 @@ from reference_replay import (
     assert_same_leaves,
     filled,
     rollout_of,
-    transition_of,
+    rollout_of_one,
 )
 
 from maze_train import train
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, TrainingError
 from maze_train.data.hindsight import HindsightReplayBuffer, PrioritizedHindsightReplayBuffer
-from maze_train.data.replay import PrioritizedReplayBuffer, UniformReplayBuffer, as_rollout
+from maze_train.data.replay import PrioritizedReplayBuffer, UniformReplayBuffer
 
 GAMMA = 0.9
 GOAL = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -225,7 +225,7 @@ def test_single_transitions_are_relabelled_too(interrupts, **case):
             for owner in (buffer, reference, stream):
                 owner.interrupt()
         step = stream.step(0)
-        buffer.add_rollout(as_rollout(transition_of(step, stream.led_to)))
+        buffer.add_rollout(rollout_of_one(step, stream.led_to))
         reference.add([[step], [Step(stream.led_to)]])
         assert_samples_are_right(buffer, reference, 20)
 

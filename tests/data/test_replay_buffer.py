@@ -21,7 +21,7 @@ from reference_replay import (
     filled,
     make,
     rollout_of,
-    transition_of,
+    rollout_of_one,
 )
 from reference_replay import KINDS as ROWS
 
@@ -29,7 +29,7 @@ import maze_train.data.replay_memory as replay_memory
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, TrainingError
 from maze_train.core.state_files import dumps, loads
 from maze_train.core.types import leaves_by_key, tree_map
-from maze_train.data.replay import UniformReplayBuffer, as_rollout
+from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.replay_columns import ReplayLayout
 
 STACKS = st.fixed_dictionaries(
@@ -95,7 +95,7 @@ def test_single_transitions_and_rollouts_mix(events, **experience):
         else:
             step = stream.step(0)
             next_obs = stream.obs[0] if step.final_obs is None else step.final_obs
-            buffer.add_rollout(as_rollout(transition_of(step, next_obs)))
+            buffer.add_rollout(rollout_of_one(step, next_obs))
             reference.add([[step], [Step(next_obs)]])
             if step.terminated or step.truncated:
                 buffer.interrupt()
@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused():
         buffer.add_rollout(rollout_of(steps))
     step = Stream(np.random.default_rng(0), 1).step(0)
     with pytest.raises(ShapeError, match=r"obs has the shapes .* next_obs"):
-        as_rollout(transition_of(step, {"": np.zeros(5, np.float32)}))
+        rollout_of_one(step, {"": np.zeros(5, np.float32)})
     lone, _, _ = make(10, 1)
     stream = Stream(np.random.default_rng(0), 1, ends=1.0, kinds=("ignored",))
     lone.add_rollout(rollout_of(stream.steps(9)))  # all rows are ignored

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_cases import FLOATS, random_trajectory
 
+from maze_train.algorithms.off_policy.demonstrations import trajectories_as_rollout
 from maze_train.core.errors import ShapeError, SpaceError
 from maze_train.core.types import leaves_by_key, tree_map
-from maze_train.data.trajectories import Trajectory, trajectories_as_rollout
+from maze_train.data.trajectories import Trajectory
 from maze_train.distributions.mapping import distribution_for
 
 DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(9)})

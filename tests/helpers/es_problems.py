@@ -28,7 +28,7 @@ from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
 from maze_train.collect.episode_runner import EpisodeRunner
 from maze_train.collect.player import RolloutPlayer, SliceEpisodes
 from maze_train.collect.recording import PlaySettings
-from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
+from maze_train.collect.row_agents import PolicyAgent, model_agent, random_agent
 from maze_train.core.types import tree_leaves
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.config import ModelConfig, RecurrentConfig
@@ -370,7 +370,7 @@ class PictureEnv(UnequalEnv):
 def model_problem(obs, actions, policy, deterministic=False):
     """Environment and agent of a model."""
     make = partial(WalkEnv, obs, actions)
-    return make, partial(ModelAgent, model_for(make, policy), deterministic=deterministic)
+    return make, partial(model_agent, model_for(make, policy), deterministic=deterministic)
 
 
 def user_problem(obs, actions):

@@ -11,7 +11,7 @@ from step_ends import ends_of
 
 from maze_train.core.step_end import StepEnd
 from maze_train.core.types import tree_map
-from maze_train.data.replay import Transition, UniformReplayBuffer
+from maze_train.data.replay import UniformReplayBuffer, rollout_of_step
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.columns import storage_dtype
 
@@ -252,21 +252,15 @@ def rollout_of(rows, space=BOX, action=BOX_ACTION):
     )
 
 
-def transition_of(step, next_obs):
-    """The transition that a step is."""
+def rollout_of_one(step, next_obs):
+    """The rollout of a lone step."""
 
     def tree(leaves):
         leaves = {key: torch.as_tensor(leaf) for key, leaf in leaves.items()}
         return leaves.get("", leaves)
 
-    return Transition(
-        tree(step.obs),
-        tree(step.action),
-        step.reward,
-        tree(next_obs),
-        step.terminated,
-        step.truncated,
-    )
+    ends = {"terminated": step.terminated, "truncated": step.truncated}
+    return rollout_of_step(tree(step.obs), tree(step.action), step.reward, tree(next_obs), **ends)
 
 
 def make(rows, num_envs, kind="box", *, buffer=UniformReplayBuffer, seed=0, stream=(), **settings):

@@ -13,23 +13,21 @@ from gymnasium import Env
 from torch import nn
 
 from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
+from maze_train.algorithms.off_policy.demonstrations import read_demonstrations
 from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEvents
 from maze_train.algorithms.off_policy.random_agents import RandomAgents
 from maze_train.collect.collector import Collector
 from maze_train.collect.fixed_policies import GivenPolicy, RandomPolicy
-from maze_train.core.errors import ConfigError, DatasetError, SpaceError, TrainingError
+from maze_train.core.errors import ConfigError, SpaceError, TrainingError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, build_target, locate, member_of
 from maze_train.core.types import TensorTree, tree_map
-from maze_train.data.datasets import open_dataset
 from maze_train.data.replay import BaseReplayBuffer, Transitions
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.rollout import Rollout
-from maze_train.data.trajectories import trajectories_as_rollout
 from maze_train.distributions.base import Distribution
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel
@@ -37,7 +35,6 @@ from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import ActionMasking
 from maze_train.nets.population import find_normalizer
 from maze_train.spaces.agents import agent_spaces
-from maze_train.spaces.describe import check_same_spaces
 from maze_train.spaces.tensors import flat_space_of
 from maze_train.training.build_context import close_quietly
 from maze_train.training.builder import AlgorithmBuilder
@@ -205,44 +202,6 @@ class OffPolicy(Trainer):
         if lost.any():
             for buffer in self.replay_buffers.values():
                 buffer.interrupt()
-
-
-KEY = "algorithm.initial_demonstration_trajectories"
-
-
-def read_demonstrations(
-    source: str | dict[str, Any], env: MazeVectorEnv, distribution: Distribution
-) -> Rollout:
-    """Convert recorded episodes to a rollout of the environments.
-
-    Args:
-        source: The value of `initial_demonstration_trajectories`.
-        env: Training environments.
-        distribution: Distribution of the actions.
-
-    Raises:
-        ConfigError: If there are no episodes, or their spaces differ from the environments'.
-    """
-    spaces = env.env_observation_space, env.single_action_space
-    try:
-        dataset = open_dataset(source, observation_space=spaces[0], action_space=spaces[1])
-    except ConfigError as error:
-        raise error.below(KEY) from error
-    except DatasetError as error:
-        raise ConfigError(KEY, str(error), source) from error
-    found = (dataset.metadata.observation_space, dataset.metadata.action_space)
-    problem = "it has the {kind} space {found}, the environment has {wanted}"
-    check_same_spaces(KEY, problem, found, spaces, source)
-    rollout = trajectories_as_rollout(
-        dataset,
-        env.num_envs,
-        env.single_observation_space,
-        env.single_action_space,
-        distribution.from_env,
-    )
-    if rollout is None:
-        raise ConfigError(KEY, "expected at least one trajectory", source)
-    return rollout
 
 
 Config = TypeVar("Config", bound=OffPolicyConfig)
