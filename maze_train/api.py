@@ -133,7 +133,7 @@ def make_env(
         trust: Modules that the configuration may import for environment and wrappers if another
             user made the run. Their code is executed.
         training: Whether to apply the training wrappers (`env.training_wrappers`) as well.
-        **kwargs: Arguments of the environment; override those of the run.
+        **kwargs: Arguments of the environment; override the arguments of the run.
 
     Raises:
         ConfigError: If the configuration names an untrusted module outside of this package and

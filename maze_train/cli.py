@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: Arguments without the program name, for calls from another program; None: those of
-            this process, which is expected to exit afterwards.
+        argv: Arguments without the program name, for calls from another program; None: `sys.argv`;
+            the process is then expected to exit afterwards.
 
     Returns:
         The exit code.

@@ -1,4 +1,4 @@
-"""Names of Maze: for classes that serve every algorithm and place here, and to stack mappings."""
+"""Names from Maze: aliases of classes, and functions that stack mappings."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ESAbortException = CallCancelledError
 
 
 def stack_numpy_dict_list(dict_list: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    """Stack the values of each key along a new first axis: n of `[...]` become `[n, ...]`.
+    """Stack the values of each key along a new first axis: n arrays `[...]` become `[n, ...]`.
 
     Args:
-        dict_list: n >= 1 mappings with the same keys, of arrays or what numpy makes arrays of.
+        dict_list: n >= 1 mappings with the same keys, of arrays or array-like values.
 
     Raises:
         ShapeError: If there is no mapping, keys differ, or the shapes under one key differ.
@@ -42,12 +42,12 @@ def stack_numpy_dict_list(dict_list: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 
 def unstack_numpy_list_dict(list_dict: Mapping[str, Any]) -> list[dict[str, Array]]:
-    """Take a mapping of stacked values apart: `[n, ...]` become n of `[...]`.
+    """Split a mapping of stacked values: `[n, ...]` becomes n arrays `[...]`.
 
-    The inverse of `stack_numpy_dict_list`. Values without an axis are one mapping alone.
+    The inverse of `stack_numpy_dict_list`. For 0-d values, the result is a single mapping.
 
     Args:
-        list_dict: At least one array, or what numpy makes an array of; all of the same length n.
+        list_dict: At least one array or array-like value; all have the same length n.
 
     Raises:
         ShapeError: If there is no value, or lengths differ.
@@ -75,7 +75,7 @@ def stack_torch_dict_list(
 
     Args:
         dict_list: n >= 1 mappings with the same keys, of tensors or arrays.
-        dim: Place of the new axis; negative ones are counted from the end.
+        dim: Index of the new axis; negative values count from the end.
 
     Raises:
         ShapeError: If there is no mapping, keys differ, or the shapes under one key differ.
@@ -86,7 +86,7 @@ def stack_torch_dict_list(
 def _by_key(
     dict_list: Sequence[Mapping[str, Any]], convert: Callable[[Any], Any]
 ) -> dict[str, list[Any]]:
-    """The values of each key, which have one shape."""
+    """Return the values of each key, after checking that their shapes are equal."""
     if not dict_list:
         raise ShapeError("there is nothing to stack: expected at least one mapping")
     keys = dict_list[0].keys()
@@ -109,7 +109,7 @@ def _converted(key: str, value: Any, convert: Callable[[Any], Any]) -> Any:
     try:
         return convert(value)
     except (ValueError, TypeError) as error:
-        raise ShapeError(f"{key!r} is no array: {error}") from error
+        raise ShapeError(f"{key!r} is not an array: {error}") from error
 
 
 def _tensor(value: Any) -> Tensor:

@@ -230,7 +230,7 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
     """
     prepared = prepare(config)
     if skips_finished and (best := best_of_finished(prepared)) is not None:
-        say(f"{prepared.resumed_dir} has finished already")
+        say(f"{prepared.resumed_dir} has already finished")
         return best
     from maze_train.run.runner import TrainingRunner
 

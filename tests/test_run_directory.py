@@ -67,10 +67,10 @@ def test_a_damaged_summary(run: RunDirectory, text: str) -> None:
 def test_where_a_new_run_may_begin(run: RunDirectory, tmp_path: Path) -> None:
     """In an empty directory, or that of a run that failed before its first checkpoint."""
     RunDirectory(tmp_path / "new").check_is_free()
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         run.check_is_free()
     (run.checkpoints / "epoch_000003").rmdir()
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         run.check_is_free()  # it has a result
     (run.path / "summary.json").write_text('{"stop_reason": "error"}')
     run.check_is_free()

@@ -216,7 +216,7 @@ def test_an_interrupted_sweep_is_continued(
     assert [row.partition(",")[0] for row in rows] == ["epoch", "1", "2", "3"]
     output = capfd.readouterr().out
     log = output if not launcher else (tmp_path / "a b/0/job.log").read_text()
-    assert f"{tmp_path}/a b/0 has finished already" in log
+    assert f"{tmp_path}/a b/0 has already finished" in log
     assert "ppo           3 " in output
     assert main([*words[1:], "total_steps=256"]) == 0
     assert [json.loads(path.read_text())["env_steps"] for path in summaries] == [256, 256, 256]

@@ -205,7 +205,7 @@ class RemoteActor(RemoteWorker):
 
 
 def end_all(actors: Sequence[RemoteActor]) -> None:
-    """Stop actors, killing those that exceed the grace period."""
+    """Stop actors, killing any that exceed the grace period."""
     running = [actor for actor in actors if not actor.has_ended]
     if not running or not running[0].session.answers():
         return
@@ -385,7 +385,7 @@ class RayPool(RemotePool[RemoteActor]):
         end_all([self._remote[index]])
 
     def close(self) -> None:
-        """Stop all actors, killing those that exceed the grace period."""
+        """Stop all actors, killing any that exceed the grace period."""
         super().close()
         actors, self._remote = self._remote, []
         try:

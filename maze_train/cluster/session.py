@@ -117,7 +117,7 @@ class RaySession:
         """Check periodically whether the head of the cluster answers.
 
         Raises:
-            WorkerError: If it has not answered for `HEAD_PATIENCE_S` seconds.
+            WorkerError: If the head has not answered for `HEAD_PATIENCE_S` seconds.
         """
         now = time.monotonic()
         if now < self._next_look:

@@ -93,7 +93,7 @@ class ActorCollector(Collector):
         Returns:
             The rollout, which does not share memory with later ones, and the episodes that ended.
         """
-        assert model is self._model, "actors act with the model that they were made for"
+        assert model is self._model, "the actors were built for another model"
         actors = self._begin()
         actors.publish(0)
         gathered = actors.gather(actors.num_actors, meanwhile=meanwhile)

@@ -5,13 +5,13 @@ Rollouts are collected in one of two modes:
 - ordered, always used in this process: the next actors in turn collect one rollout each when the
   learner asks, with the weights published last. Results are reproducible.
 - unordered: actors collect while the learner learns. Each actor fills its memory slots in turn, and
-  pauses when all of them wait for the learner. No locks are held across processes.
+  pauses when all of them wait for the learner. Processes do not share locks.
 
 Exceptions of environments in this process propagate. If a remote actor raises, dies or hangs,
 training ends with a `WorkerError`, or its worker is restarted within the limit of the backend and
 the steps of the running rollout are dropped and counted. With `ActorPolicy.returns_states`, actors
 then continue from their state after the last rollout, so results do not change. Actors without
-states, and an actor that fails twice in a row, begin new episodes with other random numbers.
+states, and an actor that fails twice in a row, begin new episodes with other seeds.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class DistributedActors:
         single_action_space: The action space.
         writer: Publishes the weights. It and the following attributes are available after `begin`.
         has_weights: Whether weights have been published.
-        generations: Number of times each actor started over with new random numbers.
+        generations: Number of times each actor started over with new seeds.
         states: State that each actor restores when its worker is set up; None begins new episodes.
         counts: Step counts.
         is_exact: Whether all environments continued exactly from the restored state.
@@ -474,7 +474,7 @@ class DistributedActors:
             self._call_worker(worker, *call)
 
     def _start_over(self, actor: int) -> None:
-        """Make an actor begin new episodes with other random numbers at its next setup."""
+        """Make an actor begin new episodes with other seeds at its next setup."""
         self.generations[actor] += 1
         self.states[actor] = None
         self._lost[actor] = True

@@ -91,6 +91,6 @@ def check_are_new(policies: Sequence[Any]) -> None:
     if len({id(policy) for policy in policies}) < len(policies):
         problem = (
             "the function returned the same object twice; let it build a new one, since each "
-            "running episode needs its own"
+            "running episode needs a separate one"
         )
         raise ConfigError("policy", problem, type(policies[0]).__name__)

@@ -260,7 +260,7 @@ class EpisodeRunner:
         self._turns = np.zeros((n, len(agents)), np.int64)
 
     def step(self) -> list[PlayedEpisode]:
-        """Step all running episodes; return those that ended.
+        """Step all running episodes; return the results of ended ones.
 
         Raises:
             EnvError: If an environment or a policy raises or returns something invalid.

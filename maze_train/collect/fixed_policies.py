@@ -68,7 +68,7 @@ class FixedPolicy(ActingModel):
         return self
 
     def to_env(self, actions: Any) -> TensorTree:
-        """Convert actions from the agent's representation to that of `env.step`."""
+        """Convert actions from the agent's representation to the format of `env.step`."""
         return self.distribution.to_env(actions)
 
     def example_actions(self) -> TensorTree:
@@ -91,9 +91,9 @@ class RandomPolicy(FixedPolicy):
     Args:
         distribution: Distribution family of the actions.
         action_space: Action space of the environment.
-        masking: Applies the action masks in the observations; None if there are none.
-        repeat: Number of steps for which the random numbers of an action are reused, >= 1. The
-            action is then repeated as well, as long as it is legal.
+        masking: Applies the action masks in the observations; None for observations without masks.
+        repeat: Number of steps for which the noise of an action is reused, >= 1. The action is then
+            repeated, too, unless it becomes illegal.
     """
 
     is_random = True
@@ -119,7 +119,7 @@ class RandomPolicy(FixedPolicy):
 
     @property
     def noise_size(self) -> int:
-        """Number of random numbers per action."""
+        """Number of noise values per action."""
         return sum(self._noise_sizes)
 
     def draw_noise(
@@ -162,7 +162,7 @@ class RandomPolicy(FixedPolicy):
         return self._acted(as_tree(actions, "" not in actions), hidden_state)
 
     def policy_state(self) -> dict[str, Any]:
-        """Return the reused random numbers and their age in steps."""
+        """Return the reused noise and its age in steps."""
         return {"held": self._held, "age": self._age}
 
     def load_policy_state(self, state: dict[str, Any]) -> None:
@@ -369,7 +369,7 @@ class StatefulPolicy(GivenPolicy):
     ) -> Acted:
         """Call the policies of the agents that act; see `ActingModel`."""
         numbers = hidden_state[:, 0].long().tolist()
-        while len(self._policies) < max(numbers):  # numbers restored from a checkpoint
+        while len(self._policies) < max(numbers):  # policies restored from a checkpoint
             self._add()
         rows = acts.nonzero()[:, 0].tolist()
         for row in rows:
@@ -418,15 +418,16 @@ def fixed_policy(
     """Build the policy selected by a setting that does not refer to a run.
 
     Args:
-        source: `random`, or a node with `_target_` of a user-defined policy, which is called with
-            the observation and action space.
+        source: `random`, or a node whose `_target_` is called with the observation and action space
+            and returns a policy.
         key: Path of the setting, for messages.
         observation_space: Observation space of the agents.
         action_space: Action space of the agents.
 
     Raises:
-        ConfigError: If it cannot be built; if it is neither an acting module, nor an object with a
-            method `act(observation)`, nor a function; or if its `reset` requires an argument.
+        ConfigError: If the policy cannot be built; if it is neither an acting module, nor an object
+            with a method `act(observation)`, nor a function; or if its `reset` requires an
+            argument.
     """
     spaces = observation_space, action_space
     if not is_target(source):

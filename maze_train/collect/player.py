@@ -131,8 +131,8 @@ class PlayerWorker(Worker):
         factories: Functions that build the environments.
         settings: Settings of the episodes.
         on_non_finite: What to do about non-finite values: `raise` or `skip`.
-        report_s: Maximum time in seconds for which results are held back while episodes run, to
-            send fewer messages.
+        report_s: Maximum time in seconds for which results are buffered while episodes run, to send
+            fewer messages.
         context: Context of the worker.
     """
 
@@ -260,7 +260,7 @@ class PlayerPool:
 
     @property
     def steps_made(self) -> int:
-        """Number of environment steps so far, including those of discarded episodes."""
+        """Number of environment steps so far, including discarded episodes."""
         return sum(map(self._pool.steps, range(self._num_workers)))
 
     def _next_round(self) -> int:
@@ -281,10 +281,10 @@ class PlayerPool:
 
         Args:
             round_: Result of `_next_round`.
-            numbers: Numbers of the episodes, in the order in which they are yielded.
-            task_of: Returns the task with a given number.
-            limit_of: Returns, for an episode being waited for, the limit below which others may
-                begin.
+            numbers: Indices of the episodes, in the order in which they are yielded.
+            task_of: Returns the task with a given index.
+            limit_of: Given the index of the next episode to yield, returns the index below which
+                episodes may begin.
             on_step: See `RolloutPlayer.play`.
             *args: Arguments of `RowAgent.begin_round`.
         """
@@ -393,8 +393,8 @@ class RolloutPlayer(PlayerPool):
                 exceptions propagate.
 
         Returns:
-            Iterator over the episodes in order of their numbers; each is yielded once all before it
-            have finished. Few episodes begin ahead of time, to limit memory.
+            Iterator over the episodes in order; each is yielded once all before it have finished.
+            Few episodes begin ahead of time, to limit memory.
 
         Raises:
             ConfigError: If a seed is not an integer >= 0.
@@ -465,7 +465,7 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
         deterministic: Whether a model takes the most likely action instead of sampling.
 
     Raises:
-        ConfigError: If it is not a policy.
+        ConfigError: If `policy` is not a policy.
     """
     if isinstance(policy, str) and policy == RANDOM:
         return random_agent
@@ -493,10 +493,10 @@ def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
 
 
 def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
-    """Check that the spaces declared by a policy match those of the environment.
+    """Check that the spaces declared by a policy match the environment.
 
     Raises:
-        ConfigError: If they differ.
+        ConfigError: If the spaces differ.
     """
     names = ("observation_space", "action_space")
     for name, own, space in zip(names, found, spaces, strict=True):

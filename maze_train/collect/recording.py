@@ -84,8 +84,8 @@ class PlaySettings:
         record: Whether to keep trajectories.
         video_dir: Directory for videos named `episode_<number>_seed_<seed>.mp4`; requires
             environments with render mode `rgb_array`. None disables videos.
-        video_every: Interval of videos in episodes, >= 1: episode numbers divisible by it are
-            recorded.
+        video_every: Interval of videos in episodes, >= 1: episode k is recorded if k is divisible
+            by it.
         action_seed: Seed (>= 0) that, with the seed of an episode, determines the random choices in
             it.
     """
@@ -227,7 +227,7 @@ class VideoWriter:
         """Finish the file. Closing twice has no effect.
 
         Raises:
-            RunDirectoryError: If the file cannot be written. It does not exist then.
+            RunDirectoryError: If the file cannot be written; no file remains.
         """
         process = self._process
         if process is None:
@@ -317,7 +317,7 @@ def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
     """Return `render_fps` of the environment's metadata; 30 if undeclared.
 
     Raises:
-        EnvError: If it is not a number > 0.
+        EnvError: If `render_fps` is not a number > 0.
     """
     found = metadata_of(env).get("render_fps")
     if found is None:

@@ -45,7 +45,7 @@ def num_reals(model: ActingModel) -> int:
 
 
 class PopulationAgent(RowAgent):
-    """Acts with one copy of a model per environment, each with separate random numbers.
+    """Acts with one copy of a model per environment, each with a separate random stream.
 
     Actions are bit-for-bit independent of other episodes and of the row; see `nets.population`.
 
@@ -244,7 +244,7 @@ def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:
     """Convert a part of an action to the dtype of its space.
 
     Raises:
-        SpaceError: If it is not in the space.
+        SpaceError: If the part is not in the space.
     """
     dtype = np.dtype(leaf.dtype)
     with suppress(ValueError):  # lists of unequal lengths

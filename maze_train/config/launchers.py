@@ -315,7 +315,7 @@ class RayLauncher(LocalLauncher):
         n_jobs: Maximum number of parallel jobs; 0: as many as the cluster has resources for.
         cpus_per_job: CPUs reserved per job, > 0.
         gpus_per_job: GPUs reserved per job, >= 0.
-        working_dir: Folder that Ray copies to all machines, from which jobs import.
+        working_dir: Folder with the modules that jobs import; Ray copies it to all machines.
     """
 
     def __init__(

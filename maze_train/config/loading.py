@@ -105,7 +105,7 @@ PLAIN = (str, bool, int, float, os.PathLike)
 def named(node: Any, key: str = "") -> Any:
     """Return settings in which Python objects are replaced by nodes `{_target_: name}`.
 
-    Classes, functions and instances are replaced if the key is that of a component, or ends with
+    Classes, functions and instances are replaced if the key names a component or ends with
     `_target_`. Other objects are kept, and cause an error when the settings are built.
 
     Args:
@@ -222,7 +222,7 @@ def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
     setting with this name in another library or in another section.
 
     Raises:
-        ConfigError: As `load_config`; also if a required option is not chosen.
+        ConfigError: See `load_config`; also if a required option is not chosen.
     """
     values = nested_values(cls, node)
     for field in fields(cls):

@@ -49,7 +49,7 @@ def check_reach(settings: Mapping[str, Any], own: Any, where: str) -> None:
         where: Name of the settings file, for the message.
 
     Raises:
-        ConfigError: If there are any; lists all of them and the overrides that allow them.
+        ConfigError: If any setting does; lists all of them and the overrides that allow them.
     """
     found = dict(_reaching(settings, own if isinstance(own, Mapping) else {}))
     if not found:
@@ -68,7 +68,7 @@ def check_reach(settings: Mapping[str, Any], own: Any, where: str) -> None:
 
 
 def _reaching(node: Any, own: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings that access other places, except those that the user gave."""
+    """Yield the settings that access other places, except the ones given by the user."""
     if node is own or (type(node) is type(own) and not isinstance(node, Mapping) and node == own):
         return
     if isinstance(node, Mapping):

@@ -26,7 +26,7 @@ def matters(key: str, config: TrainConfig) -> bool:
     Fields marked as `IN_RUN` or `ON_RESUME` may change.
     """
     if key == "evaluation.concurrency":
-        # Random actions are drawn for all environments at once, so they depend on their number.
+        # Random actions are drawn for all environments at once, so they depend on `concurrency`.
         sources = [own.source for own in config.policies.values()]
         is_random = RANDOM in (*sources, *config.evaluation.opponents.values())
         return is_random or not config.evaluation.deterministic

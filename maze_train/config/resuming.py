@@ -160,8 +160,8 @@ def continued(
         others = f"; all that differ:{table}" if len(refused + free) > 1 else ""
         raise ConfigError(
             key.removesuffix(f".{TARGET}"),
-            f"{place} has {before.get(key)!r}, and this setting changes the results: leave it as "
-            f"it was, or start a new run from its policy with base_run={directory}{hint}{others}",
+            f"{place} has {before.get(key)!r}, and this setting changes the results: keep the old "
+            f"value, or start a new run from its policy with base_run={directory}{hint}{others}",
             now.get(key),
         )
     if checkpoint is not None:
@@ -206,7 +206,8 @@ def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list
         if key in changed and limit and limit < done:
             raise ConfigError(
                 key,
-                f"the run has done {done:,} {unit} already ({checkpoint.path}): expected more, or "
+                f"the run has already completed {done:,} {unit} ({checkpoint.path}): expected "
+                "more, or "
                 "resume=<an earlier checkpoint>",
                 limit,
             )

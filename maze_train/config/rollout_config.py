@@ -48,7 +48,8 @@ class RolloutConfig(Settings):
 
     env: EnvConfig | None = None
     """The environment; null: the environment of the run. With `run`, settings given here override
-    those of the run."""
+    the run's settings.
+    """
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig)
     """Where episodes are played: `runner=dev` in this process, `runner=local` in worker processes.
@@ -219,7 +220,7 @@ OWN_OF_ENV = (*ENV_NAMES, "kwargs", "max_episode_steps")
 def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
     """Build the configuration of a rollout from plain nested values.
 
-    With `run`, settings in `env` override those of the run. If `env` selects another environment
+    With `run`, settings in `env` override the run's settings. If `env` selects another environment
     (`id`, `_target_`), `kwargs` and `max_episode_steps` of the run are dropped, but its wrappers
     and preprocessing are kept.
 

@@ -175,7 +175,7 @@ def _merged(ranges: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_search(overrides: Sequence[str]) -> list[str]:
-    """Return the user's overrides without those that belong to the search."""
+    """Return the user's overrides without the settings of the search."""
     own = field_of_key(SearchConfig)
     words = [word.lstrip("+") for word in overrides]
     return [word for word in words if re.split(r"[.=]", word.lstrip("~"))[0] not in own]

@@ -1,6 +1,6 @@
 """Parallel job processes for sweeps and searches, and the table `jobs.csv`.
 
-Each job runs in its own session, so it handles signals and exits like a separate `maze-run`. Its
+Each job runs in a separate session, so it handles signals and exits like a separate `maze-run`. Its
 output is written to a file; this process only reports the start and the end of jobs.
 """
 
@@ -252,7 +252,7 @@ class JobProcesses:
         return RunningJob(job, slot, process, receiver)
 
     def _collect(self, running: dict[Connection, RunningJob]) -> list[RunningJob]:
-        """Wait for jobs to end, up to `PARENT_CHECK_S`, and return those that have ended.
+        """Wait for jobs to end, up to `PARENT_CHECK_S`, and return the ended ones.
 
         The time-out bounds the delay until a signal received by another thread is handled.
         """

@@ -155,7 +155,7 @@ class TrainConfig(Settings):
     share a policy."""
 
     policies_to_train: list[str] | None = None
-    """Ids of the policies to train; null: all that are not frozen."""
+    """Ids of the policies to train; null: all policies that are not frozen."""
 
     algorithm: AlgorithmConfig
     """The algorithm: `algorithm=<name>`."""
@@ -239,7 +239,7 @@ class TrainConfig(Settings):
             raise error.below("algorithm") from None
 
     def check_start(self) -> None:
-        """Check that training would learn something, and that all schedules have a known end.
+        """Check that the run is long enough to learn, and that all schedules have a known end.
 
         Not part of `__post_init__`, so that the results of such a run can still be loaded.
 

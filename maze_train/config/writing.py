@@ -43,7 +43,7 @@ def write_config(run_dir: Path, text: str) -> None:
     """Write the configuration of a run.
 
     Raises:
-        ConfigError: If it cannot be written, or would not be readable.
+        ConfigError: If the configuration cannot be written, or could not be read again.
     """
     try:
         plain_values(text)

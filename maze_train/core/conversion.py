@@ -283,7 +283,7 @@ def _convert_union(value: Any, arms: tuple[Any, ...], path: str) -> Any:
     for arm in arms:
         if isinstance(value, _shapes(arm)):
             return convert(value, arm, path)
-    for arm in arms:  # no arm has the type of the value: a number may still be spelled "1e6"
+    for arm in arms:  # no exact match; the value may be a number spelled "1e6"
         if arm in (int, float):
             try:
                 return _convert_scalar(value, arm, path)
@@ -339,7 +339,7 @@ def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
     else:
         raise TypeError(f"{path}: settings of type {hint} are not supported")
     if converted is None:
-        # The command line reads 2026_11_20 as a number: refused, because its spelling is lost.
+        # Rejected: the command line reads 2026_11_20 as a number, which loses its spelling.
         is_number = hint is str and isinstance(value, (int, float)) and not isinstance(value, bool)
         raise ConfigError(
             path, f"expected {_describe(hint)}", value, quoted_number if is_number else None

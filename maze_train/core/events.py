@@ -93,7 +93,8 @@ class EventInterface:
         for member in vars(cls).values():
             if isinstance(member, Event):
                 if member.tag:
-                    raise TypeError(f"{cls.__name__}.{member.name} is {member.tag} already")
+                    owner = f"{cls.__name__}.{member.name}"
+                    raise TypeError(f"{owner} already has the tag {member.tag}")
                 member._called(member.name, f"{cls.prefix}/{member.name}")
 
     @classmethod

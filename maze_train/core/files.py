@@ -38,7 +38,8 @@ def open_own(path: Path, flags: int) -> int:
     """Open or create a file for writing.
 
     Raises:
-        OSError: If it cannot be opened, is not a regular file, or has more than one hard link.
+        OSError: If the file cannot be opened, is not a regular file, or has more than one hard
+            link.
     """
     wrong = OSError(errno.EINVAL, "is not a regular file: remove it", str(path))
     with opened_folder(path.parent) as folder:
@@ -56,10 +57,10 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file for reading. Raise for pipes and devices, from which a read might never return.
+    """Open a file for reading. Raise for pipes and devices, because reading them may block forever.
 
     Raises:
-        OSError: If it cannot be opened or is not a regular file.
+        OSError: If the file cannot be opened or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -72,7 +73,7 @@ def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
     """Read a regular file of at most `at_most` bytes.
 
     Raises:
-        OSError: If it cannot be read, is not a regular file, or is larger.
+        OSError: If the file cannot be read, is not a regular file, or is larger.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > at_most:
@@ -179,7 +180,7 @@ def remove_leftovers(directory: Path) -> None:
 LOCK = ".lock"
 
 TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
-"""Glob of the temporary directories of multiprocessing, and the file that marks ours."""
+"""Glob of multiprocessing's temporary directories, and name of the lock file placed in them."""
 
 LOCK_GRACE_S = 3.0
 """Seconds to wait for the lock of a dead process, which its workers may still hold."""
@@ -225,7 +226,7 @@ def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
         default_parent: Parent directory if no name is given.
 
     Raises:
-        ConfigError: If it cannot be created.
+        ConfigError: If the directory cannot be created.
     """
     with writable(key, Path(name or default_parent)):
         if name is None:
@@ -238,7 +239,7 @@ def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
 def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     """Lock `directory` against other processes for the duration of the block.
 
-    A run only writes into its own directory, so links that lead out of it raise an error. If the
+    A run only writes below its directory, so links that lead out of it raise an error. If the
     directory is moved or removed, or its lock file is replaced, later writes raise an error (see
     `held`).
 
@@ -339,7 +340,7 @@ def _owner(descriptor: int) -> str:
 
 
 def claim_temporary() -> None:
-    """Mark multiprocessing's temporary directory as ours, and remove those of dead processes.
+    """Lock multiprocessing's temporary directory, and remove directories of dead processes.
 
     The fork server keeps its socket there. The directory is removed at a normal exit, but not if
     the process is killed. The mark is a file that stays locked while the process lives.

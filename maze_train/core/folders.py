@@ -47,7 +47,7 @@ def check_held(path: Path) -> None:
     """Raise if a path lies in a guarded directory that was moved or removed.
 
     Raises:
-        FileNotFoundError: If it does.
+        FileNotFoundError: If the directory was moved or removed.
     """
     for directory in (path, *path.parents):
         if directory in _HELD:
@@ -99,7 +99,7 @@ def _check_links(path: Path) -> None:
     """Raise if an absolute path contains a symbolic link below a run, a study or a sweep.
 
     Raises:
-        OSError: If it does.
+        OSError: If the path contains such a link.
     """
     root = outermost_run(path)
     below = [] if root is None else [path, *path.parents][: len(path.relative_to(root).parts)]
@@ -128,7 +128,7 @@ class OpenFolder:
         """Open or create a file without following symbolic links.
 
         Raises:
-            OSError: If it cannot be opened.
+            OSError: If the file cannot be opened.
         """
         with self._naming(name) as place:
             flags |= os.O_CREAT | NO_LINK | getattr(os, "O_NONBLOCK", 0)
@@ -138,7 +138,7 @@ class OpenFolder:
         """Rename a file in the folder; an existing target is replaced.
 
         Raises:
-            OSError: If it cannot be renamed.
+            OSError: If the file cannot be renamed.
         """
         with self._naming(name) as place, self._naming(target) as new:
             os.replace(place, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
@@ -147,7 +147,7 @@ class OpenFolder:
         """Remove a file if it exists.
 
         Raises:
-            OSError: If it cannot be removed.
+            OSError: If the file cannot be removed.
         """
         with self._naming(name) as place, suppress(FileNotFoundError):
             os.unlink(place, dir_fd=self.descriptor)
@@ -174,7 +174,7 @@ def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
         make: Whether to create missing folders, except guarded ones (see `held`).
 
     Raises:
-        OSError: If it cannot be opened, or a component below a run is a link.
+        OSError: If the folder cannot be opened, or a component below a run is a link.
     """
     path = _absolute(path)
     root = outermost_run(path)

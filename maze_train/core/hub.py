@@ -49,7 +49,7 @@ def hub_package() -> Any:
     Its connection errors depend on the HTTP library of the installed version.
 
     Raises:
-        MissingExtraError: If it is not installed.
+        MissingExtraError: If the package is not installed.
     """
     needed = ("huggingface_hub", "hub", "the Hugging Face hub")
     import_extra(*needed, "huggingface_hub.errors")  # not imported by the package itself

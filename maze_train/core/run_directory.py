@@ -202,7 +202,7 @@ class RunDirectory:
         if self.config.exists():
             if not any(self.checkpoints.glob("*")) and self._has_failed:
                 return
-            problem = "holds a run already; resume it with resume=auto, name another directory"
+            problem = "already contains a run; resume it with resume=auto, name another directory"
             raise ConfigError("run_dir", f"{problem}, or remove it", str(self.path))
         left = [name for name in (CHECKPOINTS, BEST, METRICS) if (self.path / name).exists()]
         if left:

@@ -65,7 +65,7 @@ class Given(str):
         self.value = value
         return self
 
-    def __getnewargs__(self) -> tuple[Any, str]:  # type: ignore[override]  # those of __new__
+    def __getnewargs__(self) -> tuple[Any, str]:  # type: ignore[override]  # arguments of __new__
         return self.value, str(self)
 
     def __deepcopy__(self, memo: object) -> Given:
@@ -387,7 +387,7 @@ def import_failure(module: str, error: Exception) -> str:
 
 
 def member_of(given: Any, name: str) -> Any:
-    """Return an optional attribute of a user-defined object; None if it has no such attribute.
+    """Return an optional attribute of any object; None if the object lacks it.
 
     User-defined policies, modules and transforms may be of any class. Classes of this package
     implement contracts instead.
@@ -480,7 +480,7 @@ def build_target(
 
     Args:
         node: A mapping with the key `_target_`.
-        *args: Positional arguments, before those of the node.
+        *args: Positional arguments, before the arguments of the node.
         key: Dotted name of the node in the configuration, for error messages.
         kind: Required class of the object, see `maker_of`; None for any.
         **kwargs: Additional arguments supplied by the caller.

@@ -23,7 +23,7 @@ from maze_train.spaces.describe import FlatView, flatten_value
 DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+-v[0-9]+")
 DETAILS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
 OWN = "maze_train"
-"""Key of the Minari metadata under which this package stores its own metadata."""
+"""Key of the Minari metadata under which this package stores additional metadata."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError)
 """Exceptions that Minari and h5py raise for damaged data or data of another version."""

@@ -159,7 +159,7 @@ class Hindsight:
     def check(self, rollout: Rollout) -> None:
         """Raise EnvError if a final observation is not finite, even if the episode terminated.
 
-        With a new goal the step may not be terminal, so its final observation is bootstrapped from.
+        With a new goal the step may not be terminal, so the target needs its final observation.
 
         Raises:
             EnvError: If a final observation is not finite; the message names the leaf.

@@ -41,8 +41,9 @@ class Ring:
     num_envs: int
 
     num_slots: int
-    """Allocated rows: `rows`, one for the newest observation, and those with frames of the oldest
-    stack."""
+    """Allocated rows: `rows`, one for the newest observation, and rows with frames of the oldest
+    stack.
+    """
 
     @property
     def margin(self) -> int:
@@ -135,7 +136,7 @@ class ReplayLayout:
 
 
 class Column:
-    """Array `[num_slots, num_envs, *shape]` in a ring, of which only the first slots are allocated.
+    """Array `[num_slots, num_envs, *shape]` in a ring; only the first slots are allocated.
 
     Args:
         ring: Size of the ring.
@@ -162,7 +163,7 @@ class Column:
         """Allocated entries by index, `[allocated slots * num_envs, *shape]`."""
 
     def resize(self, num_slots: int) -> None:
-        """Allocate memory for `num_slots` slots, at least those in use; their contents are kept."""
+        """Allocate `num_slots` slots, at least the used ones; their contents are kept."""
         rows = self._allocated(num_slots)
         rows[: len(self._rows)].copy_(self._rows)
         self._rows = rows

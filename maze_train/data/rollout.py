@@ -51,7 +51,8 @@ class Rollout:
         end: How each step ended, codes of `maze_train.core.step_end.StepEnd`, `[T, B]` uint8. Rows
             that are not transitions are excluded from losses and statistics.
         final_obs: Final observations of K truncated episodes, `[K, ...]`; may include terminated
-            ones. A truncated step without a final observation is bootstrapped from its own value.
+            ones. A truncated step without a final observation is bootstrapped from the value of its
+            observation.
         final_positions: Positions of the final observations in the rollout: `t * B + b`, `[K]`
             int64.
         hidden_states: Recurrent state of the policy before each observation, `[T + 1, B, S]`.
@@ -329,7 +330,7 @@ class RolloutStorage:
         return [tensor.numpy() for _, tensor in found if tensor.numel()]
 
     def _written(self, num_final_obs: int) -> list[tuple[str, Tensor]]:
-        """Return the columns; final observations are limited to those that were written."""
+        """Return the columns; final observations are limited to the written ones."""
         return [
             (name, x[:num_final_obs] if name.startswith("final_") else x)
             for name, x in self._columns.items()

@@ -166,7 +166,7 @@ def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Tra
     arrays = {key: np.asarray(array) for key, array in trajectory.arrays.items()}
     columns = row_columns(leaves)
     check_shapes(name, arrays, columns, [trajectory.num_steps])
-    arrays = {key: arrays[key] for key in leaves}  # those of an episode may be in another order
+    arrays = {key: arrays[key] for key in leaves}  # an episode may have its arrays in another order
     for key, leaf in leaves.items():
         label, array = f"{name}: {key}", arrays[key]
         if is_checked(key, leaf):
@@ -353,7 +353,7 @@ def check_part(part: TrajectoryPart, leaves: Leaves) -> None:
     """Raise DatasetError if arrays of a part do not match the spaces; does not read the contents.
 
     Raises:
-        DatasetError: If names, shapes, dtypes or numbers of episodes differ.
+        DatasetError: If names, shapes, dtypes or episode counts differ.
     """
     shapes = {x.shape for x in (part.lengths, part.terminated, part.truncated)}
     if shapes != {(len(part.seeds),)} or not part.seeds or part.lengths.min() < 1:

@@ -231,7 +231,7 @@ def read_part(
         entry: Entry of the part in `dataset.json`, see `part_files`.
         leaves: See `leaf_spaces`.
         mmap: Whether to memory-map a file of at least `MAPPED_NBYTES`. All arrays are then
-            read-only, also those of smaller files.
+            read-only, also in smaller files.
         verify: Whether to read the contents and check them against the digest and the spaces.
 
     Raises:
@@ -273,7 +273,7 @@ def _mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify:
 
     Raises:
         DatasetError: If the file is missing, or its size or digest differ from its entry.
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
     if not path.is_file():  # reading a pipe would block
         raise DatasetError(f"{path}: missing or not a regular file")
@@ -322,7 +322,8 @@ class TrajectoryWriter:
 
     Args:
         directory: Directory of the dataset, created if missing. An existing dataset must have the
-            same spaces. It keeps its `env` and `policy`; each part stores those of its writer.
+            same spaces. It keeps its `env` and `policy`; each part stores the `env` and `policy` of
+            its writer.
         metadata: Spaces, environment and policy.
         part_nbytes: Minimum size of a part in bytes, > 0. Writing temporarily needs about twice
             this size in additional memory.
@@ -373,7 +374,7 @@ class TrajectoryWriter:
             if others and not path.exists():
                 raise DatasetError(
                     f"{self.directory} contains {sorted(others)[:5]} but no {DATASET}: choose a "
-                    f"data set, or a directory that is new or empty{nearby(self.directory)}"
+                    f"dataset, or a new or empty directory{nearby(self.directory)}"
                 )
             lock.enter_context(exclusive(self.directory, "writes to"))
             remove_leftovers(self.directory)

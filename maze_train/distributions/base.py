@@ -208,7 +208,7 @@ class Distribution(ABC):
     def log_prob_and_entropy_by_hand(
         self, params: Tensor, actions: Actions
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Return both without a graph, and their gradient; families without it do not define it."""
+        """Return both without a graph, and their gradient; only some families define it."""
         raise NotImplementedError
 
     @abstractmethod

@@ -98,7 +98,7 @@ class Beta(Distribution):
         return total.to(params.dtype)
 
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
-        """KL divergence of the distributions of x, equal to that of the environment's actions.
+        """KL divergence of the distributions of x, the same as for the environment's actions.
 
         Σ_i [ log B(α_q, β_q) - log B(α_p, β_p) + (α_p - α_q) ψ(α_p) + (β_p - β_q) ψ(β_p)
               + (α_q - α_p + β_q - β_p) ψ(α_p + β_p) ]
@@ -128,7 +128,7 @@ class _BetaSample(torch.autograd.Function):
     """x(α, β, noise) with the implicit reparameterisation gradient.
 
     F(x; α, β) = const implies ∂x/∂α = -(∂F/∂α) / p(x), and the same for β. PyTorch implements this
-    quotient for Dirichlet distributions, whose components x and 1 - x are.
+    quotient for Dirichlet distributions; (x, 1 - x) follows one.
     """
 
     @staticmethod

@@ -130,8 +130,8 @@ class Categorical(CategoricalFamily):
     arXiv:1411.0030, section 2.
 
     Args:
-        space: The action space; the agent's actions start at 0, those of the environment at the
-            first action of the space.
+        space: The action space; the agent's actions start at 0, the environment's at the first
+            action of the space.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = Discrete
@@ -190,8 +190,8 @@ class MultiCategorical(CategoricalFamily):
     equal, else a copy padded with logits of probability 0.
 
     Args:
-        space: The action space; `nvec` may have any shape. The agent's actions start at 0, those
-            of the environment at the first action of the space.
+        space: The action space; `nvec` may have any shape. The agent's actions start at 0, the
+            environment's at the first action of the space.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = MultiDiscrete

@@ -344,7 +344,7 @@ class SquashedGaussian(GaussianFamily):
     The entropy is H(a) = H(u) + Σ_i E[ log |da_i / du_i| ], with the expectation computed by
     Gauss-Hermite quadrature with 32 nodes, deterministic and differentiable in `params`. The error
     per dimension is below 1e-7 nats for σ <= 1, 2e-3 for σ <= e, and 0.1 for σ <= e². The KL
-    divergence equals that of the Gaussians of u, because a bijection does not change it.
+    divergence equals the divergence of the Gaussians of u, because a bijection does not change it.
 
     Source: Haarnoja et al. (2018), arXiv:1801.01290, appendix C, with scaling to the bounds added.
 
@@ -427,7 +427,7 @@ def _surprise(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
 
 
 def _squashed(surprise: Tensor, u: Tensor) -> Tensor:
-    """Convert the surprise of u to that of tanh(u), up to a constant; each [..., D]."""
+    """Convert the surprise of u to the surprise of tanh(u), up to a constant; each [..., D]."""
     return torch.sub(surprise, torch.logaddexp(u, -u), alpha=2)
 
 

@@ -109,7 +109,7 @@ class SoftActions:
         )
 
     def neg_log_probs(self, sample: SoftSample) -> Tensor:
-        """Entropy estimates of the parts in nats, [n, P], from which the temperatures learn.
+        """Entropy estimates of the parts in nats, [n, P], used to tune the temperatures.
 
         `-log_probs` for a continuous part, with actions scaled to [-1, 1]; the exact entropy
         -Σ_a p_a log p_a for a discrete part.

@@ -1,1 +1,1 @@
-"""Environments: one, and many at once."""
+"""Single and vectorized environments."""

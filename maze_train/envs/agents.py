@@ -266,10 +266,10 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         }, total
 
     def _show_last(self, agent: str, obs: Any, is_cut: bool) -> bool:
-        """Set the final observation of an agent if it is finite; return whether it is.
+        """Set the final observation of an agent if it is finite; return whether it was set.
 
         Raises:
-            NonFiniteError: If it is not finite and is needed for bootstrapping.
+            NonFiniteError: If the observation is not finite and is needed for bootstrapping.
         """
         seat = self._seats[agent]
         shown = seat.show(obs, acts=False)
@@ -354,10 +354,10 @@ class _Seat:
         )
 
     def check_finite(self) -> None:
-        """Check the last observation that was shown, of an agent that has ended.
+        """Check the last returned observation of an agent that has ended.
 
         Raises:
-            NonFiniteError: If it is not finite. The error names the agent.
+            NonFiniteError: If the observation is not finite. The error names the agent.
         """
         check_finite(
             {key: column[0, ...] for key, column in self._columns.items()},
@@ -365,7 +365,7 @@ class _Seat:
         )
 
     def neutral(self) -> Any:
-        """Return a neutral element of the space, in which all actions are legal."""
+        """Return a neutral element of the space, with all actions legal."""
         return self._view.build(
             {
                 key: np.ones_like(self._columns[key][0, ...])

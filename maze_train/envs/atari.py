@@ -141,8 +141,8 @@ class AtariPreprocessing(Wrapper):
         return self._observation(), reward, terminated, ale.game_truncated(), self._info()
 
     def _begin_game(self) -> None:
-        # Both calls are needed: in ale-py 0.12, a reset leaves state of the previous game in 23 of
-        # 104 games, restoring a state does in 5.
+        # Both calls are needed: in ale-py 0.12, a reset alone keeps state of the previous game in
+        # 23 of 104 games, and restoring a state alone in 5.
         self._ale.reset_game()
         self._ale.restoreState(self._start)
         self._held = self._noop
@@ -337,8 +337,7 @@ def check_game(config: EnvConfig) -> None:
     """Check that the environment is an Atari game with screen observations.
 
     Raises:
-        ConfigError: If the id is not that of an Atari game, or arguments request other
-            observations.
+        ConfigError: If the id is not an Atari game, or arguments request other observations.
         MissingExtraError: If ale-py is not installed.
     """
     register_atari()
@@ -366,7 +365,7 @@ class AtariGames:
         """Return whether preprocessing applies to the environment.
 
         Raises:
-            ConfigError: If preprocessing is requested, but the id is not that of an Atari game, or
+            ConfigError: If preprocessing is requested, but the id is not an Atari game, or
                 arguments request observations other than the screen.
             MissingExtraError: If preprocessing is requested, and ale-py is not installed.
         """

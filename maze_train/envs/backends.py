@@ -240,8 +240,8 @@ def load_creator(name: str, spec: EnvSpec | None, kwargs: Mapping[str, Any]) -> 
     """Return the class or function that creates the vector environment.
 
     Raises:
-        ConfigError: If it cannot be imported, does not create vector environments, or arguments are
-            given for an existing instance.
+        ConfigError: If the creator cannot be imported, does not create vector environments, or
+            arguments are given for an existing instance.
     """
     if kwargs and isinstance(name, Given) and name.is_made(VectorEnv):
         problem = "the environment is already an instance and takes no arguments: remove them"
@@ -274,7 +274,7 @@ def built(name: str, config: EnvConfig, make: Callable[[], Made]) -> Made:
 
     Raises:
         ConfigError: If a package is missing, or `make` rejected its arguments.
-        EnvError: If it raised, or returned something else.
+        EnvError: If `make` raised, or returned something else.
     """
     try:
         env = make()
@@ -311,7 +311,7 @@ def frames_per_step(kwargs: Mapping[str, Any]) -> int:
     """Return the number of frames per step of a game.
 
     Raises:
-        ConfigError: If it is not an integer.
+        ConfigError: If `frameskip` is not an integer.
     """
     frames = kwargs["frameskip"]
     if not isinstance(frames, int):
@@ -329,10 +329,10 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     """Return the autoreset mode that a vector environment declares, as enum or value.
 
     Raises:
-        EnvError: If it is missing or unknown.
+        EnvError: If the mode is missing or unknown.
     """
-    # An environment without its own metadata shares the dict of the base class, in which ale-py
-    # stores the mode of the environment that it built last.
+    # An environment without metadata shares the dict of the base class, where ale-py stores the
+    # mode of the last environment it built.
     shared = env.metadata is VectorEnv.metadata
     declared = None if shared else metadata_of(env).get("autoreset_mode")
     if declared is None:
@@ -493,7 +493,7 @@ def import_envpool() -> Any:
     """Import EnvPool.
 
     Raises:
-        MissingExtraError: If it is not installed.
+        MissingExtraError: If EnvPool is not installed.
     """
     return import_extra("envpool", "envpool", "env.backend=envpool")
 

@@ -48,12 +48,12 @@ class EnvFactory:
 
     @classmethod
     def from_any(cls, env: Any, **kwargs: Any) -> EnvFactory:
-        """Create a factory from any form in which an environment can be given.
+        """Create a factory from any supported description of an environment.
 
         Args:
             env: A registered id, an `EnvConfig`, a factory, a class or function that returns an
                 environment, or a vector environment (for training only).
-            **kwargs: Keyword arguments for the environment, added to those of a config.
+            **kwargs: Keyword arguments for the environment, added to the config's arguments.
 
         Raises:
             ConfigError: If `env` has another form.
@@ -162,7 +162,7 @@ def cap_on_episodes(config: EnvConfig, max_episode_steps: int | None) -> int:
 
 
 def guard_note(lengths: Iterable[float], key: str) -> str | None:
-    """Return a note about episodes truncated after `GUARD_STEPS` steps; None if there are none.
+    """Return a note about episodes truncated after `GUARD_STEPS` steps; None without such episodes.
 
     Args:
         lengths: Lengths of episodes.
@@ -299,7 +299,7 @@ def own_maker(target: str) -> Callable[..., Any]:
     """Return the class or function of environments at a dotted path.
 
     Raises:
-        ConfigError: If it cannot be found, or does not create environments.
+        ConfigError: If the object cannot be found, or does not create environments.
     """
     key = "env._target_"
     locate(target, key)  # imports the package of its class

@@ -49,7 +49,7 @@ SHIMMY = (
 
 
 SEVERAL_REWARDS = (
-    "; if each agent has its own reward, derive the environment from maze_train.MultiAgentEnv, "
+    "; if each agent has a separate reward, derive the environment from maze_train.MultiAgentEnv, "
     "whose step returns rewards by agent"
 )
 """Hint for multi-agent environments that imitate the single-agent interface."""
@@ -86,7 +86,7 @@ def checked_info(info: Any) -> dict[str, Any]:
     """Return `info` after checking its type.
 
     Raises:
-        TypeError: If it is not a dict.
+        TypeError: If `info` is not a dict.
     """
     if not isinstance(info, dict):
         raise TypeError(f"info is {info!r}, expected a dict")
@@ -170,7 +170,7 @@ class FiniteCheck:
     with themselves, since float64 can represent the square of any float32.
 
     Args:
-        columns: Contiguous arrays; arrays of other than floats are skipped.
+        columns: Contiguous arrays; arrays of other dtypes are skipped.
     """
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
@@ -199,7 +199,7 @@ class FiniteCheck:
 
 
 def are_finite(values: Array) -> npt.NDArray[np.bool_]:
-    """Return the mask of floats that are finite in float32, in which they are stored."""
+    """Return the mask of floats that are finite in float32, the dtype of storage."""
     with np.errstate(over="ignore"):
         finite: npt.NDArray[np.bool_] = np.isfinite(values.astype(np.float32, copy=False))
     return finite

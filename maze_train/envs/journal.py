@@ -1,4 +1,4 @@
-"""Journal of the actions of running episodes, from which they are replayed.
+"""Journal of the actions of running episodes, used to replay them.
 
 An episode is determined by its seed and the actions. The journal stores the number of the episode
 and its actions; an `EpisodeRecord` describes one replay.
@@ -279,7 +279,7 @@ class Journal:
         envs = state.get("envs") if isinstance(state, dict) else None
         if not isinstance(envs, list) or not (root is None or (type(root) is int and root >= 0)):
             expected = "expected root_seed and envs"
-            raise EnvError(f"the state is not that of a vector environment: {expected}")
+            raise EnvError(f"the state is not from a vector environment: {expected}")
         if root is None:
             return None, []
         if len(envs) != n:
@@ -351,7 +351,7 @@ def record_from(
 def checked_columns(
     given: Any, expected: Mapping[str, Array], name: str, any_length: bool
 ) -> dict[str, Array]:
-    """Check and copy arrays that must match those of the environments.
+    """Check and copy arrays that must match the environments.
 
     Raises:
         EnvError: If a key, dtype, shape or length differs.

@@ -156,7 +156,7 @@ class PettingZooAgents(MultiAgentEnv):
 
 
 class ParallelAgents(PettingZooAgents):
-    """Adapter of a `ParallelEnv`, in which all living agents act simultaneously.
+    """Adapter of a `ParallelEnv`, whose living agents act simultaneously.
 
     An agent that remains in `agents` after its end may still receive rewards. Therefore its end is
     reported when it is removed, or when no agent acts any more.
@@ -222,8 +222,8 @@ class ParallelAgents(PettingZooAgents):
 class CyclingAgents(ParallelAgents):
     """Adapter of a `ParallelEnv` that PettingZoo converted from an `AECEnv`.
 
-    Its turns are the same as those of PettingZoo's conversion, which also computes, and discards,
-    an observation before each action.
+    Its turns are the steps of PettingZoo's conversion, but without the observation that the
+    conversion computes and discards before each action.
     """
 
     def step(self, actions: dict[str, Any]) -> Turn:
@@ -245,12 +245,12 @@ class CyclingAgents(ParallelAgents):
 
 
 class AlternatingAgents(PettingZooAgents):
-    """Adapter of an `AECEnv`, in which agents act one after the other.
+    """Adapter of an `AECEnv`, whose agents act one after the other.
 
-    Every turn is an action of one living agent. The rewards are those that the environment reports
-    for all agents after it; the cumulative sums are not used. Steps without an action, which remove
-    ended agents, are performed here. An agent may receive rewards until it is removed, so its end
-    is reported then.
+    Every turn is an action of one living agent. The rewards are the ones that the environment
+    reports for all agents after it; the cumulative sums are not used. Steps without an action,
+    which remove ended agents, are performed here. An agent may receive rewards until it is removed,
+    so its end is reported then.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:

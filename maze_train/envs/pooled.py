@@ -56,7 +56,7 @@ DOES_NOT_REPEAT = (
 )
 NEW_EPISODES = (
     "Set checkpoint.allow_new_episodes=true to drop its running episodes and begin new ones; "
-    "results then differ from those of an uninterrupted run. An environment with state_dict() "
+    "results then differ from an uninterrupted run. An environment with state_dict() "
     "and load_state_dict() resumes exactly"
 )
 """Cause and remedies if an environment cannot be restored."""
@@ -236,8 +236,8 @@ class PooledVectorEnv(MazeVectorEnv):
     Raises:
         ConfigError: If there is no factory, a factory rejects its settings, or an argument is out
             of range.
-        EnvError: If an environment cannot be built, or its spaces differ from those of the first; a
-            WorkerError if a worker process raises, dies or hangs.
+        EnvError: If an environment cannot be built, or its spaces differ from the first
+            environment's; a WorkerError if a worker process raises, dies or hangs.
         SpaceError: If a space cannot be flattened, or differs between workers.
     """
 
@@ -409,7 +409,7 @@ class PooledVectorEnv(MazeVectorEnv):
             self._journal.called(len(calls))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the environments and stop the workers, killing those that take too long."""
+        """Close the environments and stop the workers, killing any that take too long."""
         self._closing.close()
 
     # -- state of running episodes -----------------------------------------------------------------
@@ -463,7 +463,7 @@ class PooledVectorEnv(MazeVectorEnv):
         for text in [problem.text for problem in self.differences if problem.is_rounding][:1]:
             warn(
                 f"{text}, which is within rounding: the run resumes, but its results may differ "
-                "from those of an uninterrupted run (exact: false in summary.json)"
+                "from an uninterrupted run (exact: false in summary.json)"
             )
         self.root_seed = root
         journal.load(records)

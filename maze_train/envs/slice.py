@@ -93,7 +93,8 @@ class EnvSlice(Worker):
 
     Raises:
         ConfigError: If a factory rejects its settings.
-        EnvError: If an environment cannot be built, or its spaces differ from those of the first.
+        EnvError: If an environment cannot be built, or its spaces differ from the first
+            environment's.
         SpaceError: If a space cannot be flattened.
     """
 
@@ -180,7 +181,7 @@ class EnvSlice(Worker):
         return self._busy_s
 
     def map(self, memory: Any) -> None:
-        """Set the memory, shared by all slices, into which environments step.
+        """Set the memory for the results of steps, shared by all slices.
 
         Raises:
             SpaceError: If a mask in the observations does not fit the action space.
@@ -335,7 +336,7 @@ class EnvSlice(Worker):
         When an episode ends, the next one begins if the source returns a seed.
 
         Returns:
-            The ends of episodes and infos to report; None if there are none.
+            The ends of episodes and infos to report; None if there is nothing to report.
         """
         started = time.perf_counter()
         self._report = None

@@ -1,4 +1,4 @@
-"""Base class of all vector environments, and the arrays into which they step."""
+"""Base class of all vector environments, and the arrays for the results of a step."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     Args:
         copy: Whether to return copies of the observations.
-        step_infos: Whether to return the infos of every step and autoreset; False returns only
-            those of resets and `final_info`.
+        step_infos: Whether to return the infos of every step and autoreset; False returns only the
+            infos of resets and `final_info`.
 
     Attributes:
         env_observation_space: Observation space of one environment, before flattening.

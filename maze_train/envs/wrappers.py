@@ -230,7 +230,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
 
     Args:
         env: The environment.
-        num_bins: Number of choices per value, >= 2: one number for all Boxes, or numbers by key;
+        num_bins: Number of choices per value, >= 2: one for all Boxes, or by key;
             other parts are unchanged.
 
     Raises:

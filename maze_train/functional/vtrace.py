@@ -353,7 +353,7 @@ def _spread(name: str, tensor: Tensor, values: Tensor) -> Tensor:
     """Broadcast a per-step tensor to the shape of the values.
 
     Raises:
-        ShapeError: If it has neither the shape of values nor [T, B] nor [T, B, 1].
+        ShapeError: If the tensor has neither the shape of values nor [T, B] nor [T, B, 1].
     """
     if tensor.shape == values.shape:
         return tensor

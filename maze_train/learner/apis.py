@@ -68,8 +68,9 @@ def check_apis(learner: str, required: Sequence[type], module_id: str, module: n
         missing = [n for n in names if not n.startswith("_") and not hasattr(module, n)]
         if missing:
             problem = (
-                f"{learner} needs {api.__name__} of a module that learns, but "
+                f"{learner} only trains modules with the interface {api.__name__}, but "
                 f"{type(module).__name__} has no {' and no '.join(missing)}; "
-                "add_module(..., frozen=True), or policies.<id>.frozen=true, takes any"
+                "implement it, or freeze the module: add_module(..., frozen=True), "
+                "policies.<id>.frozen=true"
             )
             raise ConfigError("module", problem, module_id)

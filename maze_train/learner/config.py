@@ -214,8 +214,9 @@ class LearnerGroupConfig(Settings):
 
     n_learners: int = 1
     """Number of data-parallel learners, each of which computes a part of every minibatch; results
-    equal those of one learner up to rounding. The first learner runs in the main process, the
-    others in separate processes, with the settings of `runner=local`. In [1, 1024]."""
+    match a single learner up to rounding. The first learner runs in the main process, the others in
+    separate processes, with the settings of `runner=local`. In [1, 1024].
+    """
 
     device: str | None = None
     """Device of the learners and of the acting networks; null: `algorithm.device`. `cuda`: one GPU
@@ -408,7 +409,7 @@ class GradientSettings(Settings):
 
         Args:
             module_id: ID of the module.
-            overrides: Settings of this module; None: those in `overrides`.
+            overrides: Settings of this module; None: the settings in `overrides`.
 
         Raises:
             ConfigError: If a setting is unknown, cannot be set per module, or has an invalid value.

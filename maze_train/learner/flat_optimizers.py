@@ -167,7 +167,8 @@ class SGD(Optimizer):
     `torch.optim.SGD` with momentum 0.9. The first steps are shorter.
 
     Args:
-        params: Parameters, or groups of them; None selects those of the policy passed to `setup`.
+        params: Parameters, or groups of them; None selects the parameters of the policy passed to
+            `setup`.
         lr: Learning rate, >= 0.
         momentum: Decay rate of the moving average, in [0, 1).
 
@@ -207,7 +208,8 @@ class Adam(Optimizer):
     p <- p - lr * m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + eps),  t = 1 at the first step
 
     Args:
-        params: Parameters, or groups of them; None selects those of the policy passed to `setup`.
+        params: Parameters, or groups of them; None selects the parameters of the policy passed to
+            `setup`.
         lr: Learning rate, roughly the step size of each entry, >= 0.
         betas: Decay rates of the two moving averages, in [0, 1).
         eps: Constant added to the denominator, in units of the gradient, > 0.
@@ -259,7 +261,8 @@ class RMSpropTF(Optimizer):
     eps = 0.1 here corresponds to eps = 0.32 there.
 
     Args:
-        params: Parameters, or groups of them; None selects those of the policy passed to `setup`.
+        params: Parameters, or groups of them; None selects the parameters of the policy passed to
+            `setup`.
         lr: Learning rate, >= 0. The momentum buffer contains steps scaled by the rate at the time.
         alpha: Decay rate of the mean square, in [0, 1].
         eps: Constant added to the mean square, in squared units of the gradient, > 0.

@@ -57,9 +57,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         modules: Independently trained modules by ID; a single module gets the ID `default`.
         config: Settings of the algorithm. Required: `optimizer`, `lr`, `max_grad_norm` and
             `on_non_finite`. Optional: `grad_clip_by`, `gradient_accumulation`, `matmul_precision`,
-            and those of `GradientSettings`.
+            and the fields of `GradientSettings`.
         device: Device of the modules.
-        seed: Seed of the learner's random numbers (order of minibatches).
+        seed: Seed of the learner's random generator (order of minibatches).
     """
 
     required_apis: ClassVar[tuple[type, ...]] = ()
@@ -81,7 +81,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     parallel: SingleLearner = SingleLearner()
     """How this learner takes part in gradient steps: alone or data-parallel."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
-    """Constructor arguments, with which other processes create an equal learner."""
+    """Constructor arguments, used by other processes to create an identical learner."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Store the constructor arguments in `made_from`."""
@@ -328,7 +328,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return losses
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
-        """Return the loss: the module's own, `loss_function`, or the algorithm's, in this order."""
+        """Return the custom loss of the module, `loss_function`, or the loss of the algorithm."""
         if module_id in self.modules.with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)
@@ -663,7 +663,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Restore `policies_to_train`, and create the optimizers of these modules.
 
         Raises:
-            ConfigError: If it was a function and this learner has none.
+            ConfigError: If `policies_to_train` was a function and this learner has none.
         """
         for module_id in self.modules:
             had = any(name.startswith(f"{module_id}/") for name in state["optimizers"])

@@ -74,7 +74,7 @@ def has_modes(module: nn.Module) -> bool:
     """Return whether a module may behave differently in training and evaluation mode.
 
     Switching modes takes longer than the forward pass of a small network, so it is skipped for
-    modules known not to depend on the mode: those of this package and some PyTorch layers.
+    modules known not to depend on the mode: modules of this package and some PyTorch layers.
     """
     return not all(
         type(part) in INDIFFERENT or type(part).__module__.startswith(OWN)
@@ -277,7 +277,7 @@ class LearnerModules(dict[str, nn.Module]):
         if not module_id or "/" in module_id:
             raise ConfigError("module_id", "expected a name without /", module_id)
         if module_id in self:
-            raise ConfigError("module_id", "there is such a module already", module_id)
+            raise ConfigError("module_id", "this ID is already in use", module_id)
 
     def place(self, module_id: str, module: nn.Module, device: torch.device) -> None:
         """Add a module and move it to a device."""

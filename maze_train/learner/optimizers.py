@@ -30,7 +30,7 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
         gradients: The gradients of one optimizer.
         bound: Maximum norm or value, > 0; 0 disables clipping.
         by: `global_norm` scales all gradients by min(1, bound / norm) with their total L2 norm;
-            `norm` scales each tensor by its own norm; `value` clamps each entry to [-bound, bound].
+            `norm` scales each tensor separately; `value` clamps each entry to [-bound, bound].
 
     Returns:
         Total L2 norm before clipping, 0-d.
@@ -205,7 +205,7 @@ class ModuleOptimizer:
                 metric.
         """
         if isinstance(self.lr, Schedule):
-            problem = "the learning rate has a schedule already: expected a number, such as lr=1e-3"
+            problem = "the learning rate already has a schedule: expected a number, such as lr=1e-3"
             raise ConfigError(key, problem, node[TARGET])
         scheduler: LRScheduler = build_target(node, self.optimizer, key=key, kind=LRScheduler)
         if _needs(scheduler.step, "metrics"):
@@ -379,11 +379,11 @@ def check_free(
     """Raise ConfigError if the optimizer name or any parameter is already registered.
 
     Raises:
-        ConfigError: If one is registered.
+        ConfigError: If the name or a parameter is registered.
     """
     owned = {id(param) for other in optimizers.values() for param in other.params}
     if (module_id, name) in optimizers:
-        problem = f"module {module_id!r} has an optimizer {name!r} already"
+        problem = f"module {module_id!r} already has an optimizer {name!r}"
         raise ConfigError("optimizer", problem)
     if any(id(param) in owned for param in params):
         problem = f"{name!r} of module {module_id!r} shares parameters with another optimizer"

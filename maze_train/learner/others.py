@@ -266,7 +266,7 @@ def join(
         rank: Rank of this learner.
         count: Number of learners.
         timeout_s: Timeout of a collective operation in seconds.
-        gpu: GPU of this learner if every learner has its own (selects NCCL), otherwise None.
+        gpu: GPU of this learner if no two learners share one (selects NCCL), otherwise None.
         listener: `MeetingPlace.listener`, for the first learner.
     """
     if gpu is not None:
@@ -391,8 +391,9 @@ class OtherLearners:
                 if depends_on_others(layer):
                     raise ConfigError(
                         "learner_group.n_learners",
-                        f"{name} is a {type(layer).__name__}: what it does depends on all samples "
-                        "of a minibatch, or on chance, so that several learners differ from one; "
+                        f"{name} is a {type(layer).__name__}, which mixes the samples of a "
+                        "minibatch or is stochastic, so results would depend on the number of "
+                        "learners; "
                         "expected 1",
                         self.n_learners,
                     )
@@ -570,7 +571,7 @@ def are_apart(gpus: Sequence[str | None]) -> bool:
 
 
 def check_gpus(settings: LearnerGroupConfig, device: torch.device) -> None:
-    """Check that there are enough GPUs if every learner needs its own.
+    """Check that there are enough GPUs if every learner needs a separate one.
 
     Raises:
         ConfigError: If there are too few GPUs.
@@ -582,8 +583,8 @@ def check_gpus(settings: LearnerGroupConfig, device: torch.device) -> None:
         raise ConfigError(
             "learner_group.device",
             f"{settings.n_learners} learners need a GPU each, and there are {found}; expected "
-            f"learner_group.n_learners={max(found, 1)}, or null and algorithm.device=cuda, with "
-            "which learners share GPUs",
+            f"learner_group.n_learners={max(found, 1)}, or learner_group.device=null and "
+            "algorithm.device=cuda to share GPUs",
             settings.device,
         )
 

@@ -31,8 +31,7 @@ class RewardScaler:
     subtracted, so rewards keep their sign.
 
     While all G are equal (before the first nonzero reward, or after a single step), rewards are
-    only clipped. The variance is underestimated in the first rollouts, in which G still
-    accumulates.
+    only clipped. The variance is underestimated in the first rollouts, while G still accumulates.
 
     Args:
         gamma: Discount of the agent, in [0, 1].

@@ -30,7 +30,7 @@ def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
         The shard (the first row if it is empty), its number of rows, and the total number.
 
     Raises:
-        TrainingError: If the batch is not a dataclass of tensors, or the numbers of rows differ.
+        TrainingError: If the batch is not a dataclass of tensors, or row counts differ.
     """
     trees: dict[str, Any] = {}
     if is_dataclass(batch) and not isinstance(batch, type):

@@ -118,7 +118,7 @@ class Shard(SingleLearner):
             gradient.copy_(piece.view_as(gradient))
 
     def end(self, statistics: Statistics) -> None:
-        """Merge the statistics of this shard; the group merges those of the other learners."""
+        """Merge the statistics of this shard; the group merges all shards."""
         statistics.merge(self.statistics)
 
     def _sum(self, values: Tensor) -> Tensor:

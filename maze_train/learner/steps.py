@@ -146,7 +146,7 @@ class GradientSteps:
         self.empty_updates = self.empty_updates + 1 if bad and not self._norms else 0
         skips = self.on_non_finite == "skip"
         if bad and not (skips and self.empty_updates < most_empty):
-            advice = "; algorithm.on_non_finite=skip leaves such steps out"
+            advice = "; algorithm.on_non_finite=skip skips such steps"
             if skips:
                 advice = f" (there was no other gradient in {self.empty_updates} updates)"
             where = f"epoch {epoch + 1}, update {update}"
@@ -268,7 +268,7 @@ class LossScaler:
             gradient.div_(self.scale)
 
     def lower(self) -> bool:
-        """Halve the factor after an overflow; return False if it is 1 already."""
+        """Halve the factor after an overflow; return False if it is already 1."""
         self._steps = 0
         if self.scale <= 1.0:
             return False

@@ -112,7 +112,7 @@ class UpdateQueue:
             self._changed.notify_all()
         self._thread.join()
 
-    # -- with the lock held
+    # -- while holding the lock
     # -------------------------------------------------------------------------
 
     def _check(self) -> None:

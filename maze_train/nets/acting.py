@@ -22,8 +22,8 @@ class Acted(NamedTuple):
         actions: Actions in the agent's representation, which rollouts store, `[n, ...]`.
         env_actions: The same actions as input of `env.step`: clipped or squashed to the space.
         hidden_state: Recurrent state after the observations, `[n, S]`.
-        params: Distribution parameters, `[n, param_size]`, from which `ActingModel.log_probs`
-            computes log-probabilities; a collector calls it once per rollout.
+        params: Distribution parameters, `[n, param_size]`, the input of `ActingModel.log_probs`,
+            which a collector calls once per rollout.
     """
 
     actions: TensorTree
@@ -35,8 +35,8 @@ class Acted(NamedTuple):
 class ActingModel(nn.Module, ABC):
     """Base class of everything that acts: policies, joint models, leagues, random and custom ones.
 
-    Rows of arguments are independent of each other. Random numbers are arguments, so the caller
-    controls when they are drawn.
+    Rows of arguments are independent of each other. Noise is an argument, so the caller controls
+    when it is drawn.
 
     Attributes:
         learner_only: Names of submodules that are not needed for acting.

@@ -119,7 +119,7 @@ class ActorCriticModel(PolicyModel):
         self.critic = critic
         self.value_head = value_head
 
-    def forward(  # type: ignore[override]  # of a policy alone, parameters are all there is
+    def forward(  # type: ignore[override]  # a policy alone only returns parameters
         self, obs: TensorTree, sequences: Sequences | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return distribution parameters `[..., param_size]` and critic outputs.

@@ -225,7 +225,7 @@ class ImageEncoder(nn.Module):
         channels, height, width = self.image_shape
         if self.channels_last and obs.ndim == 5:
             obs = obs.permute(0, 2, 3, 1, 4)
-        # With one channel, only the strides tell PyTorch that the channel dimension is innermost.
+        # With one channel, only the strides show that the channel dimension is innermost.
         if self.channels_last or channels == 1:
             return obs.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
         return obs.reshape(-1, channels, height, width)

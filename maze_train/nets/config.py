@@ -93,7 +93,9 @@ class ModelConfig(Settings):
 
     centralized_critic: bool | None = None
     """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021); the
-    policy still reads only its agent's. For multi-agent A2C, PPO and IMPALA. null: false."""
+    policy still reads only the observation of its agent. For multi-agent A2C, PPO and IMPALA. null:
+    false.
+    """
 
     critic_obs: list[str] | None = None
     """Keys of a Dict observation (nested keys joined by `/`) that only the critic reads, such as

@@ -134,7 +134,7 @@ def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
     """Build a value transform, and check it with a few returns.
 
     Raises:
-        ConfigError: If it cannot be built, is not increasing, or has a wrong inverse.
+        ConfigError: If the transform cannot be built, is not increasing, or has a wrong inverse.
     """
     transform: ValueTransform = build_target(node, key=TRANSFORM_KEY)
     forth = member_of(transform, "transform_value")

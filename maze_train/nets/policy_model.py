@@ -35,7 +35,7 @@ class ActionMasking:
     """Replaces the logits of illegal actions, so that their probability is 0.
 
     The replacement is finite (half of the minimum of the dtype), so log-probabilities, entropies
-    and KL divergences are those of the distribution over the legal actions, and gradients are never
+    and KL divergences refer to the distribution over the legal actions, and gradients are never
     NaN. Source: Huang and Ontañón (2022), arXiv:2006.14171, section 3.
 
     Args:
@@ -163,7 +163,7 @@ def critic_keys(config: ModelConfig, space: spaces.Space[Any]) -> tuple[str, ...
     """Return the keys of observations that only the critic reads, in the order of the space.
 
     Args:
-        config: Model settings, of which `critic_obs` is used.
+        config: Model settings; only `critic_obs` is used.
         space: Result of `input_space`.
 
     Raises:

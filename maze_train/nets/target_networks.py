@@ -124,7 +124,7 @@ def refuse_settings(config: ModelConfig, reasons: Mapping[str, str]) -> None:
         reasons: Unsupported settings with the reason.
 
     Raises:
-        ConfigError: If one of them is set.
+        ConfigError: If an unsupported setting is set.
     """
     for key, reason in reasons.items():
         if value := vars(config)[key]:

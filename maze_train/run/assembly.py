@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Assembly:
     """Builds the optional parts of a run.
 
-    A runner imports none of these parts, so a run loads only those that its settings ask for.
+    A runner imports none of these parts, so a run loads only the parts that its settings require.
     """
 
     def building_features(self, config: TrainConfig) -> BuildFeatures:

@@ -100,9 +100,9 @@ class BasePolicy:
     def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
         """Return the configuration of the new run with the networks of the policy.
 
-        Policy settings in `model` are replaced by those of the base, including the defaults of its
-        algorithm. Explicit settings must be equal, except for the initialization of weights and
-        observation statistics and whether statistics are updated.
+        Policy settings in `model` are replaced by the settings of the base, including the defaults
+        of its algorithm. Explicit settings must be equal, except for the initialization of weights
+        and observation statistics and whether statistics are updated.
 
         Args:
             resumed_dir: Directory of a resumed run, which already has its networks (its base may
@@ -216,7 +216,7 @@ class BasePolicy:
                 is_estimated = own.normalization.mode == "estimated" and bool(normalizer.count > 0)
                 normalizer.frozen.fill_(self.is_frozen or is_estimated)
         new = [part for part in wanted if part not in taken]
-        text = f"{self.key}: took over {', '.join(taken)}"
+        text = f"{self.key}: loaded {', '.join(taken)}"
         return f"{text}; new: {', '.join(new)}" if new else text
 
     def _refusal(self, problem: str) -> ConfigError:
@@ -257,7 +257,7 @@ class BasePolicy:
             ]
             raise self._refusal(
                 f"its policy does not fit the networks of this run ({'; '.join(found)}): leave "
-                "these settings out, then they are those of the base, or set "
+                "these settings out to use the values of the base, or set "
                 f"{_overrides({name: there[name] for name in differing})}"
             )
 
@@ -274,7 +274,7 @@ class BasePolicy:
             differing = [f"{name}: {a} there, {b} here" for name, a, b in shapes if a != b]
             shown = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
             raise self._refusal(
-                f"the weights of its policy do not fit those of this run ({shown}): "
+                f"the weights of its policy do not fit the networks of this run ({shown}): "
                 f"{self.saved.advice(self.config.algorithm, self.model_of(self.config))}"
             )
 
@@ -296,7 +296,7 @@ def policy_settings(
     each = _spaces_of_policies(spaces)
     inputs = [policy_space(model, input_space(flat_space(observed))) for observed, _ in each]
     critic_obs = model.critic_obs
-    if model.centralized_critic or critic_obs:  # its policy was built as one without critic
+    if model.centralized_critic or critic_obs:  # its policy was built without a critic
         model = without_critic(model)
     resolved = [resolve(model, space) for space in inputs]
     settings: dict[str, Any] = {}

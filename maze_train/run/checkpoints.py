@@ -128,7 +128,7 @@ def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
     """Return the error for a checkpoint whose state does not fit its run."""
     return RunDirectoryError(
         f"checkpoint {checkpoint.path} does not fit this run: {problem}; is it a copy from another "
-        "run, or has the environment other spaces now?"
+        "run, or have the environment's spaces changed?"
     )
 
 

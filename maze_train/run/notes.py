@@ -70,22 +70,22 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
     sizes = {key: size for key, size in sizes.items() if size >= LARGE_ONE_HOT}
     if sizes:
         yield (
-            f"{named(sizes)} is one-hot with {next(iter(sizes.values())):,} inputs: nothing that "
-            "is learned about one value holds for others; numbers that describe them are easier to "
+            f"{named(sizes)} is one-hot with {next(iter(sizes.values())):,} inputs: what is "
+            "learned about one value does not apply to others; numeric features are easier to "
             "learn from"
         )
     yield from large_image_notes(config.env, observation_space)
 
 
 def named(observations: Mapping[str, object]) -> str:
-    """Name the first of some observations and the number of others."""
+    """Name the first observation, and count the others."""
     key, *others = observations
     also = f" (like {len(others)} more)" if others else ""
     return f"the observation {key!r}{also}" if key else "the observation"
 
 
 class TimeLimitNote(MetricsWriter):
-    """Prints a note about a missing time limit if no episode ended in the first epoch.
+    """Warns about a missing time limit if no episode ended in the first epoch.
 
     Args:
         config: The configuration.
@@ -109,7 +109,7 @@ class TimeLimitNote(MetricsWriter):
             return
         settings = self._config.evaluation
         limit = GUARD_STEPS if settings.max_episode_steps is None else settings.max_episode_steps
-        cut = f"; evaluation cuts it after {limit:,} steps (evaluation.max_episode_steps)"
+        cut = f"; evaluation truncates it after {limit:,} steps (evaluation.max_episode_steps)"
         self._notify(
             f"no episode ended in the first {int(row[ENV_STEPS]):,} steps, and "
             f"{env_name(self._config.env)} declares no time limit: an episode continues until it "
@@ -133,7 +133,7 @@ CLEAR_GAIN = 1 / 3
 
 
 class EvaluationGapNote(MetricsWriter):
-    """Hints once that training returns improve while those of deterministic evaluation do not.
+    """Prints a hint once training returns improve but deterministic evaluation returns do not.
 
     An evaluation lags behind if its return does not exceed the training return of the first epoch,
     although the training return has gained at least `CLEAR_GAIN` of the range of returns seen so
@@ -198,7 +198,7 @@ def large_image_notes(config: EnvConfig, space: spaces.Space[Any]) -> Iterator[s
     factor = math.ceil(math.sqrt(image.height * image.width / LARGE_IMAGE))
     if factor > 1:
         small = f"{image.height // factor} x {image.width // factor}"
-        remedy = f"let the environment give smaller ones, such as {small}"
+        remedy = f"let the environment return smaller ones, such as {small}"
         if config.backend == "gymnasium":
             node = f"{{_target_: maze_train.ShrinkImagesWrapper, factor: {factor}}}"
             also = "..., " if config.wrappers else ""
@@ -240,7 +240,7 @@ def lacks_time_limit(config: EnvConfig) -> bool:
         # The environment that a function returns may have a limit.
         return inspect.isclass(locate(config.target, key="env._target_"))
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
-    # Atari games have their own limit, in frames.
+    # Atari games have a limit in frames.
     is_game = spec is not None and spec.kwargs.get("max_num_frames_per_episode")
     return spec is not None and spec.max_episode_steps is None and not is_game
 
@@ -299,11 +299,11 @@ def worker_notes(
     if busy_s < waited_s:
         yield (
             f"runner=dev would be faster: the run waited {waited_s:,.0f} s for workers, which "
-            f"{work} for {busy_s:,.0f} s in all"
+            f"{work} for {busy_s:,.0f} s in total"
         )
     elif busy_s < waited_s * n_workers / 2:
         yield (
-            "a larger runner.concurrency would pay: while the run waited for them, the "
+            "a larger runner.concurrency may be faster: while the run waited for them, the "
             f"{n_workers} workers {work} for "
             f"{100 * busy_s / (waited_s * n_workers):.0f} % of the time"
         )

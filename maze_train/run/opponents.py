@@ -101,9 +101,10 @@ MOST_TURNS, ENOUGH = 1_000, 10
 """Number of turns to play to detect whether rewards cancel out, and required turns with rewards."""
 
 CANCELLED = (
-    "note: what one agent gains others lose, so the mean return over agents says nothing: "
-    "evaluation plays against random as well, and eval/vs_random/return_mean selects the best "
-    "policy. evaluation.opponents names others; evaluation.metric=eval/episode_return_mean: none"
+    "note: the rewards of the agents cancel out, so their mean return does not measure skill. "
+    "Evaluation also plays against a random opponent, and eval/vs_random/return_mean selects the "
+    "best policy; evaluation.opponents sets other opponents, "
+    "evaluation.metric=eval/episode_return_mean none"
 )
 
 
@@ -190,7 +191,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         }
         if not any(opponents[name].keys() - set(seat) for seat in seats):
             problem = (
-                "no agent other than one that learns can play it, in another team; agents: "
+                "cannot be an opponent, since no agent of another team has its spaces; agents: "
                 f"{', '.join(named)}"
             )
             raise ConfigError(key, problem, source)

@@ -1,11 +1,11 @@
-"""From user input to the checked configuration of a runner.
+"""Conversion of user input to the checked configuration of a runner.
 
-    values by name      Hydra composes them, or a Python user gives them
-    stored_settings     with `resume=<directory>`: the settings of that run, and changes of the user
-    load_config         names of options and dotted keys become mappings, these become dataclasses,
-                        which check themselves; then come the defaults of the algorithm
-    prepare             a base run gives its networks; a trial is shortened; the settings of a run
-                        that is continued are compared; a seed is drawn
+    values by name      composed by Hydra, or passed in Python
+    stored_settings     with `resume=<directory>`: settings of that run, with the user's changes
+    load_config         replaces option names and dotted keys by mappings, builds and checks the
+                        dataclasses, and applies the defaults of the algorithm
+    prepare             applies the networks of a base run, shortens a dry run, compares the
+                        settings of a resumed run, and draws a seed
 
 `configure` returns a `TrainConfig`; `prepare` does the remaining steps. Runners do not change the
 configuration.

@@ -81,7 +81,7 @@ class RolloutPolicy:
             spaces: Its observation and action space.
 
         Raises:
-            ConfigError: If they differ.
+            ConfigError: If the spaces differ.
         """
         if self.run_dir is None:
             check_policy_spaces(self.spaces, spaces)
@@ -131,7 +131,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     agent = agent_maker(found, config.deterministic)
     is_model = model_of(found) is not None
     if not is_given and not is_model:
-        agent = partial(PolicyAgent, build)  # build anew: instances may not support copying
+        agent = partial(PolicyAgent, build)  # build a new one: instances may not support copying
     name = str(target).replace(":", ".").rpartition(".")[2].strip("<>")
     chance = config.deterministic if is_model else None
     return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
@@ -217,7 +217,7 @@ OF_RUN = "_of_run"
 def with_policies(
     base: RolloutPolicy, config: RolloutConfig, spaces: tuple[Any, Any]
 ) -> RolloutPolicy:
-    """Return the named policies of a rollout, combined with those of its run for other agents.
+    """Return the named policies of a rollout, and the policies of its run for other agents.
 
     Args:
         base: Policy of the agents that are not named.

@@ -25,7 +25,7 @@ WAIT_S = 1.0
 
 
 class Examination:
-    """Examines an environment in a throw-away process while the first updates are made.
+    """Examines an environment in a disposable process while the first updates are made.
 
     Args:
         work: Runs in that process; returns messages for the user.

@@ -22,7 +22,7 @@ def restored_learner(prepared: PreparedRun) -> Learner[Any, Any, Any]:
     runner = TrainingRunner(prepared)
     checkpoint, builder = runner.read_checkpoint(), runner.builder
     if checkpoint is None:
-        raise RunDirectoryError(f"{runner.resumed_dir} has no checkpoint, which holds a learner")
+        raise RunDirectoryError(f"{runner.resumed_dir} has no checkpoint to load the learner from")
     with runner, generators_kept():
         model = builder.build_model()
         if runner.config.algorithm.learns_from == "dataset":

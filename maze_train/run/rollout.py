@@ -65,8 +65,8 @@ class RolloutResult:
 class RolloutRunner:
     """Plays episodes with a policy and writes the results.
 
-    An episode depends only on the policy and its seed, not on `runner` or the numbers of processes
-    and environments.
+    An episode depends only on the policy and its seed, not on `runner` or the number of processes
+    or environments.
 
     Args:
         config: The configuration; not modified.
@@ -83,7 +83,7 @@ class RolloutRunner:
         self.policy = chosen_policy(config)
         if config.env is None:
             config = replace(config, env=self.policy.env)
-        assert config.env is not None  # what __post_init__ of the configuration has checked
+        assert config.env is not None  # checked by `__post_init__` of the configuration
         self.config = config
         self.env_config = rendered(config.env, config.render_mode)
         factory = EnvFactory(self.env_config).for_evaluation()
@@ -180,7 +180,7 @@ class RolloutRunner:
 
     def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
         """Store an episode without its trajectory, which goes to the writer."""
-        # First, since the writer keeps what it cannot write, which must not be added again.
+        # First: if writing fails, the writer keeps the episode, so it must not be added again.
         self.episodes.append(replace(episode, trajectory=None))
         if writer is not None and episode.trajectory is not None:
             writer.add(episode.trajectory)
@@ -256,7 +256,7 @@ class RolloutRunner:
         with writable("output_dir", Path(given or ".")):  # the name may be too long
             found = [name for name in taken if given and (Path(given) / name).exists()]
         if found:
-            problem = f"holds results already ({found[0]}): name another directory, or null"
+            problem = f"already contains results ({found[0]}): name another directory, or null"
             raise ConfigError("output_dir", problem, given)
         parent = self._default_parent() if given is None else Path()
         return results_directory("output_dir", given, parent)
@@ -269,7 +269,7 @@ class RolloutRunner:
         return self._outputs / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
 
     def _write_config(self, output_dir: Path) -> None:
-        """Write the configuration, with which the rollout can be repeated in another directory."""
+        """Write the configuration, so that the rollout can be repeated in another directory."""
         config = replace(self.config, output_dir=None)
         text = dump_yaml(config_to_dict(config))
         with writable("output_dir", output_dir), atomic_write(output_dir / ROLLOUT_FILE) as file:
@@ -336,7 +336,7 @@ class RolloutRunner:
         if summary.agents:
             lines += [*(f"  {line}" for line in summary.agent_lines()), ""]
         if summary.lost:
-            lines.append(f"  lost      {summary.lost:,} episodes (numbers that are not finite)")
+            lines.append(f"  lost      {summary.lost:,} episodes (non-finite values)")
         lines.append(f"  results   {output_dir}")
         if self.config.record:
             lines.append(f"  dataset   {self.config.record_dir or output_dir / TRAJECTORIES}")
@@ -355,6 +355,6 @@ def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:
         return env
     given = env.kwargs.get("render_mode", mode)
     if given != mode:
-        problem = f"expected {mode!r}, or nothing, for the video or window that is asked for"
+        problem = f"expected {mode!r} for the requested video or window, or no render mode"
         raise ConfigError("env.kwargs.render_mode", problem, given)
     return replace(env, kwargs={**env.kwargs, "render_mode": mode})

@@ -31,8 +31,8 @@ COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "trunc
 class RolloutSummary:
     """Statistics over the episodes of a rollout; NaN if missing.
 
-    Lost episodes count only in `lost` and `env_steps`. Standard deviations are population standard
-    deviations (divided by n).
+    Lost episodes count only in `lost` and `env_steps`. Each std is a population standard deviation
+    (divided by n).
     """
 
     episodes: int

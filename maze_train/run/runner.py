@@ -91,7 +91,7 @@ class TrainingRunner:
         prepared: The configuration and the initial state of the run; see `prepare`.
 
     Attributes:
-        callbacks: Callbacks of the run; callers may add others to those of the settings.
+        callbacks: Callbacks of the run; callers may add more.
 
     Raises:
         ConfigError: If parts of the configuration do not fit together.
@@ -300,7 +300,7 @@ class TrainingRunner:
                 with writable("run_dir", run.path), atomic_write(run.path / DIGESTS) as file:
                     file.write(json.dumps(digests, indent=1).encode())
         elif reason not in ("", *FAILURES, *LIMITS):
-            notify(f"note: a callback had ended this run: {reason}; it continues all the same")
+            notify(f"note: a callback stopped this run earlier ({reason}); it continues")
         write_config(run.path, self.config_text)
         record_start(run, self.config, resumed.path.name if resumed else None)
         return resumed
@@ -466,7 +466,9 @@ def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
     latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
     if latest is None:
-        notify(f"{stopped}; there is no checkpoint: a run in this directory begins again")
+        notify(
+            f"{stopped}; there is no checkpoint: the next run in this directory starts at step 0"
+        )
     elif not latest.is_dir():
         notify(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
     else:

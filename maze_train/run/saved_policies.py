@@ -114,14 +114,14 @@ class SavedPolicy:
         here, there = algorithm.model_settings, base.model_settings
         is_own = any((model.policy, model.trunk, here.get(wrapper), there.get(wrapper)))
         if base.model_builder != algorithm.model_builder and not is_own:
-            return f"{base.name} learns another kind of policy; expected one of {algorithm.name}"
+            return f"{base.name} trains another type of policy; expected one of {algorithm.name}"
         differing = [
             f"algorithm.{name}={there[name]}" for name in there if here.get(name) != there[name]
         ]
         if differing and not is_own:
             return f"set {' '.join(differing)}, as it has"
         return (
-            "both need the same networks of your own (model.policy, model.trunk) and no "
+            "both need the same custom networks (model.policy, model.trunk) and no "
             f"algorithm.{wrapper}"
         )
 
@@ -248,9 +248,7 @@ def _read_checkpoint(directory: Path, trust: Sequence[str], own: object) -> _Rea
     run = RunDirectory.of_policy(directory)
     with_spaces = next((place for place in run.saved if (place / SPACES).exists()), None)
     if with_spaces is None:
-        problem = (
-            f"{run.path} has no {SPACES} yet: continue with the run until its first evaluation"
-        )
+        problem = f"{run.path} has no {SPACES} yet: resume the run until its first evaluation"
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     spaces = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)

@@ -130,7 +130,7 @@ class FunctionalSimulator(Simulator):
         shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(expected)]
         if shapes != [(leaf.shape, leaf.dtype) for leaf in state["leaves"]]:
             raise EnvError(
-                f"the saved state is not one of {self.num_envs} environments {self.name}: continue "
+                f"the saved state does not fit {self.num_envs} environments {self.name}: continue "
                 "with the settings and the versions of packages that the run began with"
             )
         leaves = [jax.device_put(leaf, self._place) for leaf in state["leaves"]]

@@ -47,7 +47,7 @@ def make_simulator(
 
     Raises:
         ConfigError: If the name is unknown, or the environment rejects a setting.
-        EnvError: If it cannot be built, or is of neither kind.
+        EnvError: If the simulator cannot be built, or has an unknown interface.
         MissingExtraError: If a required package is not installed.
     """
     device = torch.device(device)

@@ -149,10 +149,10 @@ def as_space(space: Any) -> spaces.Space[Any]:
     """Check a Gymnasium space; convert a mapping of spaces to a Dict.
 
     Raises:
-        SpaceError: If it is not a space.
+        SpaceError: If `space` is not a space.
     """
     if isinstance(space, dict):
         return spaces.Dict({key: as_space(part) for key, part in space.items()})
     if not isinstance(space, spaces.Space):
-        raise SpaceError(f"{space!r} is not a space of gymnasium")
+        raise SpaceError(f"{space!r} is not a gymnasium space")
     return space

@@ -42,7 +42,7 @@ class Columns(dict[str, Spec]):
     """Shapes and dtypes of arrays by name: `obs`, or `obs/goal` for a leaf of a Dict space.
 
     The memory layout depends only on the columns, so processes that build the same columns agree on
-    it. Every array starts on its own cache line, so processes that write different arrays do not
+    it. Every array starts on a new cache line, so processes that write different arrays do not
     contend for one.
     """
 
@@ -121,7 +121,7 @@ def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
 
     Integer and bool dtypes, including uint8 images, are kept, or widened to the next one that
     PyTorch supports (uint16 to int32, uint32 to int64). Floats are stored as float32, the dtype of
-    the networks, and so is uint64 if the upper bound exceeds that of int64.
+    the networks, and so is uint64 if the upper bound exceeds the int64 range.
     """
     dtype = np.dtype(space.dtype if space.dtype is not None else np.float32)
     if dtype.name in DTYPES:

@@ -319,7 +319,7 @@ def check_same_spaces(
 
     Raises:
         ConfigError: If the spaces differ.
-        SpaceError: If they differ and one cannot be flattened, see `FlatView`.
+        SpaceError: If the spaces differ and one cannot be flattened, see `FlatView`.
     """
     for kind, one, other in zip(("observation", "action"), found, wanted, strict=True):
         if one != other:
@@ -334,7 +334,7 @@ def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[
     Bounds are included only if nothing else differs, and only for the first entry that differs.
 
     Raises:
-        SpaceError: If one cannot be flattened, see `FlatView`.
+        SpaceError: If a space cannot be flattened, see `FlatView`.
     """
     leaves, others = flat_spaces(one), flat_spaces(other)
     if type(one) is not type(other) and not (leaves.keys() == others.keys() == {""}):
@@ -357,7 +357,7 @@ def _outline(space: spaces.Space[Any]) -> str:
 
 
 def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> str:
-    """Describe a leaf briefly, with what distinguishes it from another one.
+    """Describe a leaf briefly, including how it differs from another one.
 
     If only bounds or choices differ, the first entry that differs is included.
     """

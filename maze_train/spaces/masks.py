@@ -279,8 +279,8 @@ def checked_actions(name: str, part: Any, n: int, space: Space[Any]) -> Array:
         space: Leaf of the action space for the part.
 
     Raises:
-        ShapeError: If it does not have one row per action with the shape of the space.
-        SpaceError: If it has a wrong dtype, or contains an invalid action.
+        ShapeError: If the part does not have one row per action with the shape of the space.
+        SpaceError: If the part has a wrong dtype, or contains an invalid action.
     """
     shape = (n, *(space.shape or ()))
     try:
@@ -313,7 +313,7 @@ def _limits(space: Space[Any]) -> tuple[Any, Any]:
 
 
 class LegalChoices:
-    """Reads masks of legal actions from observations; for multi-agent ones, of the acting agents.
+    """Reads the masks of legal actions of the acting agents from observations.
 
     Args:
         observation_space: Observation space of one environment, single- or multi-agent (see
@@ -393,7 +393,7 @@ def random_action(
     """Sample a random legal action.
 
     Args:
-        actions: The action space, whose own generator samples the parts without masks.
+        actions: The action space, whose random generator samples the parts without masks.
         legal: Key and masks, one per choice, of each masked part.
         generator: Samples uniformly from the legal choices.
     """

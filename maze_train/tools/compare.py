@@ -91,10 +91,10 @@ class Comparison:
         """Return remarks on the values."""
         meaning = "IQM: mean of the middle half of the runs; [95 %]: its bootstrap interval"
         is_range = any(row["runs"] < FEW_RUNS for row in self.rows)
-        ranges = f"; range: of fewer than {FEW_RUNS} runs, hardly more than their extremes"
+        ranges = f"; range: bootstrap interval of fewer than {FEW_RUNS} runs, close to min and max"
         lines = [f"{self.metric}; {meaning}{ranges if is_range else ''}"]
         if self.overall:
-            lines.append(f"{ALL_ENVS}: values scaled by the bounds, runs of each drawn separately")
+            lines.append(f"{ALL_ENVS}: values scaled by the bounds, each resampled separately")
         for group in self.groups:
             seeds = [str(run.seed) for run in group.runs]
             twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})

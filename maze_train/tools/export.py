@@ -266,7 +266,7 @@ def _check_networks(model: Any) -> None:
 
 
 BATCHES = ((1, 8), (31, 32))
-"""Batch sizes and numbers of steps for the comparison."""
+"""Batch sizes and step counts for the comparison."""
 
 OBSERVATIONS = sum(n * steps for n, steps in BATCHES)
 

@@ -42,8 +42,9 @@ SHOWN = ("env", "model", "policies", "algorithm")
 
 SHARED = (*SHOWN, "policies_to_train", "seed", "total_steps")
 SHARED_OF_RUNNER = ("concurrency", "envs_per_actor", "dataset")
-"""Settings to publish: those that affect the results. Other settings belong to the machine and the
-user, such as directories, and metric writers and callbacks with addresses and tokens."""
+"""Settings that affect the results, which are published. Other settings are private to the user and
+the machine, such as directories, and writers and callbacks with addresses and tokens.
+"""
 
 SHARED_TEXTS = (
     *("env.id", f"*.{TARGET}", "policies.*.agents", "policies_to_train"),
@@ -290,8 +291,8 @@ class PushedPolicy:
         """Format the upload for a terminal."""
         lines = [f"{self.name}: {', '.join(self.files)}"]
         if self.left_out:
-            keys, remedy = ", ".join(self.left_out), "share=[<setting>] uploads what may be seen"
-            lines.append(f"texts that were left out of config.yaml: {keys}; {remedy}")
+            keys, remedy = ", ".join(self.left_out), "set share=[<setting>] to upload them"
+            lines.append(f"texts omitted from config.yaml: {keys}; {remedy}")
         return "\n".join([*lines, self.url])
 
 

@@ -60,7 +60,7 @@ class Run:
     algorithm: str
     seed: Any
     settings: dict[str, Any]
-    """Settings by dotted key, except those in `NOT_COMPARED`."""
+    """Settings by dotted key, except `NOT_COMPARED`."""
 
     rows: list[MetricsRow]
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -119,7 +119,7 @@ def _below(root: Path, found: Found) -> Iterator[Path]:
     """Yield the run directories below a directory, without descending into runs."""
     for folder, names, files in os.walk(root):
         path = Path(folder)
-        names.sort(key=lambda name: (len(name), name))  # numbers in their order
+        names.sort(key=lambda name: (len(name), name))  # numeric order
         if JOBS in files:
             for job in read_jobs(path):
                 run_dir = Path(job.run_dir)
@@ -228,7 +228,7 @@ def task_name(settings: Mapping[str, Any]) -> str:
 Array: TypeAlias = "NDArray[np.float64]"
 
 CONFIDENCE = 0.95
-_CHUNK = 1 << 22  # numbers that are resampled at once
+_CHUNK = 1 << 22  # maximum number of values resampled at once
 
 
 def interquartile_mean(values: Any, axis: int = -1) -> Array:

@@ -73,7 +73,7 @@ MAY_DIFFER = ("tracking", "checkpoint", "trust", "moved")
 
 
 def open_journal(directory: Path) -> BaseStorage:
-    """Open the storage of the study in a directory; each process opens its own.
+    """Open the storage of the study in a directory; each process opens it separately.
 
     Raises:
         RunDirectoryError: If the file cannot be read, or holds another journal.
@@ -104,7 +104,7 @@ def reading_journal(directory: Path) -> Iterator[None]:
 
 
 def release_journal(directory: Path) -> None:
-    """Remove the stale journal lock of a killed process, on which Optuna would block.
+    """Remove the stale journal lock of a killed process, which would block Optuna.
 
     No other process may use the directory.
 
@@ -154,7 +154,7 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
         if key not in before and not key.startswith(f"{GROUP}."):
             continue  # a setting of a newer version
         if str(before.get(key)) != str(now.get(key)) and not is_within(key, MAY_DIFFER):
-            problem = f"the study in {directory} has {before.get(key)}; to continue with it, "
+            problem = f"the study in {directory} has {before.get(key)}; to resume it, "
             problem += "set it so, or name another directory: study=<directory>"
             raise ConfigError(key, problem, now.get(key))
 
@@ -245,7 +245,7 @@ class PruningCallback(Callback):
     def __init__(self, task: TrialTask) -> None:
         self.pruned_at = 0
         self._metric, self._pruner = task.metric, task.pruner
-        self._storage = open_journal(task.study)  # of this process; the other one has its own
+        self._storage = open_journal(task.study)  # not shared with the parent process
         self._study = open_study(self._storage, task.mode)
         study_id = self._storage.get_study_id_from_name(STUDY)
         self._id = self._storage.get_trial_id_from_study_id_trial_number(study_id, task.number)

@@ -86,7 +86,9 @@ class Space:
             key: {text_of(choice): choice for choice in found.choices or ()}
             for key, found in self.ranges.items()
         }
-        self._as_set: dict[str, dict[str, str]] = {}  # texts of choices by those of the settings
+        self._as_set: dict[
+            str, dict[str, str]
+        ] = {}  # text of each choice by text of the converted setting
         self.distributions = {key: self._distribution(key) for key in self.ranges}
         """Distributions of Optuna by setting; choices are texts."""
 
@@ -131,7 +133,7 @@ class Space:
         if found.linear:
             problem = "its range has schedules that decrease to 0 (linear_<start>), not this value"
             if not (isinstance(value, str) and value.startswith(LINEAR)):
-                return None, f"{problem}; leave linear out of the range to search constants"
+                return None, f"{problem}; remove `linear` from the range to search constants"
             number = float(value.removeprefix(LINEAR))
         if type(number) not in (int, float) or not found.low <= number <= found.high:
             return None, "lies outside of its range"

@@ -34,7 +34,7 @@ def write_report(
     """Write the texts and plots of a report to the directory given by a setting.
 
     Raises:
-        ConfigError: If they cannot be written.
+        ConfigError: If a file cannot be written.
     """
     with writable(key, directory):
         for name, text in texts.items():
@@ -133,7 +133,7 @@ def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], titl
 
     Args:
         table: Epoch, rating, and points by number of the snapshot; None for no value.
-        numbers: Numbers of the snapshots.
+        numbers: Indices of the snapshots.
         title: Title of the figure.
     """
     import numpy as np

@@ -404,9 +404,11 @@ def check_answers(uri: str) -> None:
         pass
     except (OSError, HTTPException) as error:  # an URLError is an OSError
         cause = getattr(error, "reason", error)
-        if not isinstance(cause, ssl.SSLError):  # MLflow has its own settings of certificates
+        if not isinstance(cause, ssl.SSLError):  # MLflow has separate certificate settings
             problem = f"the server does not answer ({cause}): start it (mlflow server), or leave "
-            raise OSError(f"{problem}tracking_uri out, which keeps all in the run") from error
+            raise OSError(
+                f"{problem}tracking_uri out to store everything in the run directory"
+            ) from error
 
 
 @contextmanager

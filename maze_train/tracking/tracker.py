@@ -102,7 +102,7 @@ class MetricsWriter:
         """Show progress within an epoch.
 
         Args:
-            progress_fraction: Share of the running epoch that is done, in [0, 1].
+            progress_fraction: Fraction of the running epoch that is done, in [0, 1].
             env_steps: Environment steps since the start of training.
         """
 
@@ -164,7 +164,7 @@ class Tracker:
         """Show progress within an epoch.
 
         Args:
-            progress_fraction: Share of the running epoch that is done, in [0, 1].
+            progress_fraction: Fraction of the running epoch that is done, in [0, 1].
             env_steps: Environment steps since the start of training.
         """
         self._forward("advance", progress_fraction, env_steps)

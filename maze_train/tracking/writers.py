@@ -227,7 +227,7 @@ class TensorBoardWriter(MetricsWriter):
         for name, value in row.items():
             if name != ENV_STEPS:
                 self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # what its thread writes later fails there, out of reach
+        self._writer.flush()  # errors of later writes occur in its thread
 
     def sync(self) -> None:
         """Flush all points to the event file."""

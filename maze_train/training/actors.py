@@ -1,4 +1,4 @@
-"""Actors: copies of the policy that collect experience where their environments are."""
+"""Actors: copies of the policy that collect experience in the processes of their environments."""
 
 from __future__ import annotations
 

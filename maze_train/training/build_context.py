@@ -202,7 +202,7 @@ class BuildContext(Generic[Config]):
                 raise
             remedy = own_processes(self.config.runner.concurrency)
             raise EnvError(
-                f"{error}; this process has training environments already: if it can have only "
+                f"{error}; this process already has training environments: if it can have only "
                 f"one, {remedy}"
             ) from error
         env.notify = self.notify

@@ -37,8 +37,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     """Builds the model, the learner and the trainer of an algorithm.
 
     A run calls `build_model`, `prepare`, `build_evaluators`, `build_trainer` and `before_training`,
-    in this order; `build` calls all but the last one. `AlgorithmConfig.builder_class` names the
-    builder of an algorithm.
+    in this order; `build` calls all of these except `before_training`.
+    `AlgorithmConfig.builder_class` names the builder of an algorithm.
 
     Args:
         context: Settings and services of the run.

@@ -239,7 +239,7 @@ class TrainingView:
             reason: Shown at the end and stored in `summary.json` as `stop_reason`.
 
         Raises:
-            ConfigError: If it is empty or reserved for failed runs.
+            ConfigError: If `reason` is empty or reserved for failed runs.
         """
         if not reason.strip() or reason in FAILURES:
             raise ConfigError("reason", "expected a short reason why training ends", reason)
@@ -328,7 +328,7 @@ class Callbacks:
 
         Args:
             hook: Name of the method.
-            row: Metrics of the epoch that ended, to which callbacks add theirs.
+            row: Metrics of the epoch that ended, which callbacks may extend.
         """
         wanted = [
             c for c in self._callbacks if getattr(type(c), hook) is not getattr(Callback, hook)

@@ -1,6 +1,6 @@
 """The files and manifests of a checkpoint: written with digests, verified when read.
 
-Each part of a state (see `core.state.StatePart`) is a file whose name is that of its content:
+Each part of a state (see `core.state.StatePart`) is a file named after its content:
 `part_<32 hexadecimal digits of the sha256>.pt`. A part that did not change is a hard link to the
 file of an earlier checkpoint, so it takes neither time nor space, and stays when the earlier
 checkpoint is removed.
@@ -69,7 +69,7 @@ def read_at_most(path: Path, nbytes: int) -> bytes:
     """Return the content of a file without a known digest.
 
     Raises:
-        DamagedError: If it is missing, cannot be read, or is longer than `nbytes`.
+        DamagedError: If the file is missing, cannot be read, or is longer than `nbytes`.
     """
     with _opened(path) as (file, size):
         if size > nbytes:
@@ -313,7 +313,7 @@ def read_manifest(path: Path) -> CheckpointInfo:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(f"{MANIFEST}: not the content of a manifest ({error!r})") from error
     if path.name.partition("-")[0] != info.name:
-        raise DamagedError(f"{MANIFEST}: it is that of {info.name}")
+        raise DamagedError(f"{MANIFEST}: it belongs to {info.name}")
     return info
 
 

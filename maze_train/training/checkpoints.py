@@ -7,7 +7,7 @@ checkpoints/
         MANIFEST.json               counters, versions, digests
         state.pt                    see `state_files`
         part_<...>.pt               large pieces of the state, see `checkpoint_files`
-    epoch_000026-2/                 as a run that continued from an earlier one wrote it again
+    epoch_000026-2/                 after 26 epochs, of a run resumed from an earlier checkpoint
 
 Only `latest` is ever replaced. Names that begin with `.tmp-` are in progress (being written or
 removed) by the process whose ID is at the end.
@@ -120,7 +120,7 @@ class CheckpointStore:
         writing, old checkpoints are removed, and checkpoints of an abandoned branch (at the same or
         a later position).
 
-        Each `StatePart` is written to a separate file. If its version equals that of the last
+        Each `StatePart` is written to a separate file. If its version is the same as in the last
         written or loaded checkpoint, both checkpoints share the file and the part is not read.
         Other parts are read and written one by one.
 
@@ -193,7 +193,7 @@ class CheckpointStore:
         """Remove a checkpoint atomically.
 
         Raises:
-            OSError: If it does not exist or cannot be removed.
+            OSError: If the checkpoint does not exist or cannot be removed.
         """
         work = self._work(path)
         shutil.rmtree(work, ignore_errors=True)
@@ -285,7 +285,7 @@ class CheckpointStore:
             if not paths and not (self.directory / LATEST).exists():
                 return None
             target = self._pointer()
-            found = "missing or damaged" if target is None else f"{target}, which is not there"
+            found = "missing or damaged" if target is None else f"{target}, which does not exist"
             self._warn(f"{self.directory / LATEST} is {found}: looking at all checkpoints")
         for path in paths:
             try:
@@ -293,7 +293,7 @@ class CheckpointStore:
             except DamagedError as problem:
                 self._warn(f"checkpoint {path} is damaged and skipped: {problem}")
         raise RunDirectoryError(
-            f"{self.directory} holds no checkpoint that is whole ({len(paths)} damaged): remove "
+            f"{self.directory} has no undamaged checkpoint ({len(paths)} damaged): remove "
             f"the directory to train from the beginning, or restore it from a copy"
         )
 
@@ -328,7 +328,7 @@ class CheckpointStore:
         if name not in found:
             present = ", ".join(found) or "none"
             raise RunDirectoryError(
-                f"{self.directory} has no checkpoint {name!r}; there: {present}"
+                f"{self.directory} has no checkpoint {name!r}; available: {present}"
             )
         try:
             return read_checkpoint(found[name])

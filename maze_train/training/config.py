@@ -301,8 +301,9 @@ class EvaluationConfig(Settings):
     `eval/vs_<name>/return_mean` of the first one."""
 
     mode: Literal["auto", "max", "min"] = "auto"
-    """Whether to maximize or minimize the metric; auto: minimize losses, deviations and ranks
-    (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), maximize all others."""
+    """Whether to maximize or minimize the metric; auto: minimize losses, errors and ranks
+    (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), maximize all others.
+    """
 
     dump_interval: int = field(default=0, metadata=ON_RESUME)
     """Number of evaluations between dumps of the policy (`policies/epoch_<n>`); 0: none."""
@@ -373,7 +374,7 @@ class EvaluationConfig(Settings):
 
 @dataclass(kw_only=True)
 class CheckpointConfig(Settings):
-    """Settings of checkpoints, from which runs can be resumed."""
+    """Settings of checkpoints for resuming runs."""
 
     interval: int = 1
     """Epochs between checkpoints; 0: no checkpoints at the ends of epochs."""
@@ -426,7 +427,7 @@ OPEN = ("train/", "validation/", "league/", "eval/info/")
 
 
 def evaluation_metrics(config: EvaluationConfig, agents: Iterable[str] = ()) -> list[str]:
-    """Return the names of evaluation metrics, except those of custom evaluators.
+    """Return the names of evaluation metrics, except metrics of custom evaluators.
 
     Args:
         config: Settings of evaluations.

@@ -404,7 +404,7 @@ def earlier_test(
 SAME_SCORE = (
     "note: the first two policies have the same mean return. If agents compete, "
     "the rewards cancel out: while scores are equal, the newest policy counts as the "
-    "best one. Use evaluation.opponents={random: random} to tell policies apart"
+    "best one. Use evaluation.opponents={random: random} to distinguish policies"
 )
 
 
@@ -480,7 +480,7 @@ class BestModelSelection(ModelSelectionBase):
     def keep_if_none(self, epoch: int) -> None:
         """Keep the current policy if no score has selected one.
 
-        Retries a policy that could not be written.
+        Retries writing a policy after a failure.
         """
         if self._best_weights is None:
             self._best_weights = copy_of_weights(self.model)

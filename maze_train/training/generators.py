@@ -15,7 +15,8 @@ import torch
 from maze_train.core.errors import TrainingError
 
 LOCKS: dict[int, Any] = {}
-"""Locks of the generators by process ID (a fork has its own); owned by the thread of a run."""
+"""Locks of the generators by process ID (a fork has separate ones); owned by the thread of a run.
+"""
 
 
 @contextmanager

@@ -322,7 +322,8 @@ class LeagueEvents(EventInterface, prefix="league"):
     """Self-play against snapshots; per policy, such as `league/<policy>/elo`."""
 
     win_rate = Event(
-        "Share of points against snapshots: 1 for a larger return, 0.5 for an equal one; against "
+        "Fraction of points against snapshots: 1 for a larger return, 0.5 for an equal one; "
+        "against "
         "snapshot k as `league/<policy>@<k>/win_rate`."
     )
     episodes = Event("Number of results against snapshots.", reduce="sum")

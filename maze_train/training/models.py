@@ -51,10 +51,10 @@ def learner_with_frozen(
         if key not in free:
             problem = "is frozen or has no weights" if key in frozen else "no such policy"
             named = ", ".join(free) or "none"
-            raise ConfigError("policies_to_train", f"{problem}; those that can learn: {named}", key)
+            raise ConfigError("policies_to_train", f"{problem}; trainable policies: {named}", key)
     for key in getattr(args[0], "overrides", ()):
         if key in frozen:
-            problem = f"is frozen or has no weights; those that can learn: {', '.join(free)}"
+            problem = f"is frozen or has no weights; trainable policies: {', '.join(free)}"
             raise ConfigError("algorithm.overrides", problem, key)
     if not (free if chosen is None else chosen):
         problem = "no policy would learn; expected one that has networks and is not frozen"

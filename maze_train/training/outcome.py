@@ -110,7 +110,7 @@ class TrainingSummary:
     """Mean return of the last evaluation; NaN if there was none."""
 
     exact: bool = True
-    """Whether the results are identical to those of an uninterrupted run; false if the state of an
+    """Whether the results are identical to an uninterrupted run; false if the state of an
     environment could not be restored when the run was resumed."""
 
     final_test: dict[str, dict[str, float]] = field(default_factory=dict)

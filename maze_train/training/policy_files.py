@@ -107,7 +107,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
             break
         before, score = score, read_score(directory)
         if score == before:  # otherwise a run has just replaced both
-            raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
+            raise RunDirectoryError(f"{path} is damaged: its sha256 differs from {SCORE}")
     try:
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception:  # its message explains how to load the pickle unsafely
@@ -257,19 +257,19 @@ class TrainedPolicy:
         actions. The recurrent state does not change.
 
         Args:
-            observation: As for `act`, with all keys; for recurrent policies, the one after the
-                last acted on.
+            observation: As for `act`, with all keys; for recurrent policies, the observation after
+                the last one passed to `act`.
 
         Returns:
             A float, or an array `[n]` for a batch.
 
         Raises:
             ConfigError: If the policy has no state values.
-            SpaceError: As for `act`.
+            SpaceError: See `act`.
         """
         model: Any = self.model
         if not hasattr(model, "values"):
-            problem = "has no state values: those of A2C, PPO, IMPALA and DQN have"
+            problem = "has no state values, which need A2C, PPO, IMPALA or DQN"
             raise ConfigError("policy", problem, type(model).__name__)
         obs, batched = self._read(observation, self._view)
         memory = self._actor_for(obs).hidden_state
@@ -278,7 +278,7 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def probabilities(self, observation: Any) -> Any:
-        """Return probabilities of discrete actions; for DQN those of its exploration.
+        """Return probabilities of discrete actions; for DQN with its exploration.
 
         The recurrent state does not change.
 

@@ -54,7 +54,7 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
         for pattern in config.agents:
             for agent in agents_named(pattern, f"policies.{policy}.agents", spaces.agents):
                 if found.setdefault(agent, policy) != policy:
-                    problem = f"{agent} has the policy {found[agent]} already; expected one each"
+                    problem = f"{agent} already has the policy {found[agent]}; expected one each"
                     raise ConfigError(f"policies.{policy}.agents", problem, config.agents)
     without = [agent for agent in spaces.agents if agent not in found]
     if without:
@@ -117,7 +117,7 @@ def _shared_policies(spaces: AgentSpaces) -> dict[str, str]:
 
 
 def _common_name(agents: list[str]) -> str:
-    """Return the common prefix of names without numbers: `agent` for agent_0 and agent_1."""
+    """Return the common prefix of names without digits: `agent` for agent_0 and agent_1."""
     first, last = min(agents), max(agents)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return re.sub(r"[_\W\d]+$", "", "".join(a for a, _ in same))
@@ -189,16 +189,16 @@ def make_joint_model(
     """Build the model of an algorithm for a single-agent or multi-agent environment.
 
     Raises:
-        ConfigError: If the algorithm does not support several agents, the policies do not match the
-            agents, or a network cannot be built.
+        ConfigError: If the algorithm does not support multiple agents, the policies do not match
+            the agents, or a network cannot be built.
     """
     several = agent_spaces(observation_space, action_space)
     if several is None:
         return make_model(algorithm, config, policies, observation_space, action_space, seed)
     if not algorithm.learns_for_several_agents:
         problem = (
-            "learns for one agent, the environment has several; choose an algorithm whose settings "
-            "say learns_for_several_agents"
+            "trains a single agent, but the environment has several; choose an algorithm with "
+            "learns_for_several_agents"
         )
         raise ConfigError("algorithm", problem, algorithm.name)
     return build_joint_model(model_maker(algorithm), config, several, policies, seed)

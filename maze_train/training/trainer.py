@@ -108,7 +108,7 @@ class Trainer(ABC):
         self.final_eval_return_mean = math.nan
         self.stop_reason = ""
         self.exact = True
-        """Whether the results are identical to those of an uninterrupted run."""
+        """Whether the results are identical to an uninterrupted run."""
         self._score: float | None = None
         self._resumed_at = time.perf_counter()
         self._updates_in_epoch = self._lost_updates = self._last_epoch = 0

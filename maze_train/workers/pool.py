@@ -144,7 +144,7 @@ class Crew:
 
 
 class PrivateMemory:
-    """Memory of this process, of which remote workers have copies; compare `SharedMemory`.
+    """Memory of this process, copied to remote workers; compare `SharedMemory`.
 
     Args:
         nbytes: Size in bytes.
@@ -433,8 +433,8 @@ def check_spaces(
     """
     if spaces != expected:
         raise SpaceError(
-            f"the spaces of environment {number} are {spaces[0]} and {spaces[1]}, those of "
-            f"environment {first} are {expected[0]} and {expected[1]}: all environments must have "
+            f"the spaces of environment {number} are {spaces[0]} and {spaces[1]}, but in "
+            f"environment {first} {expected[0]} and {expected[1]}: all environments must have "
             "equal spaces"
         )
 

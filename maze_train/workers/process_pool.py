@@ -274,8 +274,8 @@ def signals_held_back(start_method: str) -> Iterator[None]:
 
     A new process inherits the signal mask, and the worker unblocks the signals. The resource
     tracker, which is used by all start methods but `fork`, keeps the mask. A fork server is started
-    with the previous mask: every process that it forks, including those of other users, would keep
-    the mask.
+    with the previous mask: every process that it forks, also for other users of the server, would
+    keep the mask.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -289,7 +289,7 @@ def signals_held_back(start_method: str) -> Iterator[None]:
 
 
 def end_all(processes: Sequence[WorkerProcess]) -> None:
-    """Stop worker processes, killing those that exceed the grace period."""
+    """Stop worker processes, killing any that exceed the grace period."""
     try:
         for process in processes:
             process.quit()
@@ -418,7 +418,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
             end_all([process])
 
     def close(self) -> None:
-        """Stop all processes, killing those that exceed the grace period."""
+        """Stop all processes, killing any that exceed the grace period."""
         super().close()
         running = [process for process in self._remote if not process.conn.closed]
         self._remote = []

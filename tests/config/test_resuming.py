@@ -147,7 +147,7 @@ def test_several_changes_are_all_named(run_dir):
         continued(load_config(values), run_dir, checkpoint(run_dir))
     assert caught.value.problem.splitlines() == [
         f"checkpoint {checkpoint(run_dir).path} has 0.99, and this setting changes the results: "
-        f"leave it as it was, or start a new run from its policy with base_run={run_dir}; all that "
+        f"keep the old value, or start a new run from its policy with base_run={run_dir}; all that "
         "differ:",
         "  setting          before  now",
         "  algorithm.gamma  0.99    0.5  refused",
@@ -161,7 +161,9 @@ def test_a_limit_below_what_is_done(run_dir, key, limit):
     """It is an error; a smaller limit that leaves something to do, or the same, is not."""
     for allowed in (limit + 1, 0 if key == "algorithm.n_epochs" else limit + 2):
         continued(load_config({**BASE, key: allowed}), run_dir, checkpoint(run_dir))
-    with pytest.raises(ConfigError, match=rf"{key} = {limit}: the run has done {limit + 1} "):
+    with pytest.raises(
+        ConfigError, match=rf"{key} = {limit}: the run has already completed {limit + 1} "
+    ):
         continued(load_config({**BASE, key: limit}), run_dir, checkpoint(run_dir))
 
 

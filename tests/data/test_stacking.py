@@ -60,7 +60,7 @@ UNSTACK = (unstack_numpy_list_dict,)
         (STACKS, [{"a": 1, "b": 2}, {"a": 1}], "mapping 1 and mapping 0 differ in the keys 'b'"),
         (STACKS, [{"a": 1}, {"a": 1, "c": 2}], "keys 'c'"),
         (STACKS, [{"a": [1]}, {"a": [1, 2]}], r"'a' has the shapes \[\[1\], \[2\]\]"),
-        (STACKS, [{"a": [[1], [1, 2]]}], "'a' is no array"),
+        (STACKS, [{"a": [[1], [1, 2]]}], "'a' is not an array"),
         (UNSTACK, {}, "nothing to unstack"),
         (UNSTACK, {"a": [1, 2], "b": [1]}, r"'b' has the shape \[1\], 'a' has \[2\]"),
         (UNSTACK, {"a": 1, "b": [1]}, r"'b' has the shape \[1\], 'a' has \[\]"),

@@ -132,7 +132,7 @@ def test_a_module_that_does_not_fit_changes_nothing():
     learner = LineLearner({"a": make_module(0)})
     shared = nn.Sequential(learner.modules["a"])
     cases = [
-        ("a", make_module(), r"module_id = 'a': there is such a module already"),
+        ("a", make_module(), r"module_id = 'a': this ID is already in use"),
         ("x/y", make_module(), r"module_id = 'x/y': expected a name without /"),
         ("b", shared, r"optimizer: 'default' of module 'b' shares parameters"),
         ("b", {"weight": torch.zeros(1, 2)}, r"module: weights do not fit 'a': .*bias"),

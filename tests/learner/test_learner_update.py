@@ -145,7 +145,7 @@ def test_gradients_that_are_not_finite_end_training(bad):
     data = make_data()
     data[row_of_minibatch(learner, 6), 2] = bad
     message = r"update 1: the gradient of minibatch 6 is not finite\. A smaller algorithm\.lr "
-    message += ".*on_non_finite=skip leaves such steps out"
+    message += ".*on_non_finite=skip skips such steps"
     with pytest.raises(TrainingError, match=message):
         learner.update(data, Progress())
     assert not learner.module.training
@@ -197,7 +197,7 @@ def test_register_optimizer_refuses_duplicates():
     """A name is used once, and a parameter belongs to one optimizer."""
     learner = LineLearner(make_module())
     other = [torch.nn.Parameter(torch.zeros(2))]
-    with pytest.raises(ConfigError, match=r"module 'default' has an optimizer 'default' already"):
+    with pytest.raises(ConfigError, match=r"module 'default' already has an optimizer 'default'"):
         learner.register_optimizer(optimizer=ADAM, params=other, lr_or_lr_schedule=0.1)
     second = {"name": "second", "optimizer": ADAM, "lr_or_lr_schedule": 0.1}
     with pytest.raises(ConfigError, match=r"'second' of module 'default' shares parameters"):

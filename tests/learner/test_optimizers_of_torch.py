@@ -98,7 +98,7 @@ def test_a_scheduler_counts_updates_without_a_step():
     [
         (
             {"lr": Schedule(start=0.1, end=0.0), "lr_scheduler": SCHEDULERS[0]},
-            r"algorithm.lr_scheduler = .*CosineAnn.* has a schedule already: expected a number",
+            r"algorithm.lr_scheduler = .*CosineAnn.* already has a schedule: expected a number",
         ),
         ({"lr_scheduler": {"T_max": 3}}, r"lr_scheduler = .*: expected the key _target_"),
         (

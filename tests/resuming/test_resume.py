@@ -115,7 +115,7 @@ def test_a_finished_run_is_extended(half, whole):
 def test_a_limit_below_what_is_done_changes_nothing(half, limit):
     """The run and its settings stay as they are."""
     before = [(path, path.read_bytes()) for path in sorted(half.rglob("*")) if path.is_file()]
-    with pytest.raises(ConfigError, match="the run has done"):
+    with pytest.raises(ConfigError, match="the run has already completed"):
         train(resume=half, **limit)
     assert all(path.read_bytes() == content for path, content in before)
 
@@ -218,7 +218,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, 
     assert summary_of(run_dir)["stop_reason"] == "n_epochs"
     settings = [yaml.safe_load((path / "config.yaml").read_text()) for path in (before, run_dir)]
     assert settings[0]["algorithm"]["lr"] != settings[1]["algorithm"]["lr"] == 0.02
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         start(run_dir)
 
 
@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
     for path in (half / "checkpoints").glob("*/state.pt"):
         path.write_bytes(b"")
     before = (half / "metrics.csv").read_bytes()
-    with pytest.raises(RunDirectoryError, match="no checkpoint that is whole"):
+    with pytest.raises(RunDirectoryError, match="no undamaged checkpoint"):
         train(resume=half)
     assert (half / "metrics.csv").read_bytes() == before
 
@@ -351,7 +351,7 @@ def test_a_start_that_was_overtaken_touches_nothing(tmp_path, whole, resume):
             start(tmp_path / "run")
         return make_cartpole()
 
-    with pytest.raises(ConfigError, match="holds a run already; resume it with resume=auto"):
+    with pytest.raises(ConfigError, match="already contains a run; resume it with resume=auto"):
         start(tmp_path / "run", env=make, resume=resume)
     assert_equal_runs(tmp_path / "run", whole)
 

@@ -208,7 +208,7 @@ NOT_OTHERS = (
     r"set model\.hidden_sizes=\[8\] model\.activation=relu$"
 )
 WIDE = {"model.distributions": {"Box": {"name": "squashed_gaussian", "log_std_max": 1.0}}}
-WEIGHTS = "do not fit those of this run .*: "
+WEIGHTS = "do not fit the networks of this run .*: "
 CHOICES = {"env": {"_target_": "own_envs.SpacesEnv"}}
 SPACES = r"its policy has the action space Box\(.*\), the environment has Discrete\(3, start=-1"
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
@@ -341,7 +341,7 @@ def test_critics_are_taken_over_where_there_is_one(tmp_path, base, capsys, name,
     """From PPO to PPO everything goes along; otherwise the critic stays as it was made."""
     run_dir = started(tmp_path, base(name), "ppo", "discrete", **changes)
     parts = f"policy; new: {new}" if new else "policy, critic"
-    assert f"base_run: took over {parts}\n" in capsys.readouterr().err
+    assert f"base_run: loaded {parts}\n" in capsys.readouterr().err
     if not new:
         critics = [load_policy(path).model.critic.state_dict() for path in (base(name), run_dir)]
         assert all(torch.equal(critics[0][key], critics[1][key]) for key in critics[0])
@@ -351,7 +351,7 @@ def test_temperatures_are_those_of_the_new_run(tmp_path, base, capsys):
     """They are settings; critics and their targets go along."""
     fixed = {"algorithm.entropy_coef": 0.05, "algorithm.entropy_tuning": False}
     run_dir = started(tmp_path, base("sac box"), "sac", **fixed)
-    told = "took over normalizer, policy, critics, target_critics; new: log_temperatures"
+    told = "loaded normalizer, policy, critics, target_critics; new: log_temperatures"
     assert told in capsys.readouterr().err
     before, after = (torch.load(p / "best" / "policy.pt") for p in (base("sac box"), run_dir))
     assert float(after["log_temperatures"].exp()) == pytest.approx(0.05)

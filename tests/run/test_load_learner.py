@@ -71,7 +71,7 @@ def test_a_checkpoint_gives_its_learner() -> None:
 def test_a_run_without_checkpoints_has_no_learner() -> None:
     """The message says what is missing."""
     short_run("run", **{"checkpoint.interval": 0})
-    with pytest.raises(RunDirectoryError, match=r"run has no checkpoint, which holds a learner"):
+    with pytest.raises(RunDirectoryError, match=r"run has no checkpoint to load the learner from"):
         load_learner("run", TRUST)
 
 

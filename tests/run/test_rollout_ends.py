@@ -93,7 +93,7 @@ def test_directories_that_hold_parts_of_results() -> None:
     """Those with episodes or films are taken; episodes may be those of `record_dir`."""
     for name in ("trajectories", "videos"):
         Path("out", name).mkdir(parents=True)
-        with pytest.raises(ConfigError, match=rf"out': holds results already \({name}\)"):
+        with pytest.raises(ConfigError, match=rf"out': already contains results \({name}\)"):
             play(**RANDOM)
         Path("out", name).rmdir()
     for place in ("first", "out"):

@@ -118,7 +118,7 @@ def test_where_results_go(run: str) -> None:
     path = play(**RANDOM, output_dir=None).output_dir
     assert path.parent == Path("outputs/CartPole-v1-random-rollout").absolute()
     for taken in (run, str(path)):
-        with pytest.raises(ConfigError, match="holds results already"):
+        with pytest.raises(ConfigError, match="already contains results"):
             play(run=run, output_dir=taken)
 
 

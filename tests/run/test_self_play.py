@@ -94,7 +94,7 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
     assert json.loads(Path("run/best/score.json").read_text())["score"] == best
     short_run("game", "ppo", env={"_target_": "agent_envs.Rochambeau"}, total_steps=32)
     problems = {
-        "game": "no agent other than one that learns can play it",
+        "game": "cannot be an opponent, since no agent of another team has its spaces",
         "none": "no saved policy",
     }
     for source, problem in problems.items():
@@ -175,13 +175,13 @@ def test_where_rewards_cancel_evaluation_plays_against_random(
     shown = capsys.readouterr()
     metric = "eval/vs_random/return_mean"
     assert result.best_metric == max(row[metric] for row in result.history)
-    assert shown.err.count("what one agent gains others lose") == 1
+    assert shown.err.count("the rewards of the agents cancel out") == 1
     assert re.search(r"train length 1\.00  vs random [\d.-]+  best", shown.out)
     assert written_config("game")["evaluation"]["opponents"] == {"random": "random"}
     more = short_run("game", "ppo", **game, total_steps=600)
     assert metric in more.history[-1]
     assert len(more.history) > len(result.history)
-    assert "what one agent gains" not in capsys.readouterr().err
+    assert "the rewards of the agents cancel out" not in capsys.readouterr().err
     for other in ({"env": {"_target_": "agent_envs.Peek"}}, {"evaluation.metric": EVAL_RETURN}):
         result = short_run(None, "ppo", **{**game, "resume": None, **other})
         assert metric not in result.history[-1]
@@ -237,7 +237,7 @@ def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> N
     [
         ({"share": 1.5}, {}, r"opponents\.share = 1\.5: expected a number from 0 to 1"),
         ({"add_every": 0}, {}, r"opponents\.add_every = 0: no snapshot would be added"),
-        ({}, {"algorithm": "impala"}, "does not support self-play|learns for one agent"),
+        ({}, {"algorithm": "impala"}, "does not support self-play|trains a single agent"),
         (
             {},
             {"policies.main.agents": ["first"], "policies.foe.agents": ["second"]},

@@ -185,7 +185,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ({"policies.a.agents": []}, r"policies\.a\.agents = \[\]: expected at least one agent"),
         (
             {"policies.a.agents": ["*"], "policies.b.agents": ["first"]},
-            r"policies\.b\.agents.*first has the policy a already",
+            r"policies\.b\.agents.*first already has the policy a",
         ),
         (
             {"algorithm": "es", "model.normalization.mode": "running"},
@@ -255,7 +255,7 @@ def test_a_run_begins_with_the_policies_of_another(
     given = settings("impala", env=HEAPS, **more, run_dir="run")
     del given["model.hidden_sizes"]
     train(**given)
-    assert "took over policies.first.policy" in capsys.readouterr().err
+    assert "loaded policies.first.policy" in capsys.readouterr().err
     weights, wanted = (
         torch.load(f"{name}/best/policy.pt", weights_only=True) for name in ("run", "base")
     )

@@ -269,7 +269,7 @@ def test_forms_in_which_policies_are_named() -> None:
         ),
         (
             {"policies": {**ALL_ONE, "all": {"agents": ["*"], "source": "random"}}},
-            r"policies\.all\.agents .*first has the policy one already",
+            r"policies\.all\.agents .*first already has the policy one",
         ),
         (
             {"policies": {"all": {"agents": ["*"], "source": "random"}}},

@@ -136,7 +136,7 @@ def test_no_time_limit_is_told(env: Any, changes: dict[str, Any], is_lacking: bo
     if is_lacking:
         (found,) = told_after(row, env)
         assert "no episode ended in the first 4,096 steps" in found
-        assert "evaluation cuts it after 30,000 steps" in found
+        assert "evaluation truncates it after 30,000 steps" in found
         (found,) = told_after(row, env, **{"evaluation.n_episodes": 0})
         assert "evaluation" not in found
 
@@ -197,7 +197,12 @@ def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("times", "busy_s", "n_workers", "expected"),
     [
         ((40, 100), 10, 4, "runner=dev would be faster: the run waited 40 s for workers, which st"),
-        ((40, 100), 60, 4, "a larger runner.concurrency would pay: .* 4 workers .* 38 % of the"),
+        (
+            (40, 100),
+            60,
+            4,
+            "a larger runner.concurrency may be faster: .* 4 workers .* 38 % of the",
+        ),
         ((40, 100), 90, 4, ""),
         ((4, 10), 1, 4, ""),  # too short to tell
         ((40, 1000), 10, 4, ""),  # the time goes elsewhere

@@ -90,7 +90,7 @@ def test_a_run_directory_is_not_used_twice() -> None:
     """A directory that holds a run is refused and stays as it is."""
     short_run()
     before = file_contents("run")
-    with pytest.raises(ConfigError, match=r"run_dir = .*holds a run already; resume it with"):
+    with pytest.raises(ConfigError, match=r"run_dir = .*already contains a run; resume it with"):
         short_run()
     assert file_contents("run") == before
 

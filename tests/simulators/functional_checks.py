@@ -68,7 +68,7 @@ def test_a_functional_state_continues_exactly():
     for _ in range(8):
         assert torch.equal(one.step(action).obs, other.step(action).obs)
     fewer = make_simulator(None, "tensor_sims.Point", {}, 2)
-    with pytest.raises(EnvError, match="is not one of 2 environments"):
+    with pytest.raises(EnvError, match="does not fit 2 environments"):
         fewer.load_state_dict(one.state_dict())
 
 

@@ -238,7 +238,7 @@ def test_a_file_that_all_share(stored):
     shared = directory / "epoch_000001" / min(first.keys() & second.keys())
     flip(30, 4)(shared, shared.read_bytes())
     store, warnings = make_store(directory)
-    with pytest.raises(RunDirectoryError, match=r"no checkpoint that is whole \(2 damaged\)"):
+    with pytest.raises(RunDirectoryError, match=r"no undamaged checkpoint \(2 damaged\)"):
         store.load()
     assert len(warnings) == 2
     assert all(f"{shared.name}: sha256 differs" in warning for warning in warnings)

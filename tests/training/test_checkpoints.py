@@ -220,7 +220,7 @@ def test_a_damaged_file_leaves_the_checkpoint_out(directory):
     shutil.copytree(directory / "epoch_000001", newest)
     store, warnings = make_store(directory)
     assert loaded(store) == (1, "")
-    assert "it is that of epoch_000001" in warnings[0]
+    assert "it belongs to epoch_000001" in warnings[0]
 
 
 @pytest.mark.parametrize("damaged", [MANIFEST, STATE])
@@ -229,7 +229,7 @@ def test_all_are_damaged(directory, damaged):
     for name in ("epoch_000001", "epoch_000002"):
         (directory / name / damaged).write_bytes(b"x")
     store, warnings = make_store(directory)
-    with pytest.raises(RunDirectoryError, match=r"no checkpoint that is whole \(2 damaged\)"):
+    with pytest.raises(RunDirectoryError, match=r"no undamaged checkpoint \(2 damaged\)"):
         store.load()
     assert len(warnings) == 2
     with pytest.raises(RunDirectoryError, match=f"epoch_000002 is damaged: {damaged}"):
@@ -257,7 +257,7 @@ def test_a_pointer_that_names_no_checkpoint(directory, pointer):
     if pointer is None:
         assert store.load() is None
     else:  # checkpoints that are gone are an error as well
-        with pytest.raises(RunDirectoryError, match="no checkpoint that is whole"):
+        with pytest.raises(RunDirectoryError, match="no undamaged checkpoint"):
             store.load()
 
 

@@ -379,7 +379,7 @@ def test_looking_at_values_leaves_no_memory():
 def test_a_policy_without_a_critic_has_no_values():
     """The error names those that have."""
     model = build_policy(ModelConfig(hidden_sizes=[8]), BOX, spaces.Discrete(3), 1)
-    with pytest.raises(ConfigError, match="has no state values: those of A2C, PPO"):
+    with pytest.raises(ConfigError, match="has no state values, which need A2C, PPO"):
         TrainedPolicy(model, BOX, spaces.Discrete(3)).values(np.zeros(3))
 
 
@@ -420,6 +420,6 @@ def test_an_algorithm_for_one_agent_names_the_others():
     """It is refused before anything is built."""
     given = {}, SEVERAL.observation_space, SEVERAL.action_space
     with pytest.raises(
-        ConfigError, match=r"algorithm = 'own': learns for one agent.*say learns_for_several"
+        ConfigError, match=r"algorithm = 'own': trains a single agent.*with learns_for_several"
     ):
         several_agents.make_joint_model(OwnConfig(), ModelConfig(), *given, seed=0)

@@ -186,7 +186,7 @@ class ActorCriticBatch:
     def shard(self, rank: int, count: int) -> tuple[ActorCriticBatch, int]:
         """Return every `count`-th transition or sequence from `rank` on, and the sample count.
 
-        If there are too few, the first one and 0.
+        If there are fewer than `rank + 1`, return the first one and a count of 0.
         """
         units = self.size if self.sequences is None else len(self.sequences.hidden_state)
         start, is_empty = (rank, False) if rank < units else (0, True)
@@ -207,7 +207,7 @@ class ActorCriticBatch:
 
 
 def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tensor, Sequences]:
-    """Select sequences, and return the indices of their samples with them.
+    """Select sequences, together with the indices of their samples.
 
     Args:
         sequences: All sequences.
@@ -225,7 +225,7 @@ def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tens
 
 
 class PreparedRollout:
-    """Rollout with advantages and value targets, from which minibatches are selected.
+    """Rollout with advantages and value targets; the source of minibatches.
 
     Minibatches consist of units: single transitions, or for recurrent policies sequences of L
     consecutive steps of one environment.

@@ -129,7 +129,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
 
         Args:
             module_id: The module.
-            rollout: T steps of B environments, on the device; rewards as the learner takes them.
+            rollout: T steps of B environments, on the device, with scaled rewards.
         """
         return {}
 

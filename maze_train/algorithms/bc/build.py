@@ -103,7 +103,7 @@ def check_legal(
 
 
 def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
-    """Warn about actions far larger or smaller than those of a newly initialised Gaussian."""
+    """Warn if the scale of the actions is far from a newly initialised Gaussian's."""
     _, actions = next(data.blocks())
     empty = torch.zeros(1, distribution.param_size)
     for key, part, _, own in parts_of(distribution, empty, actions):
@@ -155,11 +155,11 @@ def open_recorded(
 def kept_parts(
     dataset: TrajectoryDataset, known: Sequence[str], source: str | dict[str, Any]
 ) -> TrajectoryDataset:
-    """Return the parts with which a resumed run began, without episodes added since.
+    """Return the dataset parts that a resumed run started with, without episodes added later.
 
     Args:
         dataset: The current dataset.
-        known: Fingerprints of the parts with which the run began.
+        known: Fingerprints of the parts that the run started with.
         source: The value of `runner.dataset`.
 
     Raises:
@@ -281,7 +281,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def step_label(self) -> str:
-        """Name of the counted steps, which are counted each time they are learned from."""
+        """Name of the counted steps; each use of a recorded step for learning counts."""
         return "recorded steps"
 
     @property

@@ -26,9 +26,9 @@ class ImitationEvents(EventInterface, prefix="train"):
     """Metrics of the imitation of recorded actions.
 
     Action metrics and the parameter norm are computed on the first and every 16th minibatch of an
-    epoch and averaged over the parts of an action. If there are several parts, each also has its
-    own metric, `<tag>/<part>`. Metrics of the validation data are named `validation/...`, including
-    `validation/loss`, which contains the entropy bonus.
+    epoch and averaged over the parts of an action. With several parts, each part also has a
+    separate metric, `<tag>/<part>`. Metrics of the validation data are named `validation/...`,
+    including `validation/loss`, which contains the entropy bonus.
     """
 
     policy_loss = Event("Imitation loss, summed over action parts, without the entropy bonus.")

@@ -28,7 +28,7 @@ METRICS_INTERVAL = 16
 class BCTrainer(Trainer):
     """Trainer of behavioral cloning, which learns from minibatches of recorded transitions.
 
-    No environment is stepped. Steps are counted each time they are learned from.
+    No environment is stepped. A recorded step is counted each time it is used for learning.
 
     Args:
         config: Settings of the algorithm.
@@ -79,7 +79,7 @@ class BCTrainer(Trainer):
         """Restore the position of the loaders.
 
         Raises:
-            TrainingError: If the data differ from the checkpoint's.
+            TrainingError: If the dataset differs from the one in the checkpoint.
         """
         if state["fingerprints"] != self._fingerprints:
             raise TrainingError("the dataset differs from the one that this run learned from")

@@ -90,7 +90,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     returns of its agents.
 
     Args:
-        modules: The policy, or policies of several agents by id.
+        modules: The policy, or the policies of a multi-agent environment by id.
         config: Settings.
         device: `cpu`.
         seed: Unused, since the noise is drawn beforehand.

@@ -85,7 +85,7 @@ class SharedNoiseTable:
             dim: Number of parameters of the policy.
 
         Raises:
-            ConfigError: Unless `count` > `dim`.
+            ConfigError: If `count` <= `dim`.
         """
         if self.count <= dim:
             raise ConfigError(
@@ -438,7 +438,7 @@ class ESDistributedRollouts(PlayerPool):
         task_of = partial(self._draws.task, iteration)
 
         def limit_of(member: int) -> int:
-            # Start as many ahead as can play at once, so that no environment is idle.
+            # Queue one episode per environment ahead of time, so that no environment is idle.
             ahead = 0 if member < 2 * expected else self._queue.capacity // 2
             return 2 * max(expected, member // 2 + 1 + ahead)
 

@@ -203,7 +203,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     def check_total_steps(self, total_steps: int, concurrency: int) -> None:
         """Raise if a run would end before its first gradient step, see `OffPolicy`."""
         update = concurrency * self.n_rollout_steps
-        # Learning starts in the update after warm-up, which demonstrations may complete at once.
+        # Learning starts in the update after warm-up; demonstrations may complete it at once.
         is_shown = self.initial_demonstration_trajectories is not None
         filling = 1 if is_shown else math.ceil(self.initial_buffer_size / update)
         learned_from = math.ceil(1.0 / self.update_to_data_ratio)

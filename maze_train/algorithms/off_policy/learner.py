@@ -228,7 +228,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             super().after_gradient_step()
 
     def after_minibatch(self, number: int) -> None:
-        """Gather the errors of all learners, and turn to the losses of the next step."""
+        """Gather the errors of all learners, and select the losses of the next step."""
         if CRITICS in self.losses:
             super().after_minibatch(number)
         self.losses, *self._following = self._following or self.losses_by_step
@@ -281,7 +281,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         return loss
 
     def complete_batch(self, module_id: str, batch: Transitions) -> Transitions:
-        """Draw the noise that the losses need, on the CPU whatever the device."""
+        """Draw the noise that the losses need, on the CPU regardless of the device."""
         names = self.noise_columns(self.config_of(module_id))
         draw, shape = self.model(module_id).distribution.draw_noise, (len(batch.rewards),)
         cpu = torch.device("cpu")

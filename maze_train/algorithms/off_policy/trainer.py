@@ -48,8 +48,8 @@ class OffPolicy(Trainer):
     """Base class of trainers that step environments and learn from a replay buffer.
 
     The gradient steps due for the transitions of one update run in the next update, while its
-    environments step. Environment processes and the learner therefore work concurrently, and
-    results are identical if they do not. See `OffPolicyLearner`.
+    environments step. Environment processes and the learner therefore run concurrently; results are
+    identical to sequential execution. See `OffPolicyLearner`.
 
     Args:
         config: Settings of the algorithm.
@@ -208,7 +208,7 @@ Config = TypeVar("Config", bound=OffPolicyConfig)
 
 
 class OffPolicyModel(Protocol):
-    """Attributes of an `ActingModel` that the warm-up needs in addition."""
+    """Additional attributes of an `ActingModel`, required for the warm-up."""
 
     normalizer: ObservationNormalizer | None
     """Observation normalizer, if any."""
@@ -317,7 +317,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         """Collect initial observation statistics, if there are too few."""
         normalizers = {key: source.model.normalizer for key, source in self._sources.items()}
         if any(normalizers.values()):
-            # A separate policy, because the state of the trainer's belongs to the run.
+            # A separate policy, because the state of the trainer's policy is part of the run.
             self.begin_statistics(normalizers, 100, self._build_initial_policy(trainer.model))
 
     def _build_initial_policy(self, model: Any) -> RandomPolicy | GivenPolicy | RandomAgents:

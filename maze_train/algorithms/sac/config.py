@@ -72,7 +72,7 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
 class SACfDAlgorithmConfig(SACAlgorithmConfig):
     """SAC with a replay buffer that is initialised with demonstrations.
 
-    Demonstrations are required; all other settings are those of SAC.
+    Demonstrations are required; all other settings are inherited from SAC.
     """
 
     name: ClassVar[str] = "sacfd"
