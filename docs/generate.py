@@ -252,7 +252,7 @@ def render_events() -> str:
         ]
         also = [base.__name__ for base in group.__bases__ if base is not EventInterface]
         text = " ".join([f"`{group.__name__}`:", *str(inspect.getdoc(group)).split()])
-        text += "".join(f" In addition to those of `{name}`:" for name in also)
+        text += "".join(f" In addition to the metrics of `{name}`:" for name in also)
         parts.append("\n".join([*textwrap.wrap(text, WIDTH), "", TABLE_HEAD, *rows]))
     return "\n\n".join(parts) + "\n"
 

@@ -39,7 +39,7 @@ per run in `benchmarks/scores/`; see [below](#how-to-repeat-them).
 
 - *final* is the policy at the end of training, *best* the one that evaluations selected, which
   `load_policy` returns. Both play 100 episodes after training with new seeds.
-- IQM and intervals are over seeds, as in [comparing runs](compare.md#what-the-figures-are).
+- IQM and intervals are over seeds, as in [comparing runs](compare.md#statistics).
 - *ahead* and *behind*: the interval lies above or below the highest published result. *not
   distinguishable*: the interval contains it. *one seed*: there is no interval. *3x steps*: with
   three times the steps of the published result. Protocols differ: see [sources](#sources).

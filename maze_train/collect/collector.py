@@ -122,7 +122,7 @@ class Collector(ABC):
 class RolloutCollector(Collector):
     """Collects T steps of vectorized environments with a policy.
 
-    Episodes continue across rollouts. The random numbers for actions are drawn once per rollout
+    Episodes continue across rollouts. The noise of actions is drawn once per rollout
     from a separate generator, so results do not depend on which process steps the environments.
 
     Args:

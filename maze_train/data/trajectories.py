@@ -393,5 +393,5 @@ def check_content(part: TrajectoryPart, leaves: Leaves) -> None:
                 except SpaceError as error:
                     raise DatasetError(
                         f"{part.name}, counted from row {row}: {error}; the dataset does not match "
-                        f"its own space of {name.partition('/')[0]}"
+                        f"its space of {name.partition('/')[0]}"
                     ) from error

@@ -208,7 +208,7 @@ class PooledVectorEnv(MazeVectorEnv):
 
     In this process, environments are stepped sequentially, which is fastest if a step takes
     microseconds, and easiest to debug. Worker processes pay off from tens of microseconds per step.
-    Results are bit-for-bit identical for all backends and numbers of workers.
+    Results are bit-for-bit identical for all backends and any number of workers.
 
     If an environment raises in this process, the vector environment can be reset. If a worker
     process raises, dies or hangs, the vector environment is closed with a `WorkerError`. With

@@ -139,8 +139,8 @@ def known_about(env_id: str) -> str:
     calls = [call for call in dir(sys.modules.get(module)) if _registers(module, call)]
     if calls:
         return (
-            f". {module}.{calls[0]}() may register it: call it in a module of your own, my_envs.py "
-            f"with `import {module}; {module}.{calls[0]}()`, and give env=my_envs:{name}"
+            f". {module}.{calls[0]}() may register it: call it in a module such as my_envs.py with "
+            f"`import {module}; {module}.{calls[0]}()`, and give env=my_envs:{name}"
         )
     package = "" if module else _package_of(name)
     if package:

@@ -21,7 +21,7 @@ from maze_train.workers.pool import CallCancelledError
 
 
 class TrainingSlice(EnvSlice):
-    """Worker of a `PooledVectorEnv`, in which all episodes are derived from one seed.
+    """Worker of a `PooledVectorEnv`; all episodes are derived from one seed.
 
     Running episodes are restored from the records of a journal, or from states that environments
     provide.

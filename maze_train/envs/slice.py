@@ -45,7 +45,7 @@ class SliceSettings:
     """Settings of a slice of environments."""
 
     step_infos: bool = False
-    """Whether to report the infos of every step and reset, not only those of last steps."""
+    """Whether to report the infos of every step and reset, not only of last steps."""
 
     info_keys: Sequence[str] | None = ()
     """Keys of the values to report from final infos; None reports whole infos."""

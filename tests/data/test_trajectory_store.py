@@ -609,5 +609,5 @@ def test_discrete_observations_outside_of_their_space(tmp_path):
     episode = Trajectory(np.full(2, 7), np.zeros(1, np.int64), np.ones(1), True, False)
     write(tmp_path, [episode], DatasetMetadata(spaces.Discrete(9), CHOICE))
     change_json(tmp_path, observation_space=space_to_dict(spaces.Discrete(4, start=1)))
-    with pytest.raises(DatasetError, match=r"obs.* is not in .* its own space of obs"):
+    with pytest.raises(DatasetError, match=r"obs.* is not in .* its space of obs"):
         TrajectoryDataset.open(tmp_path)

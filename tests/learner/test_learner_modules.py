@@ -83,7 +83,7 @@ def test_frozen_modules_are_taken_as_they_are():
     assert learner.weights_seq_no == 3
     assert not any("loss" in call for call in learner.calls)
     learner.remove_module("opponent")
-    message = r"module = 'opponent': Asks needs HasPolicy .* Linear has no policy and no distribut"
+    message = r"module = 'opponent': Asks only trains .* HasPolicy, .* Linear has no policy and no "
     with pytest.raises(ConfigError, match=message):
         learner.add_module("opponent", opponent)
     assert learner.modules == {}

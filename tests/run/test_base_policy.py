@@ -230,7 +230,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         rf"{WEIGHTS}set algorithm\.dueling=False, as",
     ),
     ("dqn", "dqn", {"algorithm.num_quantiles": 3}, rf"{WEIGHTS}set algorithm\.num_quantiles=0, as"),
-    ("dqn", "sac", {}, rf"{WEIGHTS}dqn learns another kind of policy; expected one of sac$"),
+    ("dqn", "sac", {}, rf"{WEIGHTS}dqn trains another type of policy; expected one of sac$"),
     ("narrow", "ppo", {}, r"weights of its policy .*\[8, 2\] there, \[8, 3\]"),
     # Other spaces, before weights are looked at.
     ("bc box", "ppo", CHOICES, SPACES),
@@ -321,7 +321,7 @@ def test_versions_of_the_base(tmp_path):
     )
     shutil.rmtree(base / "best")
     shutil.rmtree(base / "policies")
-    with pytest.raises(ConfigError, match=r"has no spaces.json yet: continue with the run"):
+    with pytest.raises(ConfigError, match=r"has no spaces.json yet: resume the run"):
         started(tmp_path, f"{base}@final", "ppo", "discrete", run_dir=tmp_path / "no")
     with pytest.raises(ConfigError, match=r"no saved policy 'final': it has none"):
         started(tmp_path, f"{tmp_path}/nowhere@final", "ppo", "discrete", run_dir=tmp_path / "no")

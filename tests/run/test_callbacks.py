@@ -105,7 +105,10 @@ def test_a_callback_ends_the_run(interval: int, capsys: pytest.CaptureFixture[st
     assert len(result.history) == 2
     again = train(resume="run", callbacks=[], **OWN)
     assert again.summary.stop_reason == "total_steps"
-    assert "note: a callback had ended this run: enough; it continues" in capsys.readouterr().err
+    assert (
+        "note: a callback stopped this run earlier (enough); it continues"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("threshold", [-100.0, 1000.0])

@@ -68,7 +68,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         modules: Models by id, or a single model.
         config: Settings of the algorithm.
         device: Device of the models and their updates.
-        seed: Seed of the random numbers that the losses use.
+        seed: Seed of the random generator for the losses.
 
     Attributes:
         gradient_steps: Number of gradient steps since training began.
@@ -146,7 +146,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         modules: Models by id, or a single model.
         config: Settings of the algorithm.
         device: Device of the models and their updates.
-        seed: Seed of the random numbers that the losses use.
+        seed: Seed of the random generator for the losses.
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasActionValues, HasTargets)
