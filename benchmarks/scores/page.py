@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from benchmarks.scores.cells import Cell, Table
 
 N_RESAMPLES = 10_000
+
+MAX_WIDTH = 0.1
+"""Maximum width of a conclusive interval, as a fraction of the published result."""
+
 DPI = 90
 
 HEAD = """\
@@ -40,11 +44,12 @@ per run in `benchmarks/scores/`; see [below](#how-to-repeat-them).
 - *final* is the policy at the end of training, *best* the one that evaluations selected, which
   `load_policy` returns. Both play 100 episodes after training with new seeds.
 - IQM and intervals are over seeds, as in [comparing runs](compare.md#statistics).
-- *ahead* and *behind*: the interval lies above or below the highest published result. *not
-  distinguishable*: the interval contains it. *one seed*: there is no interval. *3x steps*: with
-  three times the steps of the published result. Protocols differ: see [sources](#sources).
+- *above* and *below*: the interval lies above or below the highest published result. *not
+  distinguishable*: the interval contains it. *inconclusive*: the interval contains it and is wider
+  than 10 % of it. *one seed*: there is no interval. *3x steps*: with three times the steps of the
+  published result. Protocols differ: see [sources](#sources).
 - *bc (of ppo)* learns from 100 episodes of the best policy of PPO with the same seed. Its steps are
-  recorded steps, including repetitions; its time excludes that of PPO.
+  recorded steps, including repetitions; its time excludes the training of PPO.
 - Seeds are 0, 1, 2, ... Older presets were tuned manually with some of these seeds. Presets that
   were tuned later used seeds from 1000 on, as stated in their files.
 - [Single runs of presets](preset-runs.md) has wall times and returns by seed.
@@ -136,19 +141,21 @@ class Score:
 
 
 def beside(figures: Figures, name: str, published: dict[str, Any] | None) -> str:
-    """Return whether an interval lies above, around or below a published result.
+    """Return whether an interval lies above or below a published result, or contains it.
 
     If the steps differ by more than a quarter, their ratio is added.
     """
     if published is None:
         return ABSENT
     value, share = published["value"], figures["env_steps"] / published["steps"]
+    low, high = figures[f"{name}_low"], figures[f"{name}_high"]
     if figures["runs"] == 1:
         verdict = "one seed"
-    elif figures[f"{name}_low"] > value:
-        verdict = "ahead"
+    elif low > value or high < value:
+        verdict = "above" if low > value else "below"
     else:
-        verdict = "behind" if figures[f"{name}_high"] < value else "not distinguishable"
+        is_wide = high - low > MAX_WIDTH * abs(value)
+        verdict = "inconclusive" if is_wide else "not distinguishable"
     return verdict if 0.8 <= share <= 1.25 else f"{verdict}, {share:.2g}x steps"
 
 
@@ -210,20 +217,30 @@ def _family(name: str, scores: Sequence[Score], sources: Any, docs: Path) -> lis
 
 
 def _notes(scores: Sequence[Score]) -> list[str]:
-    """List stale and missing scores."""
+    """List stale scores, missing seeds, and presets without scores."""
     stale = [f"- `{s.cell.preset}`: {'; '.join(s.changes)}" for s in scores if s.changes]
-    waiting = [
-        f"- `{s.cell.preset}`: {s.missing} of {s.cell.seeds} seeds"
-        + (f", {compact(steps)} steps each" if (steps := s.cell.config.total_steps) else "")
-        for s in scores
-        if s.missing
-    ]
+    missing = [_missing(s) for s in scores if s.missing and s.rows]
+    never = [_missing(s) for s in scores if not s.rows]
     others = sorted({*list_options("experiment")} - {score.cell.preset for score in scores})
-    waiting += [f"- in no table: {', '.join(f'`{name}`' for name in others)}"] if others else []
-    parts = []
-    for title, lines in (("Stale: settings changed since", stale), ("Not run", waiting)):
-        parts += [f"## {title}\n", *_lines(lines)] if lines else []
-    return parts
+    if others:
+        never.append(f"- not in the table: {', '.join(f'`{name}`' for name in others)}")
+    titles = {
+        "Stale: settings changed since": stale,
+        "Missing seeds": missing,
+        "Presets without scores": never,
+    }
+    return [part for title, lines in titles.items() if lines for part in _section(title, lines)]
+
+
+def _missing(score: Score) -> str:
+    steps = score.cell.config.total_steps
+    length = f", {compact(steps)} steps each" if steps else ""
+    count = f"{score.missing} of {score.cell.seeds}" if score.rows else score.missing
+    return f"- `{score.cell.preset}`: {count} seeds{length}"
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"## {title}\n", *_lines(lines)]
 
 
 def _sources(sources: dict[str, Any]) -> list[str]:

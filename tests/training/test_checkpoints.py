@@ -79,7 +79,7 @@ def test_a_name_that_is_not_there(directory):
     """The error lists those that are; names that lead elsewhere are not there either."""
     store, _ = make_store(directory)
     for name in ("epoch_000003", "../epoch_000001", "", "latest"):
-        with pytest.raises(RunDirectoryError, match=r"there: epoch_000002, epoch_000001"):
+        with pytest.raises(RunDirectoryError, match=r"available: epoch_000002, epoch_000001"):
             store.load(name)
 
 
