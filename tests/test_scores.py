@@ -83,7 +83,7 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
     (cell,) = scores.content.cells
     assert Rows.read(scores.rows, cell).rows == {}
     page = (tmp_path / "scores.md").read_text()
-    assert "- `ppo/CartPole-v1`: 2 of 2 seeds, 512 steps each" in page
+    assert "- `ppo/CartPole-v1`: 2 seeds, 512 steps each" in page
     assert main(arguments, scores) == 0
     assert (tmp_path / "notes").read_text() == "0 256 "
     (row,) = Rows.read(scores.rows, cell).current(cell)
