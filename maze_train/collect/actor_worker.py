@@ -401,7 +401,7 @@ class ActorWorker(Worker):
 
         Args:
             actor: Index of the actor.
-            slot: Index of the slot among those of the actor.
+            slot: Index of the slot within the actor's memory.
             calls: All calls of the environments so far.
         """
         began = time.perf_counter()

@@ -34,7 +34,7 @@ def plain_copy(value: Any, path: str) -> Any:
         path: Name in messages.
 
     Raises:
-        EnvError: If it contains anything else. The error names the path.
+        EnvError: If the value contains anything else. The error names the path.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value

@@ -65,7 +65,7 @@ class Given(str):
         self.value = value
         return self
 
-    def __getnewargs__(self) -> tuple[Any, str]:  # type: ignore[override]  # arguments of __new__
+    def __getnewargs__(self) -> tuple[Any, str]:  # type: ignore[override]  # of __new__
         return self.value, str(self)
 
     def __deepcopy__(self, memo: object) -> Given:
@@ -114,7 +114,7 @@ class Stored(str):
         self.trust, self.key, self.kind, self.module = trust, key, kind, module
         return self
 
-    def __getnewargs__(self) -> tuple[str, Trust, str, str, str]:  # type: ignore[override]  # those of __new__
+    def __getnewargs__(self) -> tuple[str, Trust, str, str, str]:  # type: ignore[override]  # of __new__
         return str(self), self.trust, self.key, self.kind, self.module
 
     def __deepcopy__(self, memo: object) -> Stored:

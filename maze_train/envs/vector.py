@@ -83,7 +83,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         simulator: The underlying `Simulator`, if any.
         first_env: Index of the first environment in messages.
         keeps_terminal_obs: Whether final observations of terminated episodes are stored, so that
-            they must be finite like those of truncated episodes.
+            they must be finite, as for truncated episodes.
         calls_made: Calls that these environments got, in order.
         notify: Prints a note about unexpected behaviour of environments; None prints nothing.
     """

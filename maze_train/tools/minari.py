@@ -41,8 +41,8 @@ def save_minari(
 ) -> Path:
     """Write a Minari dataset (HDF5, lossless images).
 
-    The dataset is written under a temporary name next to its own and renamed once it is complete.
-    If writing fails, nothing is left. If the process is killed, the unfinished dataset
+    The dataset is written under a temporary name in the same folder and renamed once it is
+    complete. If writing fails, no files remain. If the process is killed, the unfinished dataset
     `<name>-unfinished-<pid>-v0` is left; the next call for the same name removes it.
 
     Args:

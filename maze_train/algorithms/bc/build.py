@@ -135,7 +135,7 @@ def open_recorded(
 
     Raises:
         ConfigError: If the dataset does not exist.
-        DatasetError: If it is damaged.
+        DatasetError: If the dataset is damaged.
     """
     try:
         return open_dataset(
@@ -240,7 +240,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
         Raises:
             ConfigError: If the dataset does not exist.
-            DatasetError: If it is damaged.
+            DatasetError: If the dataset is damaged.
         """
         source, checkpoint = self.config.runner.dataset, self.context.read_checkpoint()
         assert source is not None
