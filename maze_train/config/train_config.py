@@ -170,7 +170,7 @@ class TrainConfig(Settings):
     """Progress display and files of metrics."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=ON_RESUME)
-    """Checkpoints, from which a run can be resumed."""
+    """Checkpoints for resuming the run."""
 
     learner_group: LearnerGroupConfig = field(
         default_factory=LearnerGroupConfig, metadata=ON_RESUME
