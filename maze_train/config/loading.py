@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import (
+    Known,
     Settings,
     SettingsT,
-    UnknownKeyError,
     build_dataclass,
     dotted_name,
+    field_of_key,
+    hints_of,
     join,
     key_of_field,
     subclass_named,
@@ -171,7 +172,7 @@ def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any
     values = {key: value for key, value in node.items() if "." not in key}
     options = {
         key: named_option(key, values.pop(key))
-        for key, hint in get_type_hints(cls).items()
+        for key, hint in hints_of(cls).items()
         if isinstance(values.get(key), str) and section_of(hint) is not None
     }
     if cls is TrainConfig and isinstance(values.get(PRESETS), str):
@@ -230,9 +231,9 @@ def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
             values[field.name] = _with_target(field, values[field.name])
     try:
         return build_dataclass(cls, values)
-    except UnknownKeyError as error:
-        raise _with_meant(error, cls, values) from None
     except ConfigError as error:
+        if isinstance(error.remedy, Known):
+            raise _with_meant(error, error.remedy, cls, values) from None
         place = place_of(error.key).partition("[")[0]
         path = SHORT_NAMES.get(place, {}).get(str(error.value).lower())
         if path is None:
@@ -241,38 +242,39 @@ def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
         raise ConfigError(error.key, error.problem, error.value, remedy) from None
 
 
-def _with_meant(error: UnknownKeyError, cls: type, values: Mapping[str, Any]) -> ConfigError:
+def _with_meant(
+    error: ConfigError, known: Known, cls: type[Settings], values: Mapping[str, Any]
+) -> ConfigError:
     """Return the error for an unknown key, with suggestions."""
     if error.key == PRESETS and isinstance(error.value, Mapping):
         problem = "its settings are nested below `experiment`: begin the file with the line "
         return ConfigError(error.key, f"{problem}`# @package _global_`", error.value)
-    keys, word = list(keys_of(cls, values)), error.name
+    section, _, word = error.key.rpartition(".")
+    keys = list(keys_of(cls, values))
     meant = [key for key in ours_for(word) if key in keys]
     if not meant:
         meant = [key for key in keys if key.rpartition(".")[2] == word]
-        if "kwargs" in error.allowed and not nearest(word, error.allowed, count=1):
-            meant.insert(0, join(error.section, f"kwargs.{word}"))
+        if "kwargs" in known.allowed and not nearest(word, known.allowed, count=1):
+            meant.insert(0, join(section, f"kwargs.{word}"))
     if not meant:
         meant = [f"{key} (which this choice does not have)" for key in ours_for(word)]
-    if not meant:
-        return error
-    return UnknownKeyError(error.section, word, error.value, error.allowed, meant)
+    remedy = replace(known, meant=tuple(meant))
+    return ConfigError(error.key, error.problem, error.value, remedy)
 
 
-def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+def keys_of(cls: type[Settings], values: Mapping[str, object], path: str = "") -> Iterator[str]:
     """Yield the dotted keys of all settings, for the sections' classes that the values select."""
-    for field in fields(cls):
-        if field.init:
-            key = key_of_field(field.name)
-            yield join(path, key)
-            section, value = section_of(get_type_hints(cls)[field.name]), values.get(key)
-            if section is not None and is_dataclass(value):
-                yield from keys_of(type(value), {}, join(path, key))
-            elif section is not None:
-                node = value if isinstance(value, Mapping) else {}
-                if TARGET in node and "target" not in get_type_hints(section):
-                    section = subclass_named(node[TARGET], section, join(path, TARGET))
-                yield from keys_of(section, node, join(path, key))
+    for name, hint in hints_of(cls).items():
+        key = join(path, key_of_field(name))
+        yield key
+        section, node = section_of(hint), values.get(key_of_field(name))
+        if section is None:
+            continue
+        if isinstance(node, Settings):
+            section = type(node)
+        elif isinstance(node, Mapping) and TARGET in node and TARGET not in field_of_key(section):
+            section = subclass_named(node[TARGET], section, join(key, TARGET))
+        yield from keys_of(section, node if isinstance(node, Mapping) else {}, key)
 
 
 def choose_one(group: str) -> ConfigError:
@@ -328,11 +330,11 @@ def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
     node[last] = value
 
 
-def section_of(hint: Any) -> Any:
-    """Return the dataclass of a type hint `X` or `X | None`; None for any other hint."""
-    arms = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    arms = tuple(arm for arm in arms if arm is not type(None))
-    return arms[0] if len(arms) == 1 and is_dataclass(arms[0]) else None
+def section_of(hint: object) -> type[Settings] | None:
+    """Return the class of a type hint `X` or `X | None` of settings; None for any other hint."""
+    arms = [arm for arm in get_args(hint) or (hint,) if arm is not type(None)]
+    is_section = len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Settings)
+    return arms[0] if is_section else None
 
 
 def _with_target(field: Field[Any], node: Mapping[str, Any]) -> Mapping[str, Any]:

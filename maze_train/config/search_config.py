@@ -11,7 +11,7 @@ from maze_train.config.loading import load_settings, merged, named_option, set_d
 from maze_train.config.options import list_options
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
-from maze_train.core.conversion import Settings, UnknownKeyError, convert, field_of_key, join
+from maze_train.core.conversion import Known, Settings, convert, field_of_key, join
 from maze_train.core.errors import ConfigError, nearest
 
 GROUP = "search"
@@ -42,9 +42,9 @@ class SearchRange(Settings):
     """List of allowed values, instead of `low` and `high`."""
 
     @classmethod
-    def from_list(cls, choices: list[Any] | tuple[Any, ...]) -> SearchRange:
-        """Create a range from a plain list of choices."""
-        return cls(choices=list(choices))
+    def from_short_form(cls, value: object) -> SearchRange | None:
+        """Build a range from a list of choices."""
+        return cls(choices=list(value)) if isinstance(value, (list, tuple)) else None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,9 +198,9 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
     for key, value in node.items():
         name, dot, rest = key.partition(".")
         if name not in own_keys and name not in others:
-            allowed = [*own_keys, *others]
-            meant = nearest(name, allowed, count=1)
-            raise UnknownKeyError("", key, value, allowed, meant)
+            allowed = (*own_keys, *others)
+            known = Known(allowed, tuple(nearest(name, allowed, count=1)))
+            raise ConfigError(key, "unknown", value, known)
         if name == GROUP and dot:
             ranges[rest] = value
         else:

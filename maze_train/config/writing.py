@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ def config_to_dict(config: Settings) -> dict[str, Any]:
 
     `load_config` rebuilds a `TrainConfig` from the result, `build_dataclass` any other class.
     """
-    dumped: dict[str, Any] = config.to_plain(type(config))
+    dumped = config.to_plain(type(config))
+    assert isinstance(dumped, dict)
     return dumped
 
 
@@ -56,59 +57,47 @@ def write_config(run_dir: Path, text: str) -> None:
 def plain_values(text: str) -> Any:
     """Parse a YAML text, accepting only the features that `config_text` writes.
 
-    Each YAML event is checked before a value is constructed from it.
+    All YAML events are checked before a value is constructed.
 
     Raises:
-        ValueError: If the text contains aliases, tags, duplicate keys or multiple documents, or
-            exceeds a limit.
-        yaml.YAMLError: If the text is not valid YAML.
+        ValueError: If the text contains aliases, tags or duplicate keys, or exceeds a limit.
+        yaml.YAMLError: If the text is not valid YAML, or has multiple documents.
     """
     if len(text) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES:,} bytes")
-    documents: list[Any] = []
-    open_nodes = [_Node(documents)]
-    resolver, constructor = yaml.resolver.Resolver(), yaml.constructor.SafeConstructor()
+    depth = 0
     events: Iterator[Any] = yaml.parse(text, LOADER)
     for event in events:
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        is_node, is_start = (
+            isinstance(event, kind) for kind in (yaml.NodeEvent, yaml.CollectionStartEvent)
+        )
+        if not is_node:
+            continue
+        depth += is_start
         where = f"in line {event.start_mark.line + 1}"
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
+        if not (is_start or isinstance(event, yaml.ScalarEvent)) or event.tag is not None:
             raise ValueError(f"an alias or a tag {where}, which is not allowed")
-        if isinstance(event, yaml.CollectionEndEvent):
-            open_nodes.pop()
-        elif isinstance(event, yaml.CollectionStartEvent):
-            content: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
-            open_nodes[-1].add(content, where)
-            open_nodes.append(_Node(content))
-            if len(open_nodes) > MAX_DEPTH + 1:
-                raise ValueError(f"nested deeper than {MAX_DEPTH} levels {where}")
-        elif isinstance(event, yaml.ScalarEvent):
-            given = event.value
-            if event.implicit[0] and len(given) > MAX_NUMBER and given[0] in "+-.0123456789":
-                raise ValueError(f"a number of {len(given):,} digits {where}")
-            tag = resolver.resolve(yaml.ScalarNode, given, event.implicit)  # type: ignore[no-untyped-call]  # no stub
-            open_nodes[-1].add(constructor.construct_object(yaml.ScalarNode(tag, given)), where)
-    if len(documents) > 1:
-        raise ValueError(f"{len(documents)} documents in one file")
-    return documents[0] if documents else None
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels {where}")
+        given = "" if is_start or not event.implicit[0] else event.value
+        if len(given) > MAX_NUMBER and given[0] in "+-.0123456789":
+            raise ValueError(f"a number of {len(given):,} digits {where}")
+    return yaml.load(text, _StrictLoader)
 
 
-@dataclass(slots=True)
-class _Node:
-    """A list or a mapping that is filled while parsing."""
+class _StrictLoader(LOADER):  # type: ignore[misc]  # a class that is a value
+    """Loader that rejects duplicate and merged keys."""
 
-    content: list[Any] | dict[Any, Any]
-    keys: list[Any] = field(default_factory=list)
-    """The key that is waiting for its value, if any."""
-
-    def add(self, value: Any, where: str) -> None:
-        """Append an entry of a list, or a key or a value of a mapping."""
-        if isinstance(self.content, list):
-            self.content.append(value)
-        elif self.keys:
-            self.content[self.keys.pop()] = value
-        elif isinstance(value, (dict, list)):
-            raise ValueError(f"a key {where} is a mapping or a list")
-        elif value in self.content:
-            raise ValueError(f"duplicate key {value!r} {where}")
-        else:
-            self.keys.append(value)
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        """Construct a mapping whose keys all differ."""
+        keys: set[object] = set()
+        for entry, _ in node.value:
+            key = self.construct_object(entry, deep=True)
+            is_scalar = not isinstance(key, (dict, list))
+            if not is_scalar or key in keys:
+                problem = f"duplicate key {key!r}" if is_scalar else "a key that is a collection"
+                raise ValueError(f"{problem} in line {entry.start_mark.line + 1}")
+            keys.add(key)
+        mapping: dict[object, object] = super().construct_mapping(node, deep)
+        return mapping

@@ -12,11 +12,23 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    Protocol,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
@@ -25,9 +37,6 @@ from maze_train.core.targets import TARGET, locate, target_name
 TUPLE = "_tuple_"
 """Key of a mapping `{<key>: [...]}` that represents a tuple, which YAML lacks."""
 
-ENDINGS = {"k": "e3", "m": "e6"}
-"""Suffixes of integers such as 10k and 1.5M, in lower case."""
-
 CHANGES = "changes"
 IN_RUN = MappingProxyType({CHANGES: "run"})
 """Metadata of fields that may change while a run trains, and when it is resumed."""
@@ -35,9 +44,6 @@ ON_RESUME = MappingProxyType({CHANGES: "resume"})
 """Metadata of fields and sections that may only change when a run is resumed."""
 NEW_RUN = MappingProxyType({CHANGES: ""})
 """Metadata of fields in such sections that may not change. The default of all other fields."""
-
-SHORT_FORMS = {str: "from_text", list: "from_list", tuple: "from_list"}
-"""Names of class methods that build settings from a short form, by the type of that form."""
 
 
 @dataclass(kw_only=True)
@@ -53,8 +59,7 @@ class Settings:
         Raises:
             ConfigError: If a value cannot be converted to the type.
         """
-        cls: type = type(self)
-        for name, hint in _hints(cls).items():
+        for name, hint in hints_of(type(self)).items():
             setattr(self, name, convert(getattr(self, name), hint, key_of_field(name)))
 
     @property
@@ -62,15 +67,24 @@ class Settings:
         """Reasons by field why fields marked as `IN_RUN` may not change with these settings."""
         return {}
 
-    def to_plain(self, hint: Any) -> Any:
+    @classmethod
+    def from_short_form(cls, value: object) -> Self | None:
+        """Build settings from a short form, such as a text or a list; None if it is not one.
+
+        Raises:
+            ConfigError: If the short form is invalid.
+        """
+        return None
+
+    def to_plain(self, hint: object) -> object:
         """Return plain values for YAML from which `convert` rebuilds the settings.
 
         Args:
             hint: Type hint of the field; the class is included as `_target_` if it is not the hint.
         """
-        cls: type = type(self)
-        node = {} if cls is hint else {TARGET: dotted_name(cls)}
-        for name, hint_of_field in _hints(cls).items():
+        cls = type(self)
+        node: dict[str, object] = {} if cls is hint else {TARGET: dotted_name(cls)}
+        for name, hint_of_field in hints_of(cls).items():
             node[key_of_field(name)] = _written(getattr(self, name), hint_of_field)
         return node
 
@@ -78,44 +92,42 @@ class Settings:
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-class UnknownKeyError(ConfigError):
-    """Error for a key that is not a setting.
+@runtime_checkable
+class Scalar(Protocol):
+    """Scalar of NumPy or PyTorch, if its shape is empty."""
 
-    Args:
-        section: Dotted name of the section that contains the key.
-        name: The key.
-        value: Value of the key.
-        allowed: The valid keys of this section.
-        meant: Dotted names of settings to suggest; None for the closest key.
-    """
+    shape: Collection[int]
 
-    def __init__(
-        self,
-        section: str,
-        name: str,
-        value: Any,
-        allowed: Iterable[str],
-        meant: Iterable[str] | None = None,
-    ) -> None:
-        self.section, self.name, self.allowed, self.meant = section, name, list(allowed), meant
-        if meant is None:
-            meant = [join(section, close) for close in nearest(name, self.allowed, count=1)]
-        hint = did_you_mean(meant, "", " ")
-        problem = f"unknown; {hint}allowed: {', '.join(self.allowed)}"
-        super().__init__(join(section, name), problem, value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.section, self.name, self.value, self.allowed, self.meant)
-
-    def below(self, prefix: str) -> UnknownKeyError:
-        """Return the error with `prefix` in front of its key."""
-        section = join(prefix, self.section) if self.section else prefix
-        return type(self)(section, self.name, self.value, self.allowed, self.meant)
+    def item(self) -> object:
+        """Return the Python number."""
 
 
-def field_of_key(cls: type) -> dict[str, str]:
+@dataclass(frozen=True)
+class Known:
+    """End of the message for an unknown key: the key that is meant, and all allowed keys."""
+
+    allowed: tuple[str, ...]
+    """The keys of the section."""
+
+    meant: tuple[str, ...] = ()
+    """Dotted names of settings to suggest; empty for the closest key."""
+
+    def __call__(self, key: str) -> str:
+        """Return the text for a dotted key."""
+        section, _, name = key.rpartition(".")
+        close = [join(section, found) for found in nearest(name, self.allowed, count=1)]
+        hint = did_you_mean(self.meant or close, "", " ")
+        return f"; {hint}allowed: {', '.join(self.allowed)}"
+
+
+def unknown_key(key: str, value: object, allowed: Iterable[str]) -> ConfigError:
+    """Return the error for a key that is not a setting."""
+    return ConfigError(key, "unknown", value, Known(tuple(allowed)))
+
+
+def field_of_key(cls: type[Settings]) -> dict[str, str]:
     """Map keys in YAML to field names: the same name, or `_target_` for `target`."""
-    return {key_of_field(f.name): f.name for f in fields(cls) if f.init}
+    return {key_of_field(name): name for name in hints_of(cls)}
 
 
 def key_of_field(name: str) -> str:
@@ -151,7 +163,7 @@ def when_changeable(settings: Settings, key: str) -> tuple[str, str]:
     return when, reason
 
 
-def build_dataclass(cls: type[SettingsT], node: Mapping[str, Any], path: str = "") -> SettingsT:
+def build_dataclass(cls: type[SettingsT], node: object, path: str = "") -> SettingsT:
     """Build settings from a nested mapping of plain values.
 
     Args:
@@ -165,9 +177,8 @@ def build_dataclass(cls: type[SettingsT], node: Mapping[str, Any], path: str = "
             range.
     """
     if not isinstance(node, Mapping):
-        keys = list(field_of_key(cls))
-        problem = f"expected {_describe(cls)}"
-        raise ConfigError(path, problem, node, partial(written, value=node, keys=keys))
+        remedy = partial(written, value=node, keys=list(field_of_key(cls)))
+        raise ConfigError(path, f"expected {_describe(cls)}", node, remedy)
     values = dict(node)
     if TARGET in values and TARGET not in field_of_key(cls):
         cls = subclass_named(values.pop(TARGET), cls, join(path, TARGET))
@@ -181,7 +192,7 @@ def build_dataclass(cls: type[SettingsT], node: Mapping[str, Any], path: str = "
         raise error.below(path) from None
 
 
-def replaced(settings: SettingsT, node: Mapping[str, Any], path: str) -> SettingsT:
+def replaced(settings: SettingsT, node: Mapping[str, object], path: str) -> SettingsT:
     """Return settings with some fields replaced, see `build_dataclass`."""
     try:
         return replace(settings, **_given(type(settings), node))
@@ -189,71 +200,81 @@ def replaced(settings: SettingsT, node: Mapping[str, Any], path: str) -> Setting
         raise error.below(path) from None
 
 
-@cache
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, object]:
     """Return the type hints of the constructor's fields by name."""
+    return _hints_of(cls)
+
+
+@cache
+def _hints_of(cls: type) -> dict[str, object]:
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
-def _given(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
+def _given(cls: type[Settings], node: Mapping[str, object]) -> dict[str, Any]:
     """Return values by field. Values of fields of type Any are copied and must be plain.
 
     The constructor itself accepts any object for such fields; a configuration file cannot.
     """
-    names, hints = field_of_key(cls), _hints(cls)
+    names, hints = field_of_key(cls), hints_of(cls)
     given: dict[str, Any] = {}
     for key, value in node.items():
         if key not in names:
-            raise UnknownKeyError("", str(key), value, names)
+            raise unknown_key(str(key), value, names)
         is_open = _holds_any(hints[names[key]])
         given[names[key]] = _plain(value, key) if is_open else value
     return given
 
 
-def _holds_any(hint: Any) -> bool:
+def _holds_any(hint: object) -> bool:
     return hint is Any or any(map(_holds_any, get_args(hint)))
 
 
-def convert(value: Any, hint: Any, path: str) -> Any:
+def convert(value: object, hint: object, path: str) -> Any:
     """Convert a value to the type of `hint`.
 
     Raises:
         ConfigError: If the value cannot be converted.
     """
-    origin = get_origin(hint)
+    origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    value = _unboxed(value)
+    value = _unboxed(os.fspath(value) if isinstance(value, os.PathLike) else value)
     if origin in (Union, types.UnionType):
-        return _convert_union(value, get_args(hint), path)
+        return _convert_union(value, args, path)
     if origin is Literal:
-        check_one_of(path, value, get_args(hint))
+        check_one_of(path, value, args)
         return value
     if origin is list:
-        return _convert_list(value, get_args(hint)[0], path)
+        if not isinstance(value, (list, tuple)):
+            is_part = isinstance(value, str) and get_origin(args[0]) is dict
+            remedy = partial(written, value=value, in_list=True) if is_part else None
+            raise ConfigError(path, "expected a list", value, remedy)
+        return [convert(entry, args[0], f"{path}[{i}]") for i, entry in enumerate(value)]
     if origin is dict:
-        return _convert_dict(value, get_args(hint)[1], path)
+        if not isinstance(value, Mapping):
+            raise ConfigError(path, "expected a mapping", value, partial(written, value=value))
+        return {str(key): convert(entry, args[1], join(path, key)) for key, entry in value.items()}
     if isinstance(hint, type) and issubclass(hint, Settings):
-        return _convert_settings(value, hint, path)
+        if isinstance(value, hint):
+            return value
+        built = _from_short_form(value, hint, path)
+        return build_dataclass(hint, value, path) if built is None else built
     return _convert_scalar(value, hint, path)
 
 
-def _unboxed(value: Any) -> Any:
-    """Convert a NumPy scalar to a Python number; return other values unchanged."""
-    is_scalar = hasattr(value, "dtype") and getattr(value, "shape", None) == ()
-    return value.item() if is_scalar else value
+def _unboxed(value: object) -> object:
+    """Convert a scalar of NumPy or PyTorch to a Python number; return other values unchanged."""
+    return value.item() if isinstance(value, Scalar) and value.shape == () else value
 
 
-def subclass_named(target: Any, base: type[SettingsT], key: str) -> type[SettingsT]:
+def subclass_named(target: str, base: type[SettingsT], key: str) -> type[SettingsT]:
     """Return the subclass of `base` at a dotted path.
 
     Raises:
         ConfigError: If there is no such class.
     """
-    found: Any = locate(target, key=key)
+    found: object = locate(target, key=key)
     if isinstance(found, type) and issubclass(found, base) and is_dataclass(found):
         return found
     raise ConfigError(
@@ -261,108 +282,74 @@ def subclass_named(target: Any, base: type[SettingsT], key: str) -> type[Setting
     )
 
 
-def _convert_settings(value: Any, cls: type[Settings], path: str) -> Settings:
-    if isinstance(value, cls):
-        return value
-    for kind, name in SHORT_FORMS.items():
-        if isinstance(value, kind) and hasattr(cls, name):
-            try:
-                built: Settings = getattr(cls, name)(value)
-            except ConfigError as error:
-                raise error.below(path) from None
-            return built
-    return build_dataclass(cls, value, path)
+def _from_short_form(value: object, cls: type[SettingsT], path: str) -> SettingsT | None:
+    try:
+        return cls.from_short_form(value)
+    except ConfigError as error:
+        raise error.below(path) from None
 
 
-def _convert_union(value: Any, arms: tuple[Any, ...], path: str) -> Any:
+def _convert_union(value: object, arms: tuple[object, ...], path: str) -> object:
     if value is None and type(None) in arms:
         return None
     arms = tuple(arm for arm in arms if arm is not type(None))
-    if len(arms) == 1:
-        return convert(value, arms[0], path)
     for arm in arms:
-        if isinstance(value, _shapes(arm)):
+        if len(arms) == 1 or isinstance(value, _shapes(arm)):
             return convert(value, arm, path)
     for arm in arms:  # no exact match; the value may be a number spelled "1e6"
         if arm in (int, float):
-            try:
-                return _convert_scalar(value, arm, path)
-            except ConfigError:
-                continue
+            with suppress(ConfigError):
+                return convert(value, arm, path)
     for arm in arms:
-        if isinstance(value, str) and hasattr(arm, "from_text"):
-            return convert(value, arm, path)
+        if isinstance(arm, type) and issubclass(arm, Settings):
+            built = _from_short_form(value, arm, path)
+            if built is not None:
+                return built
     raise ConfigError(path, f"expected {' or '.join(map(_describe, arms))}", value)
 
 
-def _shapes(hint: Any) -> tuple[Any, ...]:
-    """Return the types of values that can be converted to a hint."""
-    if hint is Any:
-        return (object,)
+def _shapes(hint: object) -> tuple[type, ...]:
+    """Return the types of values that can be converted to a hint without parsing."""
     origin = get_origin(hint) or hint
     if origin is list:
         return (list, tuple)
-    if is_dataclass(origin):
-        short = [
-            kind for kind, name in SHORT_FORMS.items() if kind is not str and hasattr(origin, name)
-        ]
-        return (Mapping, origin, *short)
     if origin is dict:
         return (Mapping,)
     if origin is Literal:
         return tuple({type(word) for word in get_args(hint)})
-    return (origin,)
+    if not isinstance(origin, type):  # Any
+        return (object,)
+    return (Mapping, origin) if issubclass(origin, Settings) else (origin,)
 
 
-def _convert_list(value: Any, item: Any, path: str) -> list[Any]:
-    if not isinstance(value, (list, tuple)):
-        is_part = isinstance(value, str) and get_origin(item) is dict
-        remedy = partial(written, value=value, in_list=True) if is_part else None
-        raise ConfigError(path, "expected a list", value, remedy)
-    return [convert(entry, item, f"{path}[{i}]") for i, entry in enumerate(value)]
-
-
-def _convert_dict(value: Any, item: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(path, "expected a mapping", value, partial(written, value=value))
-    return {str(key): convert(entry, item, join(path, key)) for key, entry in value.items()}
-
-
-def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
-    converted: Any = None
-    if hint is int:
-        converted = _integer(value)
-    elif hint is float:
-        converted = _number(value)
-    elif hint in (bool, str):
-        converted = value if isinstance(value, hint) else None
-    else:
+def _convert_scalar(value: object, hint: object, path: str) -> object:
+    if hint not in SCALARS:
         raise TypeError(f"{path}: settings of type {hint} are not supported")
+    expected, read = SCALARS[hint]
+    converted = read(value)
     if converted is None:
         # Rejected: the command line reads 2026_11_20 as a number, which loses its spelling.
         is_number = hint is str and isinstance(value, (int, float)) and not isinstance(value, bool)
-        raise ConfigError(
-            path, f"expected {_describe(hint)}", value, quoted_number if is_number else None
-        )
+        remedy = _quoted_number if is_number else None
+        raise ConfigError(path, f"expected {expected}", value, remedy)
     return converted
 
 
-def _integer(value: Any) -> int | None:
+def _integer(value: object) -> int | None:
+    """Return an integer; accepts 10k, 1.5M and 1e6."""
     if isinstance(value, str):
-        ending = value[-1:].lower()
-        value = value[:-1] + ENDINGS[ending] if ending in ENDINGS else value
+        ending = {"k": "e3", "m": "e6"}.get(value[-1:].lower())
+        value = value if ending is None else value[:-1] + ending
         try:
             return int(value)
         except ValueError:
             value = _number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    if isinstance(value, float) and not value.is_integer():
-        return None
-    return int(value)
+    return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -371,26 +358,31 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _describe(hint: Any) -> str:
-    words = {
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "a string",
+SCALARS: Mapping[object, tuple[str, Callable[[object], object]]] = MappingProxyType(
+    {
+        int: ("an integer", _integer),
+        float: ("a number", _number),
+        bool: ("true or false", lambda value: value if isinstance(value, bool) else None),
+        str: ("a string", lambda value: value if isinstance(value, str) else None),
     }
-    if hint in words:
-        return words[hint]
-    if is_dataclass(hint):
-        return f"a mapping with the keys {', '.join(field_of_key(hint))}"  # type: ignore[arg-type]
+)
+"""For each scalar type, its name in messages and the function that reads it; None: not one."""
+
+
+def _describe(hint: object) -> str:
+    if hint in SCALARS:
+        return SCALARS[hint][0]
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        return f"a mapping with the keys {', '.join(field_of_key(hint))}"
     return "a list" if get_origin(hint) is list else "a mapping"
 
 
-def quoted_number(path: str) -> str:
+def _quoted_number(path: str) -> str:
     """Return the hint for a text that YAML reads as a number."""
     return f"; quote what looks like a number: {path}='\"...\"'"
 
 
-def written(path: str, value: Any, keys: Iterable[str] = (), in_list: bool = False) -> str:
+def written(path: str, value: object, keys: Iterable[str] = (), in_list: bool = False) -> str:
     """Return the spelling of a mapping at `path` in YAML, shell and Python, for messages.
 
     A text that names a class is written as `_target_`.
@@ -405,7 +397,7 @@ def written(path: str, value: Any, keys: Iterable[str] = (), in_list: bool = Fal
     return f"; in YAML {last}: {text}, for a shell '{place}={text}', in Python {code}"
 
 
-def _plain(value: Any, path: str) -> Any:
+def _plain(value: object, path: str) -> object:
     """Deep-copy plain values, so that settings share no objects with their source.
 
     Raises:
@@ -416,8 +408,11 @@ def _plain(value: Any, path: str) -> Any:
         if TUPLE in value:
             if len(value) > 1 or not isinstance(value[TUPLE], (list, tuple)):
                 raise ConfigError(path, f"expected {{{TUPLE}: [a, b]}} for the tuple (a, b)", value)
-            return tuple(_plain(value[TUPLE], path))
-        return {_key(key, path): _plain(entry, join(path, key)) for key, entry in value.items()}
+            return tuple(_plain(entry, path) for entry in value[TUPLE])
+        for key in value:
+            if isinstance(key, tuple):
+                raise ConfigError(path, "expected strings or numbers as keys", key)
+        return {key: _plain(entry, join(path, key)) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         entries = [_plain(entry, f"{path}[{i}]") for i, entry in enumerate(value)]
         return entries if isinstance(value, list) else tuple(entries)
@@ -431,7 +426,7 @@ def _plain(value: Any, path: str) -> Any:
     return value
 
 
-def _written(value: Any, hint: Any) -> Any:
+def _written(value: object, hint: object) -> object:
     """Convert a field of type `hint` to plain values."""
     if isinstance(value, Settings):
         return value.to_plain(hint)
@@ -444,14 +439,6 @@ def _written(value: Any, hint: Any) -> Any:
     return value
 
 
-def dotted_name(cls: Any) -> str:
+def dotted_name(cls: Callable[..., object]) -> str:
     """Return the dotted path of a class."""
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _key(key: Any, path: str) -> Any:
-    """Check that a key of a mapping is a string or a number, and return it."""
-    key = convert(key, Any, path)
-    if isinstance(key, tuple):
-        raise ConfigError(path, "expected strings or numbers as keys", key)
-    return key

@@ -108,6 +108,13 @@ class Schedule(Settings):
         self.points, self.by = [[0.0, self.start]], "updates"
 
     @classmethod
+    def from_short_form(cls, value: object) -> Schedule | None:
+        """Build a schedule from a text or a list, see `from_text` and `from_list`."""
+        if isinstance(value, str):
+            return cls.from_text(value)
+        return cls.from_list(value) if isinstance(value, (list, tuple)) else None
+
+    @classmethod
     def from_text(cls, text: str) -> Schedule:
         """Parse a short form: `linear_<start>`, `adaptive_kl` or `adaptive_kl_<target>`.
 
@@ -149,7 +156,7 @@ class Schedule(Settings):
             return f"{PREFIX}{self.start!r}"
         return repr(self)
 
-    def to_plain(self, hint: Any) -> Any:
+    def to_plain(self, hint: object) -> object:
         """Return the short form if there is one, otherwise the fields of the schedule."""
         short = str(self)
         if short != repr(self):
@@ -336,9 +343,9 @@ class Freeze(Settings):
             raise ConfigError("period", f"expected at least {last}, or 0", self.period)
 
     @classmethod
-    def from_text(cls, text: str) -> Freeze:
-        """Parse the short form: a name, frozen in all updates."""
-        return cls(params=[text])
+    def from_short_form(cls, value: object) -> Freeze | None:
+        """Build the settings from a name, frozen in all updates."""
+        return cls(params=[value]) if isinstance(value, str) else None
 
     def holds(self, updates: int) -> bool:
         """Return whether the parameters are frozen in update number `updates`."""

@@ -97,7 +97,7 @@ def test_frozen_parameters_stay_to_the_bit(frozen, name):
 
 def test_a_group_that_is_frozen_counts_in_no_norm():
     """`train/grad_norm` and its bound are of the gradient that is applied."""
-    learner = LineLearner(make_net(), batch_size=10, freeze=[Freeze.from_text("trunk")])
+    learner = LineLearner(make_net(), batch_size=10, freeze=[Freeze(params=["trunk"])])
     net, data = make_net(), make_data()
     (net(data[:, :2]).squeeze(-1) - data[:, 2]).square().mean().backward()
     norm = torch.cat([p.grad.flatten() for p in net.head.parameters()]).norm()
@@ -161,7 +161,7 @@ def test_names_mean_parameters_parts_and_patterns(pattern, name, expected):
     [
         ({"lr_factors": {"trnk": 2.0}}, r"algorithm.lr_factors = 'trnk': no parameter .* trunk"),
         (
-            {"freeze": [Freeze.from_text("head"), Freeze.from_text("zzz")]},
+            {"freeze": [Freeze(params=["head"]), Freeze(params=["zzz"])]},
             r"algorithm.freeze\[1\].params = 'zzz': no parameter has this name; close ones: trunk",
         ),
     ],
