@@ -113,7 +113,7 @@ from maze_train.config.train_config import DevRunnerConfig as DevRunnerConfig
 from maze_train.config.train_config import LocalRunnerConfig as LocalRunnerConfig
 from maze_train.config.train_config import RunnerConfig as RunnerConfig
 from maze_train.config.train_config import TrainConfig as TrainConfig
-from maze_train.config.writing import config_to_dict as config_to_dict
+from maze_train.core.conversion import config_to_dict as config_to_dict
 from maze_train.core.errors import CallbackError as CallbackError
 from maze_train.core.errors import ConfigError as ConfigError
 from maze_train.core.errors import DatasetError as DatasetError

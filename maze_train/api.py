@@ -30,9 +30,9 @@ from maze_train.workers.places import refuse_import
 
 def run_rollout(
     run: str | Path | None = None,
-    policy: Any = None,
+    policy: object = None,
     env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> RolloutResult:
     """Play episodes with a policy and write the results; the same as `maze-run -cn rollout`.
 
@@ -74,7 +74,7 @@ def load_learner(
     run_dir: str | Path,
     trust: Sequence[str] = (),
     env: Callable[..., Env[Any, Any]] | None = None,
-    **changes: Any,
+    **changes: object,
 ) -> Learner[Any, Any, Any]:
     """Load the learner of a run from a checkpoint: networks, optimizers, and trained module ids.
 
@@ -100,7 +100,7 @@ def load_learner(
     return restored_learner(prepare(configure(changes, changes)))
 
 
-def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) -> TrainedPolicy:
+def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: object) -> TrainedPolicy:
     """Load the best policy of a run.
 
     Args:
@@ -148,7 +148,7 @@ def make_env(
 
 
 def evaluate(
-    policy: Any,
+    policy: object,
     env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any],
     n_episodes: int = 10,
     seed: int = 0,

@@ -30,7 +30,7 @@ from maze_train.config.loading import load_settings
 from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM
 from maze_train.config.overrides import shell_word
 from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
-from maze_train.config.search_config import load_search_config, without_search
+from maze_train.config.search_config import SearchConfig, load_search_config, without_search
 from maze_train.config.sweeps import JobRecord, write_jobs
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.core.checks import expanded
@@ -192,7 +192,7 @@ def command_of(name: str | None, values: Mapping[Any, Any]) -> str:
     return next(key for key, command in COMMANDS.items() if command.keys <= values.keys())
 
 
-def _given_directory(select: Callable[[str], Any]) -> str | None:
+def _given_directory(select: Callable[[str], object]) -> str | None:
     """Return the output directory given by the user, for the record of a job."""
     for key in ("run_dir", "output_dir", "resume"):
         found = select(key)
@@ -263,10 +263,12 @@ def search(values: dict[str, Any], directory: str | None, given: Sequence[str]) 
     return partial(_search, config, settings, without_search(given), directory)
 
 
-def _search(*args: Any) -> float:
+def _search(
+    config: SearchConfig, settings: dict[str, Any], given: list[str], directory: str | None
+) -> float:
     from maze_train.tools.search import run_search
 
-    result = run_search(*args)
+    result = run_search(config, settings, given, directory)
     say(f"\n{result}\n\nresults: {result.study}")
     return result.best_value
 

@@ -446,7 +446,7 @@ def test_the_file_of_a_run_repeats_it(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A saved configuration is a primary config; values can be changed, choices not."""
-    from maze_train.config.writing import config_to_dict
+    from maze_train.core.conversion import config_to_dict
 
     assert maze_run(*PPO, "seed=3", "algorithm.lr={start: 1e-5, end: 0}") == 0
     text = OmegaConf.to_yaml(OmegaConf.create(config_to_dict(maze_run.configs[0])))

@@ -15,7 +15,7 @@ from maze_train.config.hydra_input import normalise, plain_values
 from maze_train.config.loading import load_config
 from maze_train.config.options import group_names
 from maze_train.config.plugins import extended_hydra
-from maze_train.config.writing import config_to_dict
+from maze_train.core.conversion import config_to_dict
 from maze_train.core.targets import is_within
 from maze_train.run.pipeline import configure
 from maze_train.tools.runs import NOT_COMPARED

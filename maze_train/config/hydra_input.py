@@ -18,6 +18,8 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import hydra
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -53,9 +55,6 @@ from maze_train.core.targets import TARGET, target_name
 
 STAYS = "."
 """Default of `hydra.run.dir`: Hydra creates no directory for a single run."""
-
-NO_TEXT = re.compile(r"[-+]?\.?\d[\d._]*(e[-+]?\d+)?|true|false|null|inf|nan", re.IGNORECASE)
-"""Values that Hydra parses as a non-string; as the name of an option they need quotes."""
 
 CONFIGURATION_ERRORS = (
     ConfigError,
@@ -89,8 +88,10 @@ def normalise(
     if any(word in COMPLETION for word in argv):
         return list(argv)
     options = [word for word, is_override in classified(argv) if not is_override and word != "--"]
-    words = [_with_quotes(word, is_sweep=bool({*SWEEP} & {*argv})) for word in overrides_of(argv)]
-    overrides = [_normalise_override(word, groups, own_groups) for word in words]
+    is_sweep = bool({*SWEEP} & {*argv})
+    overrides = [
+        _normalise_override(word, groups, own_groups, is_sweep) for word in overrides_of(argv)
+    ]
     return [*options, "--", *overrides] if options and overrides else options + overrides
 
 
@@ -102,26 +103,32 @@ def normalise_completion(line: str, groups: Collection[str]) -> str:
     return " ".join([*words[:1], *normalise(words[1:-1], groups), *words[1:][-1:]])
 
 
-def _with_quotes(word: str, is_sweep: bool) -> str:
-    """Quote the value of an override if its key names a path."""
-    match = ASSIGNMENT.fullmatch(word)
-    if match is None or PATHS.fullmatch(match["key"]) is None:
-        return word
-    return word[: match.start("value")] + as_path(match["value"], is_sweep)
-
-
-def _normalise_override(word: str, groups: Collection[str], own_groups: Collection[str]) -> str:
+def _normalise_override(
+    word: str, groups: Collection[str], own_groups: Collection[str], is_sweep: bool
+) -> str:
     match = ASSIGNMENT.fullmatch(word)
     if match is None:
         return word
-    key = match["key"]
-    if key in groups and not match["value"].startswith("{"):
-        value = match["value"]
-        return f"{key}='{value}'" if NO_TEXT.fullmatch(value) else f"{key}={value}"
+    key, value = match["key"], match["value"]
+    if PATHS.fullmatch(key):
+        value = as_path(value, is_sweep)
+    if key in groups and not value.startswith("{"):
+        found = _parsed([f"{key}={value}"])
+        is_text = not found or not isinstance(found[0].value(), bool | int | float | None)
+        return f"{key}={value}" if is_text else f"{key}='{value}'"
     is_hydras = key == "hydra" or key.startswith(("hydra.", "hydra/"))
     if is_hydras or key in own_groups or "@" in key or "/" in key:
-        return word
-    return f"++{key}={match['value']}"
+        return f"{match['plus']}{key}={value}"
+    return f"++{key}={value}"
+
+
+def _parsed(words: Iterable[str]) -> list[Override]:
+    """Return the overrides that Hydra can parse; it reports the others itself."""
+    parser, found = OverridesParser.create(), []
+    for word in words:
+        with suppress(HydraException):
+            found.append(parser.parse_override(word))
+    return found
 
 
 def as_path(value: str, is_sweep: bool) -> str:
@@ -134,10 +141,9 @@ def as_path(value: str, is_sweep: bool) -> str:
             sweep.
         is_sweep: Whether commas separate the values of a sweep.
     """
-    with suppress(HydraException):
-        read = OverridesParser.create().parse_override(f"path={value}").value()
-        if not isinstance(read, (bool, int, float)):
-            return value
+    found = _parsed([f"path={value}"])
+    if found and not isinstance(found[0].value(), bool | int | float):
+        return value
     if value[:1] + value[-1:] == "[]":
         return f"[{_each_as_path(value[1:-1])}]"
     return _each_as_path(value) if is_sweep and "," in value else quoted(value)
@@ -157,24 +163,20 @@ def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
     Raises:
         ConfigError: If the value of a group is not a name.
     """
-    for word in overrides:
-        key = word.lstrip("+~").partition("=")[0].partition("@")[0]
+    for override in _parsed(overrides):
+        key, value = override.key_or_group, override.value()
         is_group = key in groups or "/" in key or key == "hydra"
-        if not is_group and key != "hydra.verbose":
+        if not (is_group or key == "hydra.verbose") or (override.is_delete() and value is None):
             continue
         texts = (str, QuotedString, Glob if is_group else bool)
-        with suppress(HydraException):  # Hydra reports syntax errors itself
-            override = OverridesParser.create().parse_override(word)
-            value: Any = override.value()
-            if override.is_delete() and value is None:
-                continue
-            for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
-                if is_group and isinstance(choice, dict):
-                    continue  # a mapping of settings may replace the name of an option
-                entries = choice if isinstance(choice, list) else [choice]
-                if not all(isinstance(entry, texts) for entry in entries):
-                    expected = "the name of an option" if is_group else "true, false or names"
-                    raise ConfigError(key, f"expected {expected}", word.partition("=")[2])
+        for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
+            if is_group and isinstance(choice, dict):
+                continue  # a mapping of settings may replace the name of an option
+            entries = choice if isinstance(choice, list) else [choice]
+            if not all(isinstance(entry, texts) for entry in entries):
+                expected = "the name of an option" if is_group else "true, false or names"
+                text = (override.input_line or "").partition("=")[2]
+                raise ConfigError(key, f"expected {expected}", text)
 
 
 def start(task: Task, config_name: str, words: Sequence[str], completed: str = "") -> None:
@@ -233,8 +235,9 @@ class ComposedJob:
         """Index of the job in the sweep; 0 outside a sweep."""
         self.config_name: str | None = self._hydra.job.config_name
         """Name of the primary config."""
-        overrides: Any = OmegaConf.to_container(self._hydra.overrides.task, resolve=False)
-        self.overrides: list[str] = overrides
+        words = OmegaConf.to_container(self._hydra.overrides.task, resolve=False)
+        assert isinstance(words, list)
+        self.overrides: list[str] = words
         """The user's overrides, with interpolations unresolved."""
 
     @property
@@ -264,11 +267,11 @@ class ComposedJob:
         """Return the configuration as plain values, with interpolations resolved."""
         return plain_values(self._config)
 
-    def select(self, key: str) -> Any:
+    def select(self, key: str) -> object:
         """Return the value of a dotted key, or None if it does not exist."""
         return OmegaConf.select(self._config, key, throw_on_resolution_failure=False)
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Set the value of a dotted key."""
         OmegaConf.update(self._config, key, value)
 
@@ -354,14 +357,9 @@ def varied_keys(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
         argv: Command-line arguments as the user typed them.
         overrides: Overrides of the job.
     """
-    fixed = set()
-    parser = OverridesParser.create()
-    for word in overrides_of(argv):
-        is_varied = False
-        with suppress(HydraException):  # `argv` is not normalised, so Hydra may fail to parse it
-            is_varied = parser.parse_override(word).is_sweep_override()
-        if not is_varied:
-            fixed.add(key_of(word))
+    words = overrides_of(argv)  # not normalised, so Hydra may fail to parse some
+    varied = {found.key_or_group for found in _parsed(words) if found.is_sweep_override()}
+    fixed = {key_of(word) for word in words} - varied
     return [word.lstrip("+") for word in overrides if key_of(word) not in fixed]
 
 
@@ -398,10 +396,8 @@ def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[s
     return settings
 
 
-def _select(node: Any, key: str) -> Any:
-    for part in key.split("."):
-        node = node[part]
-    return node
+def _select(node: Mapping[str, Any], key: str) -> object:
+    return reduce(getitem, key.split("."), node)
 
 
 # -- errors ----------------------------------------------------------------------------------------

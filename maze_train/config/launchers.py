@@ -71,7 +71,7 @@ class SweepStart(Sweeper):
     ) -> None:
         """Do nothing: the wrapped sweeper is already set up."""
 
-    def sweep(self, arguments: list[str]) -> Any:
+    def sweep(self, arguments: list[str]) -> object:
         """Run the jobs.
 
         Raises:
@@ -94,7 +94,8 @@ class SweepStart(Sweeper):
 
     def _claimed(self) -> Path:
         """Create the sweep directory and pass its absolute path to all jobs."""
-        raw: Any = OmegaConf.to_container(self._config.hydra.sweep, resolve=False)
+        raw = OmegaConf.to_container(self._config.hydra.sweep, resolve=False)
+        assert isinstance(raw, dict)
         if raw["dir"] == SWEEP_DIR:
             given = [OmegaConf.select(self._config, key) for key in ("resume", "run_dir")]
             if given == [AUTO, None]:
@@ -197,13 +198,11 @@ class LocalLauncher(Launcher):
     """Runs jobs in parallel processes on this machine.
 
     Args:
-        n_jobs: Maximum number of parallel jobs; 0: one per core.
-        gpus: GPU indices assigned to jobs round-robin, one each; empty: every job sees all GPUs.
+        **settings: Fields of `LocalLauncherConf`.
     """
 
-    def __init__(self, n_jobs: int = 0, gpus: Sequence[int] = ()) -> None:
-        self._n_jobs = n_jobs
-        self._gpus = list(gpus)
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
         self._config = DictConfig({})
         self._context: HydraContext
         self._task: Task
@@ -224,7 +223,7 @@ class LocalLauncher(Launcher):
             ConfigError: If a setting of the launcher is invalid.
             KeyboardInterrupt: After a signal, once all jobs have ended.
         """
-        check_at_least("hydra.launcher.n_jobs", self._n_jobs, 0)
+        check_at_least("hydra.launcher.n_jobs", self._settings["n_jobs"], 0)
         setup_globals()
         make_folders(Path(str(self._config.hydra.sweep.dir)))
         ended: dict[int, JobReturn] = {}
@@ -238,11 +237,11 @@ class LocalLauncher(Launcher):
         self._jobs(note, len(job_overrides)).run(jobs)
         return [ended[number] for number in sorted(ended)]
 
-    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> Any:
+    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobProcesses | JobPool:
         """Return the object that runs `count` jobs."""
         if count > 1:
             self._task.preload()
-        return JobProcesses(ended, self._n_jobs, self._gpus)
+        return JobProcesses(ended, **self._settings)
 
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
         """Return a job with its composed configuration."""
@@ -311,30 +310,8 @@ class RayLauncher(LocalLauncher):
     """Runs jobs in parallel on a Ray cluster.
 
     Args:
-        address: Address of the cluster, see `RayPlace`.
-        n_jobs: Maximum number of parallel jobs; 0: as many as the cluster has resources for.
-        cpus_per_job: CPUs reserved per job, > 0.
-        gpus_per_job: GPUs reserved per job, >= 0.
-        working_dir: Folder with the modules that jobs import; Ray copies it to all machines.
+        **settings: Fields of `RayLauncherConf`.
     """
-
-    def __init__(
-        self,
-        address: str = "auto",
-        n_jobs: int = 0,
-        cpus_per_job: float = 1.0,
-        gpus_per_job: float = 0.0,
-        working_dir: str | None = None,
-    ) -> None:
-        super().__init__(n_jobs)
-        self._settings: dict[str, Any] = {
-            "address": address,
-            "cpus_per_worker": cpus_per_job,
-            "gpus_per_worker": gpus_per_job,
-            "working_dir": working_dir,
-            "section": "hydra.launcher",
-            "remedy": "hydra.launcher.n_jobs or hydra.launcher.cpus_per_job",
-        }
 
     def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobPool:
         """Return the pool that runs `count` jobs.
@@ -342,12 +319,21 @@ class RayLauncher(LocalLauncher):
         Raises:
             ConfigError: If a setting is out of range.
         """
-        check_positive("hydra.launcher.cpus_per_job", self._settings["cpus_per_worker"])
-        check_at_least("hydra.launcher.gpus_per_job", self._settings["gpus_per_worker"], 0)
+        given = self._settings
+        check_positive("hydra.launcher.cpus_per_job", given["cpus_per_job"])
+        check_at_least("hydra.launcher.gpus_per_job", given["gpus_per_job"], 0)
         from maze_train.cluster.pool import RayPlace  # Imported here, since Ray is optional.
 
         place = RayPlace(
-            self._n_jobs, on_worker_failure="restart", max_worker_restarts=count, **self._settings
+            given["n_jobs"],
+            on_worker_failure="restart",
+            max_worker_restarts=count,
+            address=given["address"],
+            cpus_per_worker=given["cpus_per_job"],
+            gpus_per_worker=given["gpus_per_job"],
+            working_dir=given["working_dir"],
+            section="hydra.launcher",
+            remedy="hydra.launcher.n_jobs or hydra.launcher.cpus_per_job",
         )
         sweep_dir = os.path.abspath(str(self._config.hydra.sweep.dir))
         return JobPool(ended, place, count, [os.getcwd(), sweep_dir])
@@ -356,7 +342,7 @@ class RayLauncher(LocalLauncher):
         """Return the function that a job runs in its process."""
         return partial(self._run_there, Singleton.get_state(), os.getcwd(), config)
 
-    def _run_there(self, state: Any, folder: str, config: DictConfig) -> JobRecord | None:
+    def _run_there(self, state: object, folder: str, config: DictConfig) -> JobRecord | None:
         """Run a job in a new process, after restoring Hydra's state and the working directory."""
         Singleton.set_state(state)
         os.chdir(folder)

@@ -15,6 +15,7 @@ from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import (
     Known,
+    Scalar,
     Settings,
     SettingsT,
     build_dataclass,
@@ -103,7 +104,7 @@ SINGLE = ("algorithm.optimizer", "algorithm.lr_scheduler")
 PLAIN = (str, bool, int, float, os.PathLike)
 
 
-def named(node: Any, key: str = "") -> Any:
+def named(node: object, key: str = "") -> object:
     """Return settings in which Python objects are replaced by nodes `{_target_: name}`.
 
     Classes, functions and instances are replaced if the key names a component or ends with
@@ -117,8 +118,9 @@ def named(node: Any, key: str = "") -> Any:
         return {name: named(value, join(key, str(name))) for name, value in node.items()}
     place = place_of(key).partition("[")[0]
     if type(node) in (list, tuple) and place not in DATA:
+        assert isinstance(node, (list, tuple))
         return type(node)(named(value, f"{key}[{i}]") for i, value in enumerate(node))
-    is_plain = node is None or isinstance(node, PLAIN) or hasattr(node, "shape")
+    is_plain = node is None or isinstance(node, (*PLAIN, Scalar))
     if is_plain or (is_dataclass(node) and not isinstance(node, type)):
         return node
     if key.endswith(f".{TARGET}"):
@@ -152,7 +154,7 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
     values = nested_values(TrainConfig, node)
     if values.get("algorithm") is None:
         raise choose_one("algorithm")
-    return load_settings(TrainConfig, values).with_defaults()
+    return load_settings(TrainConfig, values)
 
 
 def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,7 +318,7 @@ def named_option(group: str, name: str) -> dict[str, Any]:
     return values | content
 
 
-def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+def set_dotted(values: dict[str, Any], key: str, value: object) -> None:
     """Set the value of a dotted key; the nested mappings along the path are copied."""
     *parents, last = key.split(".")
     node = values

@@ -40,7 +40,7 @@ ELSEWHERE = re.compile(r"[/\\~$]|[A-Za-z]:[/\\]|.*(://|(^|[/\\])\.\.([/\\]|$))",
 _MISSING = object()
 
 
-def check_reach(settings: Mapping[str, Any], own: Any, where: str) -> None:
+def check_reach(settings: Mapping[str, Any], own: object, where: str) -> None:
     """Raise an error if untrusted settings access the network or other directories.
 
     Args:
@@ -67,7 +67,7 @@ def check_reach(settings: Mapping[str, Any], own: Any, where: str) -> None:
     )
 
 
-def _reaching(node: Any, own: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _reaching(node: object, own: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Yield the settings that access other places, except the ones given by the user."""
     if node is own or (type(node) is type(own) and not isinstance(node, Mapping) and node == own):
         return

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import config_to_dict
-from maze_train.core.conversion import TUPLE, when_changeable
+from maze_train.core.conversion import TUPLE, config_to_dict, when_changeable
 from maze_train.core.files import LOCK, read_regular
 from maze_train.core.names import DIGESTS
 from maze_train.training.config import RANDOM
@@ -46,11 +45,11 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def are_texts(value: Any) -> bool:
-    """Return whether a value is a non-empty list of strings."""
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(entry, str) for entry in value)
-    )
+def texts_of(value: object) -> list[str]:
+    """Return a string in a list, or a list of strings; empty for other values."""
+    entries = value if isinstance(value, list) else [value]
+    texts = [entry for entry in entries if isinstance(entry, str)]
+    return texts if len(texts) == len(entries) else []
 
 
 def place_of_name(name: str) -> Path | None:
@@ -64,10 +63,10 @@ def place_of_name(name: str) -> Path | None:
     return None
 
 
-def content_digest(names: str | list[str]) -> str:
+def content_digest(names: list[str]) -> str:
     """Hash the files that a setting names (SHA-256); empty if there are none or too large."""
     digest, left = hashlib.sha256(), MOST_HASHED_NBYTES
-    for name in [names] if isinstance(names, str) else names:
+    for name in names:
         try:
             root = place_of_name(name)
             if root is None:
@@ -90,9 +89,9 @@ def content_digest(names: str | list[str]) -> str:
 def digests_of_files(config: TrainConfig) -> dict[str, str]:
     """Hash the files and runs named by settings that must not change on resume."""
     found = {
-        key: content_digest(value)
+        key: content_digest(texts)
         for key, value in leaves(config_to_dict(config)).items()
-        if (isinstance(value, str) or are_texts(value)) and matters(key, config)
+        if (texts := texts_of(value)) and matters(key, config)
     }
     return {key: digest for key, digest in found.items() if digest}
 

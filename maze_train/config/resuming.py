@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import PARTS, named_option, nested_values
 from maze_train.config.results import (
-    are_texts,
     content_digest,
     digests_of_run,
     leaves,
     matters,
     place_of_name,
+    texts_of,
 )
 from maze_train.config.stored import check_given, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
-from maze_train.config.writing import config_to_dict
 from maze_train.core.checks import absolute_path
+from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.names import CONFIG
 from maze_train.core.notices import notify
@@ -172,7 +172,7 @@ def continued(
 
 
 def has_moved(
-    key: str, before: Any, now: Any, known: Mapping[str, str], moved: Sequence[str]
+    key: str, before: object, now: object, known: Mapping[str, str], moved: Sequence[str]
 ) -> bool:
     """Return whether a setting names the same files or runs as before, at a different path.
 
@@ -183,13 +183,13 @@ def has_moved(
         known: Digests of the files when the run started, see `digests_of_run`.
         moved: Settings that the user has declared as moved.
     """
-    names = [before, now]
-    if not all(isinstance(name, str) or are_texts(name) for name in names):
+    old, new = texts_of(before), texts_of(now)
+    if not (old and new):
         return False
     if is_within(key, moved):
-        return all(map(place_of_name, [now] if isinstance(now, str) else now))
-    digest = content_digest(now)
-    return bool(digest) and digest in (known.get(key), content_digest(before))
+        return all(map(place_of_name, new))
+    digest = content_digest(new)
+    return bool(digest) and digest in (known.get(key), content_digest(old))
 
 
 def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list[str]) -> None:
@@ -213,7 +213,7 @@ def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list
             )
 
 
-def _is_given_again(before: Any, now: Any) -> bool:
+def _is_given_again(before: object, now: object) -> bool:
     """Return whether a Python object replaces an unnamed one; these cannot be compared."""
     return isinstance(now, Given) and isinstance(before, str) and has_no_name(before)
 

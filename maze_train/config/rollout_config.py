@@ -275,15 +275,17 @@ def sources_of(policies: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def plain_seeds(seeds: Any) -> Any:
+def plain_seeds(seeds: object) -> object:
     """Convert an iterable of seeds to a list; other values, such as 0-d arrays, are returned as is.
 
     Wrong types are reported when the settings are built.
     """
-    is_text = isinstance(seeds, str | bytes | Mapping)
-    if is_text or not isinstance(seeds, Iterable) or getattr(seeds, "ndim", 1) == 0:
+    if isinstance(seeds, str | bytes | Mapping) or not isinstance(seeds, Iterable):
         return seeds
-    return list(seeds)
+    try:
+        return list(seeds)
+    except TypeError:
+        return seeds
 
 
 def joined_env(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def ranges_of(node: Mapping[str, Any], path: str = "") -> dict[str, SearchRange]
     return found
 
 
-def _merged(ranges: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(ranges: object, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merge changes by dotted name into the ranges; returns nested mappings.
 
     Raises:

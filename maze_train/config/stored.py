@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
@@ -19,8 +19,8 @@ from maze_train.config.loading import CHOICES, PARTS, load_config, place_of, sec
 from maze_train.config.reach import check_reach
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import MAX_BYTES, config_to_dict, plain_values
-from maze_train.core.conversion import Settings, convert, join
+from maze_train.config.writing import MAX_BYTES, plain_values
+from maze_train.core.conversion import Settings, config_to_dict, convert, hints_of, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.names import CONFIG
@@ -107,11 +107,11 @@ def parsed_settings(
     return StoredSettings(path, _with_names(values, stored), own)
 
 
-def _problem_of(node: Any) -> str:
+def _problem_of(node: object) -> str:
     """Return why the values cannot come from a written configuration; empty if they can."""
     if not isinstance(node, dict):
         return f"got {type(node).__name__}"
-    sections = get_type_hints(TrainConfig)
+    sections = hints_of(TrainConfig)
     for key, value in node.items():
         if not isinstance(key, str) or "." in key:
             return f"{key!r} is not the name of a setting"
@@ -225,7 +225,7 @@ def _names_in(node: object) -> list[tuple[str, str, str]]:
     return found
 
 
-def _with_names(node: Any, replaced: Callable[[str, str, str], object], key: str = "") -> Any:
+def _with_names(node: object, replaced: Callable[[str, str, str], object], key: str = "") -> Any:
     """Return a copy of the settings in which all importable names are replaced.
 
     Args:

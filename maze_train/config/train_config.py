@@ -221,20 +221,19 @@ class TrainConfig(Settings):
         check_targets("callbacks", self.callbacks)
         if self.resume == AUTO and self.run_dir is None:
             raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
-        self._directories()
-        total_steps = self._total_steps
-        check_at_least("total_steps", total_steps, 0)
-        limits = (total_steps, self.algorithm.n_epochs, self.algorithm.patience)
+        self._fill_in()
+        check_at_least("total_steps", self.total_steps or 0, 0)
+        limits = (self.total_steps, self.algorithm.n_epochs, self.algorithm.patience)
         if not any(limits) and not self.runner.max_wall_time_s:
             raise ConfigError(
                 "total_steps",
                 "nothing would end this run; set total_steps, algorithm.n_epochs, "
                 "algorithm.patience or runner.max_wall_time_s",
-                total_steps,
+                self.total_steps,
             )
         self._check_fits_algorithm()
         try:
-            self.algorithm.check_concurrency(self._concurrency)
+            self.algorithm.check_concurrency(self.runner.concurrency)
         except ConfigError as error:
             raise error.below("algorithm") from None
 
@@ -249,8 +248,8 @@ class TrainConfig(Settings):
         """
         algorithm = self.algorithm
         if not self.runner.fast_dev_run:
-            algorithm.check_total_steps(self._total_steps, self._concurrency)
-        if self._total_steps or algorithm.n_epochs or self.runner.max_wall_time_s:
+            algorithm.check_total_steps(self.total_steps or 0, self.runner.concurrency)
+        if self.total_steps or algorithm.n_epochs or self.runner.max_wall_time_s:
             return
         settings = {"algorithm": algorithm}
         if isinstance(algorithm, GradientSettings):
@@ -272,7 +271,7 @@ class TrainConfig(Settings):
     def _check_fits_algorithm(self) -> None:
         """Check that the algorithm supports the settings of learners and actors."""
         algorithm, learners, actors = self.algorithm, self.learner_group, self.runner.envs_per_actor
-        name, concurrency = algorithm.name, self._concurrency
+        name, concurrency = algorithm.name, self.runner.concurrency
         for key, value, is_wrong, problem in (
             (
                 "learner_group.n_learners",
@@ -308,35 +307,23 @@ class TrainConfig(Settings):
             if is_wrong:
                 raise ConfigError(key, problem, value)
 
-    def with_defaults(self) -> TrainConfig:
-        """Return a copy with the defaults of the algorithm and absolute directories.
+    def _fill_in(self) -> None:
+        """Fill in the defaults of the algorithm and absolute directories.
 
         Relative paths are resolved because an environment may change the working directory.
         """
-        filled: dict[str, Any] = self._directories()
-        filled["runner"] = replace(self.runner, concurrency=self._concurrency)
+        for key in ("run_dir", "base_run", "resume"):
+            name = getattr(self, key)
+            if name is not None and (key, name) != ("resume", AUTO):
+                setattr(self, key, absolute_path(key, name))
+        if self.total_steps is None:
+            self.total_steps = self.algorithm.default_total_steps
+        if not self.runner.concurrency:
+            concurrency = self.algorithm.default_concurrency
+            self.runner = replace(self.runner, concurrency=concurrency)
         models = (self.model, *(policy.model for policy in self.policies.values()))
         is_recurrent = any(model is not None and model.rnn is not None for model in models)
-        filled["algorithm"] = self.algorithm.with_model_defaults(is_recurrent)
-        return replace(self, total_steps=self._total_steps, **filled)
-
-    @property
-    def _total_steps(self) -> int:
-        given = self.total_steps
-        return self.algorithm.default_total_steps if given is None else given
-
-    @property
-    def _concurrency(self) -> int:
-        return self.runner.concurrency or self.algorithm.default_concurrency
-
-    def _directories(self) -> dict[str, Any]:
-        """Return the given directories as absolute paths."""
-        named = {key: getattr(self, key) for key in ("run_dir", "base_run", "resume")}
-        return {
-            key: absolute_path(key, name)
-            for key, name in named.items()
-            if name is not None and (key, name) != ("resume", AUTO)
-        }
+        self.algorithm = self.algorithm.with_model_defaults(is_recurrent)
 
     def _check_experience(self) -> None:
         """Check that the algorithm has its source of experience, and no other one."""

@@ -11,7 +11,7 @@ import yaml
 
 from maze_train.config.signature import signed
 from maze_train.config.train_config import TrainConfig
-from maze_train.core.conversion import Settings
+from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write, writable
 from maze_train.core.names import CONFIG
@@ -19,16 +19,6 @@ from maze_train.core.plain_yaml import LOADER, dump_yaml
 
 MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
 """Limits: file size in bytes, nesting depth, and digits of a number."""
-
-
-def config_to_dict(config: Settings) -> dict[str, Any]:
-    """Return settings as plain values for YAML.
-
-    `load_config` rebuilds a `TrainConfig` from the result, `build_dataclass` any other class.
-    """
-    dumped = config.to_plain(type(config))
-    assert isinstance(dumped, dict)
-    return dumped
 
 
 def config_text(config: TrainConfig) -> str:

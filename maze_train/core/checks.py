@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from maze_train.core.errors import ConfigError, ShapeError, one_of
 from maze_train.core.names import LATEST, OUTPUTS
@@ -112,7 +112,7 @@ def check_between(key: str, value: float, low: float, high: float) -> None:
         raise ConfigError(key, f"expected a number in [{low:g}, {high:g}]", value)
 
 
-def check_one_of(key: str, value: Any, allowed: Iterable[str]) -> None:
+def check_one_of(key: str, value: object, allowed: Iterable[str]) -> None:
     """Raise if a value is not in `allowed`; the message suggests the closest name."""
     names = list(allowed)
     if value not in names:
@@ -122,7 +122,7 @@ def check_one_of(key: str, value: Any, allowed: Iterable[str]) -> None:
 def check_fields(settings: object, minimum: float, *keys: str, maximum: float = math.inf) -> None:
     """Raise if a field of a dataclass is not a finite number in [minimum, maximum]."""
     for key in keys:
-        value = getattr(settings, key)
+        value = vars(settings)[key]
         if maximum < math.inf:
             check_between(key, value, minimum, maximum)
         else:

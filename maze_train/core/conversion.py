@@ -439,6 +439,16 @@ def _written(value: object, hint: object) -> object:
     return value
 
 
+def config_to_dict(config: Settings) -> dict[str, Any]:
+    """Return settings as plain values for YAML.
+
+    `load_config` rebuilds a `TrainConfig` from the result, `build_dataclass` any other class.
+    """
+    dumped = config.to_plain(type(config))
+    assert isinstance(dumped, dict)
+    return dumped
+
+
 def dotted_name(cls: Callable[..., object]) -> str:
     """Return the dotted path of a class."""
     return f"{cls.__module__}.{cls.__qualname__}"

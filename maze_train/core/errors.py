@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 
 def printable(text: str) -> str:
@@ -85,7 +84,7 @@ class ConfigError(MazeTrainError):
         self,
         key: str,
         problem: str,
-        value: Any = ...,
+        value: object = ...,
         remedy: Callable[[str], str] | None = None,
     ) -> None:
         self.key = key
@@ -99,7 +98,7 @@ class ConfigError(MazeTrainError):
         remedy = "" if self.remedy is None else self.remedy(self.key)
         return printable(f"{self.key}{given}: {self.problem}{remedy}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.key, self.problem, self.value, self.remedy)
 
     def below(self, prefix: str) -> ConfigError:
@@ -181,7 +180,7 @@ class MissingExtraError(MazeTrainError):
             found = f"is installed, but does not work: {problem}"
         super().__init__(f"{purpose} needs the package {package!r}, which {found}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.package, self.extra, self.purpose, self.problem)
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from maze_train.core.checks import expanded
@@ -43,7 +44,7 @@ def at_commit(name: str, directory: Path) -> str:
     return f"{name.partition('@')[0]}@{directory.name}"
 
 
-def hub_package() -> Any:
+def hub_package() -> ModuleType:
     """Import and return `huggingface_hub`.
 
     Its connection errors depend on the HTTP library of the installed version.
@@ -103,7 +104,7 @@ def fetched(name: str) -> Path:
     return found
 
 
-def _earlier(package: Any, known: dict[str, Any]) -> Path | None:
+def _earlier(package: ModuleType, known: dict[str, Any]) -> Path | None:
     """Return an earlier download, or None if it is missing or incomplete."""
     with suppress(Exception):
         found = Path(package.snapshot_download(**known, local_files_only=True))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from maze_train.core.errors import (
     ConfigError,
@@ -54,9 +54,9 @@ class Given(str):
         name: Its name; None for its module and name, or `<its class>`.
     """
 
-    value: Any
+    value: object
 
-    def __new__(cls, value: Any, name: str | None = None) -> Given:
+    def __new__(cls, value: object, name: str | None = None) -> Given:
         """Create the name of an object."""
         module = getattr(value, "__module__", type(value).__module__)
         own = getattr(value, "__qualname__", f"<{type(value).__qualname__}>")
@@ -65,7 +65,7 @@ class Given(str):
         self.value = value
         return self
 
-    def __getnewargs__(self) -> tuple[Any, str]:  # type: ignore[override]  # of __new__
+    def __getnewargs__(self) -> tuple[object, str]:  # type: ignore[override]  # of __new__
         return self.value, str(self)
 
     def __deepcopy__(self, memo: object) -> Given:
@@ -241,19 +241,19 @@ def script_name() -> str:
     return stem if file and origin == os.path.realpath(file) else SCRIPT
 
 
-def is_target(node: Any) -> bool:
+def is_target(node: object) -> TypeGuard[dict[str, Any]]:
     """Return whether a configuration node has the key `_target_`."""
     return isinstance(node, dict) and TARGET in node
 
 
-def check_targets(key: str, nodes: Sequence[Any]) -> None:
+def check_targets(key: str, nodes: Sequence[object]) -> None:
     """Raise ConfigError if an entry of a list of components lacks `_target_`."""
     for i, node in enumerate(nodes):
         if not is_target(node):
             raise ConfigError(f"{key}[{i}]", f"expected the key {TARGET}", node)
 
 
-def target_name(value: Any) -> str:
+def target_name(value: object) -> str:
     """Return the dotted path in a text that may name a class or function; empty if it does not.
 
     Environment ids such as `my_module:MyEnv-v0` are not dotted paths.
@@ -302,7 +302,8 @@ def arguments_for(keys: Iterable[str]) -> str:
     return ", ".join(f"{n}=..." if n.isidentifier() else f"**{{{n!r}: ...}}" for n in names)
 
 
-def _found(path: str, key: str) -> Any:
+def _found(path: str, key: str) -> object:
+    found: object
     found, names = _imported(path, key)
     where = getattr(found, "__name__", "")
     for name in names:
@@ -386,8 +387,8 @@ def import_failure(module: str, error: Exception) -> str:
     return f"importing {module} failed: {text}{headless_hint(error)}"
 
 
-def member_of(given: Any, name: str) -> Any:
-    """Return an optional attribute of any object; None if the object lacks it.
+def member_of(given: object, name: str) -> Any:
+    """Return an optional attribute of a user-defined object; None if it has no such attribute.
 
     User-defined policies, modules and transforms may be of any class. Classes of this package
     implement contracts instead.
@@ -471,7 +472,11 @@ def function_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
 
 
 def build_target(
-    node: Mapping[str, Any], *args: Any, key: str = "", kind: type | None = None, **kwargs: Any
+    node: Mapping[str, Any],
+    *args: object,
+    key: str = "",
+    kind: type | None = None,
+    **kwargs: object,
 ) -> Any:
     """Build the object given by a node: `locate(node[_target_])(*args, **node, **kwargs)`.
 
@@ -508,8 +513,8 @@ def _check_targets(node: Mapping[str, Any], key: str, kind: type | None) -> None
 
 def _built(
     node: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     key: str,
     kind: type | None,
 ) -> Any:
@@ -540,7 +545,7 @@ def _built(
     return built
 
 
-def import_extra(package: str, extra: str, purpose: str, module: str | None = None) -> Any:
+def import_extra(package: str, extra: str, purpose: str, module: str | None = None) -> ModuleType:
     """Import a module of an optional dependency.
 
     Args:

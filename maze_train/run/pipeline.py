@@ -82,7 +82,6 @@ def prepare(config: TrainConfig) -> PreparedRun:
             or the algorithm does not support the policy of the base run.
         RunDirectoryError: If the configuration of the resumed run is damaged.
     """
-    config = config.with_defaults()
     directory, bases = None, []
     if config.resume is not None:
         from maze_train.config.resuming import run_to_resume

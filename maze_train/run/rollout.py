@@ -15,7 +15,7 @@ from maze_train.collect.episode_runner import PlayedEpisode
 from maze_train.collect.player import RolloutPlayer
 from maze_train.collect.recording import PlaySettings, ffmpeg_path
 from maze_train.config.rollout_config import RolloutConfig
-from maze_train.config.writing import config_to_dict
+from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
 from maze_train.core.files import atomic_write, results_directory, versions, writable
 from maze_train.core.folders import check_enclosed, held

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from maze_train.config.results import digests_of_files
-from maze_train.config.writing import config_text, config_to_dict, write_config
+from maze_train.config.writing import config_text, write_config
+from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write, link_latest, writable
 from maze_train.core.folders import check_held

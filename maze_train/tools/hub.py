@@ -14,9 +14,8 @@ from maze_train.config.commands import PushConfig
 from maze_train.config.loading import load_settings
 from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.train_config import DevRunnerConfig, TrainConfig
-from maze_train.config.writing import config_to_dict
 from maze_train.core.checks import expanded
-from maze_train.core.conversion import dotted_name, join
+from maze_train.core.conversion import config_to_dict, dotted_name, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular, versions
 from maze_train.core.hub import HUB, first_line, hub_package

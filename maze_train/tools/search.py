@@ -18,7 +18,8 @@ from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, SearchConfig, load_search_config
 from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.config.writing import MAX_BYTES, config_to_dict, plain_values
+from maze_train.config.writing import MAX_BYTES, plain_values
+from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import (
     ConfigError,
     MazeTrainError,

@@ -15,8 +15,7 @@ import yaml
 from maze_train.config.options import PROGRAM
 from maze_train.config.search_config import GROUP, LINEAR, SearchRange
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import config_to_dict
-from maze_train.core.conversion import join
+from maze_train.core.conversion import config_to_dict, join
 from maze_train.core.errors import ConfigError, printable
 from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.targets import import_extra

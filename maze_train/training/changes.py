@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from maze_train.core.conversion import CHANGES, IN_RUN, key_of_field, replaced, when_changeable
+from maze_train.core.conversion import (
+    CHANGES,
+    IN_RUN,
+    config_to_dict,
+    key_of_field,
+    replaced,
+    when_changeable,
+)
 from maze_train.core.errors import ConfigError, one_of
 from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled_value
 from maze_train.training.config import AlgorithmConfig
@@ -96,5 +103,5 @@ class ChangedSettings:
 def changeable(config: AlgorithmConfig) -> dict[str, Any]:
     """Return the settings that may change while a run trains, as plain values by name."""
     names = [f.name for f in fields(config) if f.metadata.get(CHANGES) == IN_RUN[CHANGES]]
-    plain = config.to_plain(type(config))
+    plain = config_to_dict(config)
     return {name: plain[key_of_field(name)] for name in names if name not in config.fixed_settings}

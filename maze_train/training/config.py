@@ -334,14 +334,16 @@ class EvaluationConfig(Settings):
         """Check the opponents, and make their directories absolute."""
         if self.opponents and not self.n_episodes:
             raise ConfigError("opponents", "needs n_episodes > 0", list(self.opponents))
-        found = {}
+        found: dict[str, str | dict[str, Any]] = {}
         for name, source in self.opponents.items():
             key = f"opponents.{name}"
-            if not (isinstance(source, str) or is_target(source)):
+            if isinstance(source, str):
+                found[name] = source if source == RANDOM else absolute_path(key, source)
+            elif is_target(source):
+                found[name] = source
+            else:
                 problem = "expected random, the directory of a run, or the key _target_"
                 raise ConfigError(key, problem, source)
-            is_run = isinstance(source, str) and source != RANDOM
-            found[name] = absolute_path(key, source) if is_run else source
         self.opponents = found
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +17,10 @@ from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.config.loading import load_config, named_option
 from maze_train.config.options import group_names, list_options
 from maze_train.config.plugins import extended_hydra
-from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import config_to_dict
+from maze_train.config.train_config import DevRunnerConfig, TrainConfig
 from maze_train.core.checks import check_positive
 from maze_train.core.conversion import Settings as BaseSettings
-from maze_train.core.conversion import build_dataclass
+from maze_train.core.conversion import build_dataclass, config_to_dict
 from maze_train.core.errors import ConfigError
 from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import Schedule
@@ -224,15 +223,15 @@ def test_dotted_keys_set_single_values() -> None:
 
 
 def test_defaults_come_from_the_algorithm() -> None:
-    """Also for who builds the dataclass; it is not changed, and its copy is."""
-    config = TrainConfig(env=EnvConfig(id="E-v0"), algorithm=ESAlgorithmConfig(), run_dir="run")
-    before = config_to_dict(config)
-    filled = config.with_defaults()
-    assert (filled.runner.concurrency, filled.total_steps) == (64, 100_000)
-    assert filled.run_dir == str(Path("run").absolute())
-    assert filled.with_defaults() == filled == load_config({**before, "run_dir": "run"})
-    assert config_to_dict(config) == before
-    assert before["total_steps"] is None
+    """Also for who builds the dataclass, whose arguments are not changed."""
+    runner = DevRunnerConfig()
+    config = TrainConfig(
+        env=EnvConfig(id="E-v0"), algorithm=ESAlgorithmConfig(), run_dir="run", runner=runner
+    )
+    assert (config.runner.concurrency, config.total_steps) == (64, 100_000)
+    assert config.run_dir == str(Path("run").absolute())
+    assert config == load_config({**config_to_dict(config), "run_dir": "run"})
+    assert runner == DevRunnerConfig()
 
 
 @pytest.mark.parametrize(
@@ -355,6 +354,5 @@ def test_another_environment_takes_the_place_of_that_of_a_preset() -> None:
 def test_recurrent_ppo_scales_rewards_by_default(algorithm, settings, expected):
     """Its critic shares the layers of the policy; what is given counts."""
     config = load_config({"env": "CartPole-v1", "algorithm": algorithm, **settings})
-    filled = config.with_defaults()
-    assert filled.algorithm.reward_scaling == expected
-    assert filled.with_defaults() == filled
+    assert config.algorithm.reward_scaling == expected
+    assert replace(config) == config

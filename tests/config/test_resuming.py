@@ -16,7 +16,8 @@ from maze_train.config.loading import load_config
 from maze_train.config.options import list_options
 from maze_train.config.results import digests_of_files, leaves, matters
 from maze_train.config.resuming import continued, run_to_resume, stored_settings
-from maze_train.config.writing import config_text, config_to_dict
+from maze_train.config.writing import config_text
+from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.run_directory import checkpoint_name
 from maze_train.training.changes import changeable

@@ -16,7 +16,8 @@ from maze_train import ConfigError, load_config
 from maze_train.config.loading import merged
 from maze_train.config.resuming import stored_settings
 from maze_train.config.stored import PARTS, modules_to_trust, parsed_settings, read_settings
-from maze_train.config.writing import config_text, config_to_dict, write_config
+from maze_train.config.writing import config_text, write_config
+from maze_train.core.conversion import config_to_dict
 from maze_train.core.targets import Given, build_targets
 from maze_train.envs.backends import build_native
 from maze_train.envs.factory import EnvFactory

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from maze_train.config.loading import load_config
-from maze_train.config.writing import config_to_dict
 from maze_train.core.checks import check_at_least
+from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Progress, Schedule, check_schedule, scheduled_value
 
