@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 
 import pytest
 
@@ -29,6 +30,33 @@ def test_any_change_is_noticed(indent):
 
 def _plain(content, indent):
     return (json.dumps(content, indent=indent, sort_keys=True) + "\n").encode()
+
+
+INFINITE = {"bounds": [-math.inf, [math.inf]], "text": 'Infinity, "NaN"', "unknown": math.nan}
+
+
+def _refuse(constant):
+    raise ValueError(constant)
+
+
+def test_infinite_numbers_are_json():
+    """Every parser reads them, and text that looks like one is left alone."""
+    data = seal(INFINITE)
+    found = json.loads(data, parse_constant=_refuse)
+    assert found == unseal(data)
+    assert {**found, "sha256": ""} == {**INFINITE, "unknown": None, "sha256": ""}
+
+
+@pytest.mark.parametrize("indent", [2, None])
+def test_files_of_0_2_with_infinite_numbers_are_read(indent):
+    """These contain the word `Infinity`."""
+    plain = _plain(INFINITE | {"unknown": 0}, indent)
+    digest = hashlib.sha256(plain).hexdigest()
+    old = _plain(INFINITE | {"unknown": 0, "sha256": digest}, indent)
+    assert b"Infinity" in old
+    assert unseal(old)["bounds"] == [-math.inf, [math.inf]]
+    with pytest.raises(ValueError, match="damaged"):
+        unseal(old.replace(b"-Infinity", b" Infinity"))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]\n", b"\xff", b"[" * 100_000, b"{}\n", b"null"])

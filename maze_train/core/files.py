@@ -12,7 +12,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
@@ -30,6 +30,7 @@ from maze_train.core.folders import (
     make_folders,
     opened_folder,
 )
+from maze_train.core.text import json_text
 
 MAX_TEXT_NBYTES = 1 << 28
 
@@ -378,9 +379,7 @@ def seal(content: dict[str, Any], *, indent: int | None = 2) -> bytes:
     Raises:
         TypeError: If a value is not valid JSON.
     """
-    content = {key: value for key, value in content.items() if key != DIGEST}
-    content[DIGEST] = hashlib.sha256(_text(content, indent)).hexdigest()
-    return _text(content, indent)
+    return _sealed(content, indent, json_text)
 
 
 def unseal(data: bytes) -> dict[str, Any]:
@@ -393,16 +392,20 @@ def unseal(data: bytes) -> dict[str, Any]:
         content = json.loads(data)
         if isinstance(content, dict):
             indent = 2 if data.startswith(b"{\n") else None
-            # The bytes must match exactly: `seal` writes one text for each content.
-            if seal(content, indent=indent) == data:
+            # The bytes must match exactly: `seal` writes one text for each content. Version 0.2.0
+            # wrote `Infinity`.
+            if data in (_sealed(content, indent, text) for text in (json_text, json.dumps)):
                 return content
     except (ValueError, RecursionError) as error:
         raise ValueError(f"damaged, or not JSON: {error}") from error
     raise ValueError(f"{DIGEST} mismatch: the file was modified or is damaged")
 
 
-def _text(content: dict[str, Any], indent: int | None) -> bytes:
-    return (json.dumps(content, indent=indent, sort_keys=True) + "\n").encode()
+def _sealed(content: dict[str, Any], indent: int | None, dumps: Callable[..., str]) -> bytes:
+    content = {key: value for key, value in content.items() if key != DIGEST}
+    bare = (dumps(content, indent=indent, sort_keys=True) + "\n").encode()
+    content[DIGEST] = hashlib.sha256(bare).hexdigest()
+    return (dumps(content, indent=indent, sort_keys=True) + "\n").encode()
 
 
 PACKAGES = ("maze-train", "torch", "numpy", "gymnasium")

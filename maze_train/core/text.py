@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from io import StringIO
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+
+_NOT_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
+_AS_JSON = {"Infinity": "1e999", "-Infinity": "-1e999", "NaN": "null"}
+
+
+def json_text(value: Any, indent: int | None = None, sort_keys: bool = False) -> str:
+    """Format a value as JSON that every parser reads, unlike `json.dumps`.
+
+    JSON has no infinity, but parsers read an overflowing number as infinity, so infinite values are
+    written as `1e999` and `-1e999`; NaN is written as null.
+
+    Raises:
+        TypeError: If the value contains other types than those of JSON.
+    """
+    text = json.dumps(value, indent=indent, sort_keys=sort_keys)
+    return _NOT_JSON.sub(lambda found: _AS_JSON.get(found[0], found[0]), text)
 
 
 def csv_text(

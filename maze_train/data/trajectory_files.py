@@ -31,6 +31,7 @@ from maze_train.core.files import (
     versions,
 )
 from maze_train.core.folders import make_folders
+from maze_train.core.text import json_text
 from maze_train.core.types import Array
 from maze_train.data.trajectories import (
     PART_NBYTES,
@@ -213,7 +214,7 @@ def append_part(
     """
     ends = {"lengths": part.lengths, "terminated": part.terminated, "truncated": part.truncated}
     about = {"seeds": part.seeds, "env": part.env, "policy": part.policy}
-    data = save({**part.arrays, **ends}, {k: json.dumps(v) for k, v in about.items()})
+    data = save({**part.arrays, **ends}, {k: json_text(v) for k, v in about.items()})
     _write(_part_path(directory, len(content["parts"])), data)
     entry = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     content = {**content, "parts": [*content["parts"], entry]}

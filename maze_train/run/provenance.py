@@ -22,6 +22,7 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.core.files import atomic_write, read_regular
 from maze_train.core.notices import warn
 from maze_train.core.run_directory import RunDirectory
+from maze_train.core.text import json_text
 
 MAX_DIFF_CHARS = 1 << 18
 """Longer diffs are truncated."""
@@ -76,7 +77,7 @@ def record_start(run: RunDirectory, config: TrainConfig, checkpoint: str | None)
         starts = read_starts(run)
         starts.append(_this_start(config, checkpoint))
         with atomic_write(run.environment) as file:
-            file.write((json.dumps({"starts": starts}, indent=1) + "\n").encode())
+            file.write((json_text({"starts": starts}, indent=1) + "\n").encode())
     except (OSError, ValueError) as error:
         warn(f"{run.environment}: this start is not recorded: {error}")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +27,7 @@ from maze_train.core.errors import ConfigError, ExportError, MazeTrainError
 from maze_train.core.files import atomic_write, versions, writable
 from maze_train.core.notices import warn
 from maze_train.core.targets import import_extra
+from maze_train.core.text import json_text
 from maze_train.core.types import Array, Tensor, as_tree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
 from maze_train.nets.acting import acting
@@ -516,9 +515,7 @@ def export_policy(
         name: space_to_dict(getattr(policy, name)) for name in ("observation_space", "action_space")
     }
     described = {**forms, "distributions": step.families, **spaces, "versions": dict(versions())}
-    # JSON has no infinity, but parsers read an overflowing number as infinity.
-    text = re.sub(r"([\[ ]-?)Infinity(?=[,\]}])", r"\g<1>1e999", json.dumps(described))
-    content = kind.write(step, inputs, text)
+    content = kind.write(step, inputs, json_text(described))
     found = differences(policy, step, kind.load(content), observations)
     with writable("output", path), atomic_write(path) as file:
         file.write(content)

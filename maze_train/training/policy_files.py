@@ -23,6 +23,7 @@ from torch import nn
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.core.files import atomic_write, read_regular
 from maze_train.core.names import CONFIG, SCORE, SPACES, WEIGHTS
+from maze_train.core.text import json_text
 from maze_train.core.types import Array, TensorTree, tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.envs.vector import as_array, row_writer
@@ -62,7 +63,7 @@ class PolicyWriter:
         config_text: str,
     ) -> None:
         self._config_text = config_text
-        self._spaces = json.dumps(
+        self._spaces = json_text(
             {
                 "observation_space": space_to_dict(observation_space),
                 "action_space": space_to_dict(action_space),
@@ -80,7 +81,7 @@ class PolicyWriter:
         buffer = io.BytesIO()
         torch.save(weights, buffer)
         data = buffer.getvalue()
-        described = json.dumps({**score, DIGEST: hashlib.sha256(data).hexdigest()})
+        described = json_text({**score, DIGEST: hashlib.sha256(data).hexdigest()})
         for name, text in ((SPACES, self._spaces), (CONFIG, self._config_text)):
             with atomic_write(directory / name) as file:
                 file.write(text.encode())
@@ -219,10 +220,7 @@ class TrainedPolicy:
         if ended is None:
             self._actor = None
         elif self._actor is not None:
-            flags, n = np.asarray(ended, np.bool_), len(self._actor.hidden_state)
-            if flags.shape != (n,):
-                raise ShapeError(f"ended has shape {list(flags.shape)}, expected [{n}]")
-            self._actor.forget(flags)
+            self._actor.forget(_flags("ended", ended, len(self._actor.hidden_state)))
 
     @torch.no_grad()
     def act(self, observation: Any, deterministic: bool = True) -> Any:
@@ -242,12 +240,48 @@ class TrainedPolicy:
                 value is NaN or infinite, or no action is legal.
         """
         obs, batched = self._read(observation, self._acting_view)
-        actor, n = self._actor_for(obs), len(tree_leaves(obs)[0])
-        noise = actor.model.noise_for(n, self._generator, deterministic, actor.hidden_state.device)
-        result = as_arrays(actor.act(obs, noise, deterministic).env_actions)
-        if not batched:
-            result = tree_map(lambda x: x[0], result)
-        return unflatten_value(self.action_space, result)
+        return self._act(self._actor_for(obs), obs, batched, deterministic)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        observation: Any,
+        state: Array | None = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, Array | None]:
+        """Return actions and the next recurrent state, as Stable-Baselines3's models do.
+
+        Unlike `act`, the recurrent state is passed in and returned, so calls are independent.
+
+        Args:
+            observation: As for `act`.
+            state: Recurrent state returned by the last call, `[n, S]`; None: zeros, as at the start
+                of an episode.
+            episode_start: For a batch, whether an episode of each environment starts, `[n]` bool;
+                these begin with a state of zeros. None: none starts.
+            deterministic: Whether to take the most likely action instead of a sampled one.
+
+        Returns:
+            The actions as returned by `act`, and the next recurrent state `[n, S]` (n = 1 for one
+            observation), None for feed-forward policies.
+
+        Raises:
+            ShapeError: If `state` or `episode_start` has another number of rows than `observation`.
+            SpaceError: As for `act`.
+        """
+        obs, batched = self._read(observation, self._acting_view)
+        actor = Actor(self.model, len(tree_leaves(obs)[0]))
+        if state is not None:
+            given = torch.as_tensor(state, dtype=actor.hidden_state.dtype)
+            if given.shape != actor.hidden_state.shape:
+                expected = list(actor.hidden_state.shape)
+                raise ShapeError(f"state has shape {list(given.shape)}, expected {expected}")
+            actor.hidden_state = given.to(actor.hidden_state.device)
+        if episode_start is not None:
+            actor.forget(_flags("episode_start", episode_start, len(actor.hidden_state)))
+        actions = self._act(actor, obs, batched, deterministic)
+        return actions, actor.hidden_state.cpu().numpy() if actor.state_size else None
 
     @torch.no_grad()
     def values(self, observation: Any) -> Any:
@@ -337,6 +371,15 @@ class TrainedPolicy:
             problem = self._masks.illegal_part({key: value[row] for key, value in parts.items()})
             raise SpaceError(f"observation {row}: {problem}")
 
+    def _act(self, actor: Actor, obs: TensorTree, batched: bool, deterministic: bool) -> Any:
+        """Return actions of the action space."""
+        n, device = len(actor.hidden_state), actor.hidden_state.device
+        noise = actor.model.noise_for(n, self._generator, deterministic, device)
+        result = as_arrays(actor.act(obs, noise, deterministic).env_actions)
+        if not batched:
+            result = tree_map(lambda x: x[0], result)
+        return unflatten_value(self.action_space, result)
+
     def _actor_for(self, obs: TensorTree) -> Actor:
         """Return the actor for a batch; another batch size gets a new one."""
         n = len(tree_leaves(obs)[0])
@@ -359,3 +402,15 @@ class TrainedPolicy:
             f"an observation of shape {given.get('', given)} is neither one observation of "
             f"{self.observation_space} nor a batch of them"
         )
+
+
+def _flags(name: str, given: Any, n: int) -> Array:
+    """Convert one flag per environment to an array.
+
+    Raises:
+        ShapeError: If the number of flags is not n.
+    """
+    flags = np.atleast_1d(np.asarray(given, np.bool_))
+    if flags.shape != (n,):
+        raise ShapeError(f"{name} has shape {list(np.shape(given))}, expected [{n}]")
+    return flags

@@ -53,6 +53,8 @@ def test_files_of_the_run_directory() -> None:
     score = json.loads(Path("run/best/score.json").read_text())
     assert score.keys() == {"score", "epoch", "sha256"}
     assert (score["score"], score["epoch"]) == (result.best_metric, outcome["best_epoch"])
+    for path in Path("run").rglob("*.json"):
+        assert re.search(r"\b(NaN|Infinity)\b", path.read_text()) is None
 
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["ppo", "a2c"]))

@@ -219,6 +219,33 @@ def test_a_memory_is_emptied_where_an_episode_ended():
     np.testing.assert_array_equal(actions, [begun[0], continued[1]])
 
 
+@pytest.mark.parametrize("rnn", [RecurrentConfig(size=4), None], ids=["recurrent", "feed-forward"])
+def test_predict_is_act_with_the_state_passed_in(rnn):
+    """As in Stable-Baselines3: no state is kept, and an episode starts with a state of zeros."""
+    model = build_actor_critic(ModelConfig(hidden_sizes=[8], rnn=rnn), BOX, FORCE, 1)
+    kept, passed = TrainedPolicy(model, BOX, FORCE), TrainedPolicy(model, BOX, FORCE)
+    state, new = None, TrainedPolicy(model, BOX, FORCE)
+    starts = np.array([[False, False], [False, False], [False, True], [False, False]])
+    for obs, flags in zip(np.random.default_rng(0).normal(size=(4, 2, 3)), starts, strict=True):
+        kept.reset(flags)
+        actions, state = passed.predict(obs, state, episode_start=flags, deterministic=True)
+        assert np.array_equal(actions, kept.act(obs))
+    assert (None if state is None else state.shape) == (rnn and (2, 8))
+    one, state = passed.predict(obs[0], deterministic=True)
+    assert np.array_equal(one, new.act(obs[0]))
+    assert (None if state is None else state.shape) == (rnn and (1, 8))
+    assert not np.array_equal(one, passed.predict(obs[0])[0])  # sampled by default
+
+
+def test_predict_checks_the_number_of_rows():
+    """The message names the argument."""
+    policy, obs = remembering_policy(), np.zeros((2, 3))
+    with pytest.raises(ShapeError, match=r"state has shape \[1, 8\], expected \[2, 8\]"):
+        policy.predict(obs, np.zeros((1, 8)))
+    with pytest.raises(ShapeError, match=r"episode_start has shape \[3\], expected \[2\]"):
+        policy.predict(obs, episode_start=[True] * 3)
+
+
 def test_flags_of_another_number_of_environments_are_refused(tmp_path):
     """The error tells both sizes, whether or not there is a memory to empty."""
     for policy in (remembering_policy(), saved(tmp_path, "box-discrete")[0]):
