@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Only clean-up remains; another Ctrl-C would leave child processes behind.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 128 + number
-    except SystemExit as stop:  # Hydra's own options end this way
+    except SystemExit as stop:  # Options of Hydra end this way.
         return stop.code if isinstance(stop.code, int) else FAILURE
     except Exception as error:
         from maze_train.jobs import report
@@ -136,7 +136,7 @@ def _find_modules_here() -> None:
         problem = "does not exist any more: change to an existing one (cd)"
         raise ConfigError("working directory", problem) from error
     if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that nothing is shadowed
+        sys.path.append(here)  # Last, so that nothing is shadowed.
 
 
 def _check_spelling(arguments: list[str], commands: Collection[str]) -> None:

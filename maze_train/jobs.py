@@ -95,7 +95,7 @@ class Job(Task):
             return objective
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit(), too: it must not end the other jobs
+        except BaseException as error:  # Includes SystemExit, which must not end the other jobs.
             label = f"{record.label}: " if job.is_sweep else ""
             code = report(error, self.argv, self.debug, label)
             self.note(replace(record, error=message_of(error, self.argv), code=code))
@@ -104,7 +104,7 @@ class Job(Task):
                 raise
             return math.nan
         finally:
-            os.chdir(started_in)  # an environment may have left it; the next job begins here
+            os.chdir(started_in)  # An environment may have changed the directory.
 
     def check(self, job: ComposedJob) -> Work:
         """Check the settings of a job and return the function that runs it.
@@ -150,7 +150,7 @@ class Job(Task):
         """Import the modules needed for training, so that forked processes share them."""
         import maze_train.run.runner  # noqa: F401
 
-        with suppress(ImportError):  # jobs report what is missing
+        with suppress(ImportError):  # Jobs report what is missing.
             import torch.utils.tensorboard  # noqa: F401
 
     def note(self, record: JobRecord) -> None:
@@ -202,7 +202,6 @@ def _given_directory(select: Callable[[str], object]) -> str | None:
     return None
 
 
-# -- the commands ----------------------------------------------------------------------------------
 # Each function checks its settings and returns the function that runs the command. The latter
 # imports its modules when called, because PyTorch and matplotlib are slow to import.
 
@@ -358,7 +357,7 @@ def report(
     elif failed_in_user_code(error) or (
         isinstance(error, EnvError) and foreign_cause(error) is not None
     ):
-        tell_traceback(foreign_cause(error) or error.__cause__ or error)  # in code of the user
+        tell_traceback(foreign_cause(error) or error.__cause__ or error)  # In user code.
     notify(f"{PROGRAM}: error: {label}{message_of(error, argv)}")
     return CONFIGURATION_ERROR if is_configuration else FAILURE
 

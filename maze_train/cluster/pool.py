@@ -96,8 +96,6 @@ class RemoteActor(RemoteWorker):
         """Cancel all calls sent so far."""
         self._at_once(self._handle.cancel, self._sent)
 
-    # -- signs of life ---------------------------------------------------------------------------
-
     def _heard(self, beats: int, steps: int) -> None:
         if beats != self._beats:
             self._beats, self.since = beats, time.monotonic()
@@ -126,10 +124,8 @@ class RemoteActor(RemoteWorker):
         self._ask()  # The last answer may be outdated.
         self.ask_for_news(min(PULSE_S, timeout_s))
         if not self._was_made and self._is_made():
-            self._was_made, self.since = True, time.monotonic()  # counts as progress
+            self._was_made, self.since = True, time.monotonic()  # Counts as progress.
         return time.monotonic() - self.since > timeout_s
-
-    # -- results ---------------------------------------------------------------------------------
 
     def receive(self, calls: Mapping[str, str], timeout_s: float) -> Reply:
         """Wait for the result of the oldest call.
@@ -247,7 +243,7 @@ class RayPool(RemotePool[RemoteActor]):
         self._published: dict[int, Any] = {}
         self._links: list[list[Span]] = [[] for _ in crew.make_workers]
         self._steps_before = [0] * len(crew.make_workers)
-        self._new = ""  # method that `call_new` is calling
+        self._new = ""  # Method that `call_new` is calling.
         try:
             self.host = session.host
             self._options = session.options(place, len(crew.make_workers), self)
@@ -263,8 +259,6 @@ class RayPool(RemotePool[RemoteActor]):
         actor = RemoteActor(self._session, self._options[index], self._crew.names[index], index)
         actor.make(content, self._entropy)
         return actor
-
-    # -- calls -----------------------------------------------------------------------------------
 
     def call(self, index: int, method: str, *args: Any) -> None:
         """Send a call to the actor of a worker."""
@@ -290,7 +284,7 @@ class RayPool(RemotePool[RemoteActor]):
         is_new = id(memory) not in self._numbers
         number = self._number_of(memory)
         if is_new:
-            self.publish(memory, [flat(memory)])  # not allocated here: send all of it
+            self.publish(memory, [flat(memory)])  # Not allocated here, so all of it is sent.
         actor = self._remote[index]
         if number not in actor.memories:
             actor.memories.add(number)
@@ -335,8 +329,6 @@ class RayPool(RemotePool[RemoteActor]):
         self._remote[index].ask_for_news()
         return self._steps_before[index] + self._remote[index].steps
 
-    # -- memory ----------------------------------------------------------------------------------
-
     def allocate(self, nbytes: int) -> PrivateMemory:
         """Allocate memory of this process; each worker has a copy."""
         memory = PrivateMemory(nbytes, partial(_forget, weakref.ref(self)))
@@ -377,8 +369,6 @@ class RayPool(RemotePool[RemoteActor]):
         for actor in self._remote:
             if number in actor.memories:
                 actor.write(number, self._published[number])
-
-    # -- ending ----------------------------------------------------------------------------------
 
     def stop(self, index: int) -> None:
         """Stop the actor of a worker."""

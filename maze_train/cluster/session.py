@@ -164,7 +164,7 @@ class RaySession:
     def free_cpus(self, place: RaySettings) -> float:
         """Return the number of CPUs available to workers of a backend: reserved and free ones."""
         if self.is_local:
-            return available_cores() * place.cpus_per_worker  # no reservation
+            return available_cores() * place.cpus_per_worker  # No reservation.
         own = len(self._groups.get(place, ())) * place.cpus_per_worker
         return own + float(self.ray.available_resources().get("CPU", 0.0))
 

@@ -147,8 +147,6 @@ class RayWorker:
     def _no_memory(self, k: int, nbytes: int) -> Any:
         raise TypeError("memory is an argument of calls only")
 
-    # -- at any time -----------------------------------------------------------------------------
-
     def write(self, number: int, spans: list[tuple[int, Array]]) -> None:
         """Store data that replaces everything published before for this memory."""
         with self._arrival:

@@ -393,7 +393,7 @@ class ActorWorker(Worker):
             self._collectors[actor] = collector
             lost = None if state is None else collector.load_state_dict(state)
             continued.append(None if lost is None else (lost, collector.is_exact))
-            self._context.count()  # restoring environments may take long
+            self._context.count()  # Restoring environments may take long.
         return continued
 
     def collect(self, actor: int, slot: int, calls: Sequence[EnvCall]) -> CollectedRollout:

@@ -163,7 +163,7 @@ class DistributedActors:
         self._weights_lock, self._have_changed = threading.Lock(), False
         self._memories: list[Any] = []
         self._queue: deque[CollectedRollout] = deque()
-        self._made_before = 0  # steps of the run before this object was created
+        self._made_before = 0  # Steps of the run before this object was created.
         make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
         makers = [partial(make, part, can_be_restored) for part in self.slices]
         envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
@@ -215,7 +215,7 @@ class DistributedActors:
         # Pending calls of each worker, after its policy was sent.
         self._open: list[deque[tuple[str, int, int]]] = [deque() for _ in self.slices]
         self._is_set_up = [False] * len(self.slices)
-        self._failures = [0] * len(self.slices)  # consecutive failures
+        self._failures = [0] * len(self.slices)  # Number of consecutive failures.
         # Steps of each worker in received or dropped rollouts.
         self._settled = [self.pool.steps(worker) for worker in range(len(self.slices))]
         self._make_memories(model)
@@ -231,8 +231,6 @@ class DistributedActors:
             nbytes = len(part) * self.num_slots * slot_nbytes(columns)
             self._memories.append(self.pool.allocate(nbytes))
             self._slots += slots_in(self._memories[-1], columns)
-
-    # -- weights -----------------------------------------------------------------------------------
 
     def publish(self, weights_seq_no: int) -> None:
         """Publish the current weights of the learner; actors use them from the next `gather` on.
@@ -252,8 +250,6 @@ class DistributedActors:
             with self._weights_lock:
                 self._have_changed = False
                 self.pool.publish(self._memories[0], self.writer.newest())
-
-    # -- rollouts ----------------------------------------------------------------------------------
 
     def gather(
         self,
@@ -347,7 +343,7 @@ class DistributedActors:
             if meanwhile is not None:
                 with torch.enable_grad():
                     meanwhile()
-            with torch_threads(1):  # as in remote workers
+            with torch_threads(1):  # As in remote workers.
                 for turn in turns:
                     taken.append(self._received(self._workers[turn % self.num_actors]))
         except BaseException:
@@ -367,8 +363,6 @@ class DistributedActors:
                 if (collected := self._receive(worker)) is not None:
                     self._queue.append(collected)
         self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
-
-    # -- calls -------------------------------------------------------------------------------------
 
     def _begin_to_act(self) -> None:
         """Send the policy to all workers once; in unordered mode, also start collecting."""
@@ -446,7 +440,7 @@ class DistributedActors:
         worker = failure.index
         part, calls = self.slices[worker], self._open[worker]
         try:
-            if failure.raised and not calls:  # an environment cannot be restored
+            if failure.raised and not calls:  # The environment cannot be restored.
                 raise failure.as_error() from None
             self.pool.stop(worker)
             # The step count is final only after the worker has stopped.
@@ -479,8 +473,6 @@ class DistributedActors:
         self.states[actor] = None
         self._lost[actor] = True
         self._turns[actor] = self._make_turns()
-
-    # -- ending, state -----------------------------------------------------------------------------
 
     def _count_made(self) -> None:
         self.counts.made = self._made_before + sum(map(self.pool.steps, range(len(self.slices))))

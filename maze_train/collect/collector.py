@@ -269,8 +269,6 @@ class RolloutCollector(Collector):
             self._storage = RolloutStorage(columns, device=self._storage_device)
         return self._actor, self._storage
 
-    # -- environments ------------------------------------------------------------------------------
-
     @property
     def _storage_device(self) -> torch.device | None:
         """Device of the rollouts; None: the CPU, with NumPy arrays from the environments."""

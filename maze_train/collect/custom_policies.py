@@ -56,7 +56,7 @@ def seed_form(reset: Callable[..., Any]) -> str:
     """Return how a method accepts a seed: `keyword`, `positional` or `none`."""
     try:
         params = inspect.signature(reset).parameters.values()
-    except (TypeError, ValueError):  # C functions have no signature
+    except (TypeError, ValueError):  # C functions have no signature.
         return "none"
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if any(param.name == "seed" and param.kind in by_name for param in params):

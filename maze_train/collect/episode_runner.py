@@ -280,7 +280,7 @@ class EpisodeRunner:
         if episodes.agents:
             self._turns[rows] += episodes.obs[ACTS][rows]
         ends = episodes.step(actions)
-        self._returns += episodes.rewards  # other rows are reset when their episodes begin
+        self._returns += episodes.rewards  # Other rows are reset when their episodes begin.
         self._lengths += 1
         self._on_step(len(rows))
         if recorder is not None:

@@ -369,7 +369,7 @@ class StatefulPolicy(GivenPolicy):
     ) -> Acted:
         """Call the policies of the agents that act; see `ActingModel`."""
         numbers = hidden_state[:, 0].long().tolist()
-        while len(self._policies) < max(numbers):  # policies restored from a checkpoint
+        while len(self._policies) < max(numbers):  # Policies restored from a checkpoint.
             self._add()
         rows = acts.nonzero()[:, 0].tolist()
         for row in rows:

@@ -99,7 +99,7 @@ class SliceEpisodes(Episodes):
         self.envs.rest()
 
     def _next_seed(self, i: int) -> int | None:
-        if i in self._tasks or not self._waiting:  # the last result has not been collected
+        if i in self._tasks or not self._waiting:  # The last result has not been collected.
             return None
         self._tasks[i] = self._waiting.popleft()
         return self._tasks[i].seed
@@ -420,7 +420,7 @@ class RolloutPlayer(PlayerPool):
         super().close()
         video_dir = self.settings.video_dir
         if video_dir is not None:
-            remove_leftovers(Path(video_dir))  # unfinished videos of killed processes
+            remove_leftovers(Path(video_dir))  # Unfinished videos of killed processes.
 
     def __enter__(self) -> Self:
         return self

@@ -258,7 +258,7 @@ class VideoWriter:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with suppress(OSError):  # unwritten frames are discarded
+            with suppress(OSError):  # Unwritten frames are discarded.
                 process.communicate()
             self._temporary.unlink(missing_ok=True)
 
@@ -278,7 +278,7 @@ class VideoWriter:
         try:
             make_folders(self.path.parent)
             self._temporary.unlink(missing_ok=True)
-            os.close(open_own(self._temporary, os.O_WRONLY))  # ffmpeg follows links
+            os.close(open_own(self._temporary, os.O_WRONLY))  # The ffmpeg program follows links.
             # A separate session protects ffmpeg from signals such as Ctrl-C.
             return subprocess.Popen(
                 command, stdin=pipe, stdout=null, stderr=pipe, start_new_session=True
@@ -299,7 +299,7 @@ def ffmpeg_path() -> str:
     needed = ("imageio-ffmpeg", "video", "writing videos")
     try:
         return str(import_extra(*needed, "imageio_ffmpeg").get_ffmpeg_exe())
-    except RuntimeError as error:  # no ffmpeg available; the message says what to do
+    except RuntimeError as error:  # The message of the package says what to do.
         raise MissingExtraError(*needed, str(error)) from error
 
 

@@ -82,7 +82,7 @@ class PopulationAgent(RowAgent):
     def act(self) -> ArrayTree:
         """Choose the actions of the environments that are playing; see `RowAgent`."""
         obs = self._observe()
-        with torch.no_grad(), torch_threads(1):  # more threads may change the order of sums
+        with torch.no_grad(), torch_threads(1):  # More threads may change the order of sums.
             return as_arrays(self._choose(obs, self._envs.playing))
 
     def _observe(self) -> TensorTree:
@@ -216,7 +216,7 @@ class PolicyAgent(RowAgent):
             space = self._action.space
             problem = f"it returned {action!r}, which is not in the action space {space}: {error}"
             raise self._fault(row, problem) from error
-        except Exception as error:  # NumPy or the class of the action may raise anything
+        except Exception as error:  # NumPy or the class of the action may raise anything.
             text = f"{type(error).__name__}: {error}"
             raise self._fault(row, f"its action cannot be read: {text}") from error
 
@@ -247,7 +247,7 @@ def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:
         SpaceError: If the part is not in the space.
     """
     dtype = np.dtype(leaf.dtype)
-    with suppress(ValueError):  # lists of unequal lengths
+    with suppress(ValueError):  # Lists of unequal lengths.
         array = np.asarray(part)
         kinds = "fiub" if dtype.kind == "f" else "iub"
         if array.shape == (leaf.shape or ()) and array.dtype.kind in kinds:

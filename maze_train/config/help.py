@@ -28,7 +28,8 @@ def _groups(folders: Sequence[str]) -> str:
     for group in group_names():
         options = [name for name in list_options(group, folders) if name != "default"]
         if group != "algorithm" and options:
-            text = f"{group}={'| '.join(options)}"  # blanks allow line breaks; removed below
+            # Spaces allow line breaks and are removed below.
+            text = f"{group}={'| '.join(options)}"
             wrapped = textwrap.wrap(
                 text, 96, initial_indent="  ", subsequent_indent="    ", break_long_words=False
             )

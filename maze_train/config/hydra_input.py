@@ -67,9 +67,6 @@ CONFIGURATION_ERRORS = (
 """Errors of the configuration: `maze-run` ends with exit code 2."""
 
 
-# -- the command line ------------------------------------------------------------------------------
-
-
 def normalise(
     argv: Sequence[str], groups: Collection[str], own_groups: Collection[str] = ()
 ) -> list[str]:
@@ -98,7 +95,7 @@ def normalise(
 def normalise_completion(line: str, groups: Collection[str]) -> str:
     """Normalise a command line for shell completion, except for the word being typed."""
     words = line.split(" ")
-    if words[-2:-1] and words[-2] in OPTIONS_WITH_VALUE:  # no override is being typed
+    if words[-2:-1] and words[-2] in OPTIONS_WITH_VALUE:  # No override is being typed.
         return line
     return " ".join([*words[:1], *normalise(words[1:-1], groups), *words[1:][-1:]])
 
@@ -213,9 +210,6 @@ def _process_with(arguments: Sequence[str], variables: dict[str, str]) -> Iterat
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-# -- composed jobs ---------------------------------------------------------------------------------
 
 
 class ComposedJob:
@@ -398,9 +392,6 @@ def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[s
 
 def _select(node: Mapping[str, Any], key: str) -> object:
     return reduce(getitem, key.split("."), node)
-
-
-# -- errors ----------------------------------------------------------------------------------------
 
 
 def explain(error: BaseException, argv: Sequence[str] = ()) -> str:

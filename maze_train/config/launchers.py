@@ -80,7 +80,7 @@ class SweepStart(Sweeper):
             RunDirectoryError: If another process runs a sweep in the directory.
         """
         is_listed = not stops_at_failures(self._config.hydra)
-        if is_listed:  # other sweepers choose jobs from earlier results, so there is no list
+        if is_listed:  # Other sweepers choose jobs based on earlier results.
             self._check_jobs(arguments)
         directory = self._claimed()
         with exclusive(directory, "sweeps in"):
@@ -259,7 +259,7 @@ class LocalLauncher(Launcher):
     def _run(self, config: DictConfig) -> JobRecord | None:
         """Run a job in its process; return its record, or None if it did not finish."""
         before = len(self._task.records)
-        with suppress(SystemExit):  # a job that exits has already added its record
+        with suppress(SystemExit):  # A job that exits has already added its record.
             run_job(
                 hydra_context=self._context,
                 task_function=self._task,

@@ -126,7 +126,7 @@ def named(node: object, key: str = "") -> object:
     if key.endswith(f".{TARGET}"):
         return Given(node)
     if place == "env" and not callable(node):
-        return node  # an instance cannot be replicated for parallel environments
+        return node  # An instance cannot be replicated for parallel environments.
     if place in (*PARTS, *FUNCTIONS) or place.rpartition(".")[0] in OF_SEVERAL:
         return {TARGET: Given(node)}
     return node
@@ -312,7 +312,7 @@ def named_option(group: str, name: str) -> dict[str, Any]:
         raise unknown_option(group, name)
     content: dict[str, Any] = load_yaml(text)
     values: dict[str, Any] = {}
-    for base in content.pop("defaults", ()):  # base options, as in Hydra's defaults list
+    for base in content.pop("defaults", ()):  # Base options, as in Hydra's defaults list.
         if base != "_self_":
             values.update(named_option(group, base))
     return values | content

@@ -68,7 +68,7 @@ def _first_line(group: str, name: str, folders: list[str]) -> str:
         return ""
     try:
         text = locate(target[1]).__doc__ or ""
-    except MazeTrainError:  # a user's file may name a missing class; list the option anyway
+    except MazeTrainError:  # A user's file may name a missing class.
         return ""
     return text.strip().partition("\n")[0]
 

@@ -68,7 +68,7 @@ def as_typed(message: str, argv: Sequence[str]) -> str:
 
 def config_name_of(line: str) -> str:
     """Return the primary config chosen by a command line; empty for the default."""
-    words = line.split(" ")[:-1]  # without the word that is being typed
+    words = line.split(" ")[:-1]  # Without the word that is being typed.
     return next((b for a, b in pairwise(words) if a in CONFIG_NAME), "")
 
 

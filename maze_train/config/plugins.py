@@ -39,7 +39,7 @@ from maze_train.config.overrides import config_folders
 from maze_train.core.targets import import_for_id
 from maze_train.envs.config import SIMULATORS
 
-Names = list[str]  # an alias, because `list` is a method in the class below
+Names = list[str]  # An alias, because the class below has a method `list`.
 GROUP = "env"
 LAUNCHERS: dict[str, tuple[type, Any]] = {
     "local": (LocalLauncher, LocalLauncherConf),
@@ -105,7 +105,7 @@ class MazeTrainSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the folders from the command line and `gymnasium://`."""
         for folder in reversed(config_folders(sys.argv[1:])):
-            if Path(folder).is_dir():  # Hydra itself reports missing folders
+            if Path(folder).is_dir():  # Hydra itself reports missing folders.
                 path = f"file://{Path(folder).absolute()}"
                 search_path.prepend(provider="user", path=path, anchor="main")
         search_path.append(provider="maze_train", path="gymnasium://")
@@ -191,7 +191,7 @@ def is_registered(env_id: str) -> bool:
 
         return bool(module_named(env_id))
     if module in SIMULATORS:
-        return True  # the name is checked when the environment is built
+        return True  # The name is checked when the environment is built.
     if colon:
         import_for_id(env_id, module, "env")
     if name not in gymnasium.registry:

@@ -77,7 +77,7 @@ def _reaching(node: object, own: object, key: str = "") -> Iterator[tuple[str, o
             return
         for name, value in node.items():
             given = own.get(name, _MISSING) if isinstance(own, Mapping) else _MISSING
-            if name != TARGET:  # class names are checked by `trust` instead
+            if name != TARGET:  # Class names are checked by `trust` instead.
                 yield from _reaching(value, given, join(key, str(name).replace(".", "/")))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):

@@ -37,7 +37,7 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, Mapping) and TUPLE in value:
-            value = value[TUPLE]  # older versions stored tuples as lists
+            value = value[TUPLE]  # Older versions stored tuples as lists.
         if isinstance(value, Mapping):
             found.update(leaves(value, f"{prefix}{key}."))
         else:

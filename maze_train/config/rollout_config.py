@@ -245,7 +245,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
         place = PolicyPlace.named(absolute_path("run", str(run)))
         place.check_files(str(run))
         if is_on_hub(run):
-            values["run"] = at_commit(str(run), place.directory)  # pin the commit
+            values["run"] = at_commit(str(run), place.directory)  # Pin the commit.
         stored = read_settings(place.settings, values.get("trust"), {"env": env})
         if "env" not in stored.values:
             problem = "expected settings of the environment"

@@ -55,9 +55,6 @@ ENV_ID = re.compile(r"env\.(id$|kwargs[.\[])")
 """Settings that are environment ids, or arguments that may contain one."""
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
-
 def read_settings(
     directory: Path, trust: Sequence[str] | None = None, own: object = None
 ) -> StoredSettings:
@@ -121,9 +118,6 @@ def _problem_of(node: object) -> str:
         if key in CHOICES and "name" in value:
             return f"{key}.name is not allowed"
     return ""
-
-
-# -- what it may name ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -246,7 +240,8 @@ def _with_names(node: object, replaced: Callable[[str, str, str], object], key: 
         name = node if node is None or isinstance(node, str) else str(node)
         return name and replaced(key, name, "")
     if isinstance(node, str) and ENV_ID.match(key):
-        from maze_train.envs import registered  # late, because gymnasium is slow to import
+        # Imported here, because gymnasium is slow to import.
+        from maze_train.envs import registered
 
         is_id = key == "env.id"
         name = node.removeprefix(REGISTRY) if is_id else node

@@ -51,7 +51,7 @@ def absolute_path(key: str, name: str) -> str:
     """
     if not name.strip():
         raise ConfigError(key, "expected a path, or null", name)
-    if name.startswith(("hf://", "minari:")):  # see `core.hub` and `data.datasets`
+    if name.startswith(("hf://", "minari:")):  # See `core.hub` and `data.datasets`.
         return name
     if key in NAMES_A_RUN and name.partition("@")[0] == LATEST:
         name = name.replace(LATEST, _latest_run(key, name), 1)

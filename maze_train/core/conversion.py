@@ -296,7 +296,7 @@ def _convert_union(value: object, arms: tuple[object, ...], path: str) -> object
     for arm in arms:
         if len(arms) == 1 or isinstance(value, _shapes(arm)):
             return convert(value, arm, path)
-    for arm in arms:  # no exact match; the value may be a number spelled "1e6"
+    for arm in arms:  # No exact match; the value may be a number spelled "1e6".
         if arm in (int, float):
             with suppress(ConfigError):
                 return convert(value, arm, path)

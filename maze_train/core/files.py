@@ -255,7 +255,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         RunDirectoryError: If the directory is locked by another process, is not writable, or
             contains a link that leads out of it.
     """
-    import fcntl  # not on Windows
+    import fcntl  # Not available on Windows.
 
     check_enclosed(directory)
     missing = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
@@ -276,7 +276,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         except OSError as error:
             if error.errno not in missing:
                 raise RunDirectoryError(f"{path} cannot be locked: {error}") from error
-        with suppress(OSError):  # the content is informational; the lock works without it
+        with suppress(OSError):  # The content is informational.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
         try:
@@ -298,7 +298,7 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
     """
     descriptor = None
     with suppress(OSError, ImportError):
-        import fcntl  # not on Windows
+        import fcntl  # Not available on Windows.
 
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -351,11 +351,11 @@ def claim_temporary() -> None:
     from multiprocessing.util import get_temp_dir
 
     if multiprocessing.parent_process() is not None:
-        return  # the directory may be the parent's, which outlives this process
+        return  # The directory may belong to the parent, which outlives this process.
     directory = Path(get_temp_dir())
     if (directory / CLAIM).exists():
         return
-    with suppress(OSError):  # a directory that is left behind does no harm
+    with suppress(OSError):  # A leftover directory is harmless.
         for path in directory.parent.glob(f"{TEMPORARY}/{CLAIM}"):
             with suppress(OSError), open_regular(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -181,7 +181,7 @@ def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
     if root is None or not OPENS_BELOW:
         _check_links(path)
         missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-        check_held(path)  # after listing: folders that vanish later make the mkdir below fail
+        check_held(path)  # Folders that vanish after this make the mkdir below fail.
         for folder in reversed(missing if make else []):
             folder.mkdir(exist_ok=True)
         root = path

@@ -23,7 +23,7 @@ MAX_NBYTES = 1 << 32
 """Maximum total size of these files in bytes."""
 
 HUB = "hf://"
-WORD = r"\w[\w.-]*"  # cannot be `..`
+WORD = r"\w[\w.-]*"  # Cannot be `..`.
 REPOSITORY = re.compile(rf"{WORD}/{WORD}", re.ASCII)
 BRANCH = re.compile(rf"{WORD}(?:/{WORD})*", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -53,7 +53,7 @@ def hub_package() -> ModuleType:
         MissingExtraError: If the package is not installed.
     """
     needed = ("huggingface_hub", "hub", "the Hugging Face hub")
-    import_extra(*needed, "huggingface_hub.errors")  # not imported by the package itself
+    import_extra(*needed, "huggingface_hub.errors")  # Not imported by the package itself.
     return import_extra(*needed)
 
 
@@ -94,7 +94,7 @@ def fetched(name: str) -> Path:
         raise RunDirectoryError(f"{name}: the repository has no revision {revision}") from error
     except RunDirectoryError:
         raise
-    except Exception as error:  # connection errors, time-outs, an outage, HF_HUB_OFFLINE
+    except Exception as error:  # Connection errors, time-outs, an outage, or HF_HUB_OFFLINE.
         problem = f"cannot download {name}: {first_line(error)}"
         found = _earlier(package, known)
         if found is None:

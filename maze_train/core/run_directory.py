@@ -156,8 +156,6 @@ class RunDirectory:
         """Directories of saved policies: the best one, followed by regular dumps in order."""
         return [*[self.best] * self.best.is_dir(), *sorted(self.policies.glob("epoch_*"))]
 
-    # -- reading ---------------------------------------------------------------------------------
-
     def rows(self, last_epoch: int | None = None) -> list[MetricsRow]:
         """Read the rows of metrics; see `read_rows`."""
         return read_rows(self.metrics, last_epoch)
@@ -184,8 +182,6 @@ class RunDirectory:
         with suppress(RunDirectoryError):
             return self.read_summary()
         return {}
-
-    # -- a run that begins -----------------------------------------------------------------------
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the directory against other processes; see `exclusive`."""

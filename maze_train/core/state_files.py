@@ -40,7 +40,7 @@ OpenPart: TypeAlias = "Callable[[TreePath, str, str], StatePart]"
 FORMAT = 2
 
 MAX_DEPTH = 64
-MAX_INT_BITS = 2000  # `weights_only` reads at most 255 bytes
+MAX_INT_BITS = 2000  # `weights_only` reads at most 255 bytes.
 
 DTYPES = re.compile(r"bool|u?int(8|16|32|64)|bfloat16|float(16|32|64|8_\w+)|complex(64|128)")
 """Data types of tensors that can be stored."""
@@ -177,7 +177,7 @@ def loads(
         check_content(type(state) is dict, "it does not contain a dict")
     except RunDirectoryError:
         raise
-    except Exception as error:  # an untrusted file can cause any exception
+    except Exception as error:  # An untrusted file can cause any exception.
         # Hide PyTorch's message: it explains how to load the pickle unsafely.
         is_ours = type(error) is ValueError
         problem = str(error) if is_ours else f"it is not a state ({type(error).__name__})"

@@ -69,7 +69,7 @@ class Given(str):
         return self.value, str(self)
 
     def __deepcopy__(self, memo: object) -> Given:
-        return self  # the configuration refers to the object and must not copy it
+        return self  # The configuration refers to the object and must not copy it.
 
     def is_made(self, kind: type | None = None) -> bool:
         """Return whether the object is an instance, rather than a class or function."""
@@ -201,11 +201,11 @@ def _refusal(path: str, kind: str, trust: Sequence[str]) -> tuple[str, str] | No
             found = getattr(found, name, None)
             if found is None:
                 return None
-            if isinstance(found, ModuleType):  # e.g. a module imported by the offered one
+            if isinstance(found, ModuleType):  # For example, a module imported by the offered one.
                 return f" ({name} is a separate module)", ""
     except ConfigError:
         return None
-    except ImportError as error:  # from a lazily imported name
+    except ImportError as error:  # From a lazily imported name.
         return f" ({error})", ""
     is_maker = isinstance(found, type) or inspect.isroutine(found)
     home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
@@ -233,7 +233,7 @@ def script_name() -> str:
     """Return the importable module name of the main script, or `__main__` if it has none."""
     main = sys.modules[SCRIPT]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:  # of python -m
+    if spec is not None:  # Set by `python -m`.
         return str(spec.name)
     stem = Path(file or "").stem
     found = importlib.util.find_spec(stem) if stem.isidentifier() and stem != SCRIPT else None
@@ -311,7 +311,7 @@ def _found(path: str, key: str) -> object:
             known = [
                 *dir(found),
                 *getattr(found, "HOMES", ()),
-            ]  # dir(maze_train) lists only some names
+            ]  # `dir(maze_train)` lists only some names.
             hint = did_you_mean(nearest(name, known, count=1))
             raise ConfigError(key, f"{where} has no {name!r}{hint}", path)
         found = getattr(found, name)
@@ -328,7 +328,7 @@ def _imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
     if not all(part.isidentifier() for part in parts) or len(parts) < 2:
         raise ConfigError(key, "expected a dotted path such as my_package.my_module.MyClass", path)
     script = script_name().split(".")
-    if parts[: len(script)] == script:  # to import it would run it a second time
+    if parts[: len(script)] == script:  # Importing it would run it a second time.
         return sys.modules[SCRIPT], parts[len(script) :]
     for length in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:length])
@@ -442,7 +442,7 @@ def refusal(maker: Callable[..., Any], error: Exception, form: str = "{}: <value
         return str(error)
     try:
         names = ", ".join(inspect.signature(maker).parameters)
-    except (TypeError, ValueError):  # of a class that is not written in Python
+    except (TypeError, ValueError):  # Raised for classes that are not written in Python.
         return str(error)
     return f"{error}; it takes {names or 'none'}"
 

@@ -183,12 +183,12 @@ class Column:
                     # Allocate now: writing to a sparse file kills the process if the disk is full.
                     os.posix_fallocate(file.fileno(), 0, nbytes)
                 return torch.from_numpy(np.memmap(file, spec.dtype, "r+", shape=shape))
-        return torch.from_numpy(np.zeros(shape, spec.dtype))  # committed on first write
+        return torch.from_numpy(np.zeros(shape, spec.dtype))  # Committed on first write.
 
     def write(self, first: int, values: Tensor, begin: int = 0) -> None:
         """Write `values[begin:]` of rows `[k, num_envs, *shape]` to the rows from `first` on."""
         values = values[begin:]
-        for slots, which in self.ring.slices(first, first + len(values)):  # usually one slice
+        for slots, which in self.ring.slices(first, first + len(values)):  # Usually one slice.
             self._rows[slots].copy_(values[which])
 
     def gather(self, indices: Array) -> Tensor:

@@ -261,7 +261,7 @@ class ReplayMemory:
         """
         end = np.full((rollout.num_steps + 1, rollout.num_envs), NO_STEP, np.uint8)
         end[:-1] = rows = rollout.end.numpy()
-        if not rows.any():  # the common case for short rollouts
+        if not rows.any():  # The common case for short rollouts.
             return end, NONE, NONE
         self.has_waiting = self.has_waiting or bool((rows == WAITING).any())
         positions, needed = rollout.final_positions.numpy(), self.has_final_obs(rows)

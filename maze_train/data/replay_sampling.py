@@ -254,7 +254,7 @@ class NStepWalker:
     def walk(self, positions: Array) -> Walk:
         """Walk from the transitions at positions `[n]`."""
         memory = self.memory
-        if len(self._offsets) == 1:  # a sampled row is a transition
+        if len(self._offsets) == 1:  # A sampled row is a transition.
             indices = positions % memory.ring.size
             end = memory.end.take(indices)
             discounts = self._powers[1] * ~is_terminated(end)

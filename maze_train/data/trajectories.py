@@ -166,7 +166,8 @@ def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Tra
     arrays = {key: np.asarray(array) for key, array in trajectory.arrays.items()}
     columns = row_columns(leaves)
     check_shapes(name, arrays, columns, [trajectory.num_steps])
-    arrays = {key: arrays[key] for key in leaves}  # an episode may have its arrays in another order
+    # An episode may have its arrays in another order.
+    arrays = {key: arrays[key] for key in leaves}
     for key, leaf in leaves.items():
         label, array = f"{name}: {key}", arrays[key]
         if is_checked(key, leaf):

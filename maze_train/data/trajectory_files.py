@@ -60,9 +60,6 @@ MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Rec
 """Exceptions caused by malformed contents."""
 
 
-# -- dataset.json --------------------------------------------------------------------------------
-
-
 def new_content(metadata: DatasetMetadata) -> dict[str, Any]:
     """Return the contents of `dataset.json` for an empty dataset.
 
@@ -187,9 +184,6 @@ def nearby(directory: Path) -> str:
     return did_you_mean(found[:3])
 
 
-# -- parts ---------------------------------------------------------------------------------------
-
-
 def part_files(directory: Path, content: Mapping[str, Any]) -> list[tuple[Path, Any]]:
     """Return the file of each part and its entry in `dataset.json`.
 
@@ -276,7 +270,7 @@ def _mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify:
         DatasetError: If the file is missing, or its size or digest differ from its entry.
         OSError: If the file cannot be read.
     """
-    if not path.is_file():  # reading a pipe would block
+    if not path.is_file():  # Reading a pipe would block.
         raise DatasetError(f"{path}: missing or not a regular file")
     if (size := path.stat().st_size) != entry["bytes"]:
         raise DatasetError(f"{path}: is {size} bytes long, expected {entry['bytes']}")
@@ -284,7 +278,7 @@ def _mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify:
         data = np.asarray(np.memmap(path, np.uint8, "r"))
     else:
         data = np.fromfile(path, np.uint8)
-        data.flags.writeable = not mmap  # like mapped files
+        data.flags.writeable = not mmap  # As for mapped files.
     if verify and hashlib.sha256(data.data).hexdigest() != entry["sha256"]:
         raise DatasetError(f"{path}: damaged: its sha256 differs from the recorded one")
     return data

@@ -84,7 +84,8 @@ class AtariPreprocessing(Wrapper):
         self._cv2 = import_extra("opencv-python-headless", "atari", PURPOSE, "cv2")
         self._pick_actions(env.unwrapped)
         self._repeat_probability = self._ale.getFloat("repeat_action_probability")
-        self._ale.setFloat("repeat_action_probability", 0.0)  # takes effect when the game is loaded
+        # Takes effect when the game is loaded.
+        self._ale.setFloat("repeat_action_probability", 0.0)
         self._frame_limit = self._ale.getInt("max_num_frames_per_episode") or 2**31
         height, width = self._ale.getScreenDims()
         self._previous = np.zeros((height, width), np.uint8)
@@ -109,7 +110,7 @@ class AtariPreprocessing(Wrapper):
     ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
         """Begin a game."""
         if self._start is None:
-            self.env.reset(seed=0, options=options)  # a seeded reset loads the game
+            self.env.reset(seed=0, options=options)  # A seeded reset loads the game.
             self.np_random = self._random
             self._ale.getScreenGrayscale(self._first)
             self._start = self._ale.cloneState()

@@ -83,7 +83,7 @@ class EnvCall:
             raise self.unknown(layers)
         if self.only_checks:
             return
-        args, kwargs = self._arguments()  # copies, because environments may modify them
+        args, kwargs = self._arguments()  # Copies, because environments may modify them.
         before = b"" if may_draw else generator_states(layers)
         if self.is_attribute:
             setattr(owner, self.name, args[0])
@@ -117,7 +117,7 @@ class EnvCall:
                 inner.call(self.name, *args, **kwargs)
 
     def _is_in(self, layer: Any) -> bool:
-        if self.is_attribute:  # not one that a wrapper forwards
+        if self.is_attribute:  # Excludes methods that a wrapper forwards.
             return self.name in getattr(layer, "__dict__", {}) or hasattr(type(layer), self.name)
         return callable(getattr(layer, self.name, None))
 

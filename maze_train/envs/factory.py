@@ -231,7 +231,7 @@ def _made(config: EnvConfig) -> Env:
     if config.id is None:
         return make_own(config, own_maker(config.target or ""))
     if config.id.startswith("pettingzoo:"):
-        from maze_train.envs.pettingzoo import maker_named  # rarely needed
+        from maze_train.envs.pettingzoo import maker_named  # Rarely needed.
 
         return make_own(config, maker_named(config.id))
     return make_registered(config, config.id)
@@ -302,7 +302,7 @@ def own_maker(target: str) -> Callable[..., Any]:
         ConfigError: If the object cannot be found, or does not create environments.
     """
     key = "env._target_"
-    locate(target, key)  # imports the package of its class
+    locate(target, key)  # Imports the package of its class.
     others: tuple[type, ...] = (ConvertibleEnv,)
     if "pettingzoo" in sys.modules:
         from maze_train.envs.pettingzoo import kinds

@@ -193,7 +193,7 @@ class FiniteCheck:
             for part, weights, limit in self._pieces:
                 if not abs(float(part.dot(weights))) <= limit:
                     return False
-        except RuntimeWarning:  # overflow, or infinities of both signs, if warnings are errors
+        except RuntimeWarning:  # Overflow, or infinities of both signs.
             return False
         return True
 

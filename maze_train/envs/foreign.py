@@ -157,7 +157,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         numbers = np.zeros(num_envs), np.zeros(num_envs, np.uint8)
         self._buffers = StepBuffers({}, {}, actions, *numbers)
         self._fills_masks = empty_mask == "all_legal"
-        self._resetting: Mask = np.zeros(num_envs, np.bool_)  # whether the next step only resets
+        self._resetting: Mask = np.zeros(num_envs, np.bool_)  # Whether the next step only resets.
         self._lengths = np.zeros(num_envs, np.int64)
 
     @abstractmethod
@@ -230,7 +230,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
 
     def _make_calls(self, calls: list[EnvCall]) -> None:
         if self.root_seed is None:
-            self._reset_envs(0, None)  # a method may need an episode
+            self._reset_envs(0, None)  # A method may need an episode.
         for call in calls:
             try:
                 self._make_call(call)

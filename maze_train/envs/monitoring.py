@@ -52,8 +52,6 @@ def gives_state(layer: Any) -> bool:
     return all(callable(getattr(layer, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-# -- saved states --------------------------------------------------------------------------------
-
 # An environment with `state_dict()` and `load_state_dict(state)` is not replayed. Its state, plain
 # values and arrays, is saved instead. Every wrapper around it must have both methods or be listed
 # here.
@@ -149,8 +147,6 @@ def remembered_by(layer: Any) -> tuple[str, ...] | None:
     found: tuple[str, ...] | None = vars(type(layer)).get("remembers")
     return REMEMBERED.get(type(layer)) if found is None else found
 
-
-# -- statistics, games ---------------------------------------------------------------------------
 
 FRAME_STACK, MONITORED = "frame_stack", "monitored"
 """Keys of the metadata that wrappers set."""

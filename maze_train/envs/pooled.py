@@ -127,7 +127,7 @@ class WorkerRepair:
             try:
                 self._begin_again(failure.index)
             except WorkerFailedError as another:
-                failure = another.with_traceback(None)  # failed before restoring episodes
+                failure = another.with_traceback(None)  # Failed before restoring episodes.
                 continue
             try:
                 if given_up and method == "make_calls":
@@ -261,7 +261,8 @@ class PooledVectorEnv(MazeVectorEnv):
         place = ThisProcess() if place is None else place
         self.can_be_restored, self.first_env = can_be_restored, first_env
         self.keeps_terminal_obs = keeps_terminal_obs
-        self.differences: list[Difference] = []  # of the replays of the last `load_state_dict`
+        # Differences of the replays of the last `load_state_dict`.
+        self.differences: list[Difference] = []
         n = len(env_factories)
         count = place.num_workers(n)
         self._slices = shares(n, count)
@@ -412,8 +413,6 @@ class PooledVectorEnv(MazeVectorEnv):
         """Close the environments and stop the workers, killing any that take too long."""
         self._closing.close()
 
-    # -- state of running episodes -----------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every environment; see `MazeVectorEnv.state_dict`.
 
@@ -505,9 +504,6 @@ class PooledVectorEnv(MazeVectorEnv):
         if len(states) != self.num_envs:
             raise EnvError(f"got {len(states)} states for {self.num_envs} environments")
         self._call_each("load_own_states", [(states[x.start : x.stop],) for x in self._slices])
-
-    # -- calls of workers
-    # ----------------------------------------------------------------------------
 
     def _call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of every worker with different arguments; return the results."""

@@ -151,7 +151,7 @@ def known_about(env_id: str) -> str:
 def _is_of_old_gym(name: str) -> bool:
     """Whether the package gym, if a module has imported it, has an id."""
     gym = sys.modules.get("gym")
-    with suppress(Exception):  # versions of gym raise different errors for unknown ids
+    with suppress(Exception):  # The error for unknown ids depends on the version of gym.
         return gym is not None and bool(gym.spec(name))
     return False
 

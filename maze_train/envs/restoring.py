@@ -99,7 +99,7 @@ class TrainingSlice(EnvSlice):
             try:
                 problem = self._replay(i, record)
             except CallCancelledError:
-                raise  # the result is not needed
+                raise  # The result is not needed.
             except BaseException as error:
                 problem = Difference(f"it raised {explained(error)}")
             self._counted(i)

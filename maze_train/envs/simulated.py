@@ -109,7 +109,7 @@ def simulator_of(
         device: Device, unless the settings select one.
         at_most: See `make_simulator`.
     """
-    from maze_train.simulators.make import make_simulator  # requires PyTorch
+    from maze_train.simulators.make import make_simulator  # Requires PyTorch.
 
     simulator = make_simulator(
         config.id,

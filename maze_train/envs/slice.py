@@ -208,8 +208,6 @@ class EnvSlice(Worker):
     def _row(self, i: int) -> dict[str, Array]:
         return {key: column[i] for key, column in self.obs.items()}
 
-    # -- episodes --------------------------------------------------------------------------------
-
     def seed_from(self, source: SeedSource) -> None:
         """Set the source of seeds for new episodes."""
         self._next_seed = source
@@ -298,8 +296,6 @@ class EnvSlice(Worker):
             faults.episode_fault(self._number + i, self.steps_of(i), seed, error), seed
         )
 
-    # -- calls -----------------------------------------------------------------------------------
-
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
         """Make calls of all environments, between two steps."""
         self._calls += calls
@@ -318,7 +314,7 @@ class EnvSlice(Worker):
             if plays_anew:
                 self._forget_earlier_episodes(i)
             elif not self._has_begun[i]:
-                env.reset(seed=0)  # a method may need an episode
+                env.reset(seed=0)  # A method may need an episode.
             for call in calls:
                 call.make(env, may_draw=offers)
             if plays_anew:
@@ -327,8 +323,6 @@ class EnvSlice(Worker):
             raise
         except BaseException as error:
             raise self._fault(i, error) from error
-
-    # -- steps -----------------------------------------------------------------------------------
 
     def step(self) -> StepReport | None:
         """Step all environments that are not resting.
@@ -432,7 +426,7 @@ class EnvSlice(Worker):
         if self._settings.whole_games:
             self._let_go(i)
             if monitor is not None:
-                monitor.end()  # an outer wrapper may have ended the episode
+                monitor.end()  # An outer wrapper may have ended the episode.
         elif self._goes_on(i):
             self._report_of_step().continuing.append(self._first + i)
         seed = self._next_seed(i)

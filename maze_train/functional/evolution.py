@@ -88,7 +88,7 @@ def normalized_returns(returns: Tensor) -> Tensor:
     peak = x.abs().max()
     if peak == 0.0:
         return torch.zeros_like(returns, dtype=dtype)
-    x = x / peak  # squares of very small or very large values would underflow or overflow
+    x = x / peak  # Squares of extreme values would underflow or overflow.
     return (x / x.square().mean().sqrt()).to(dtype)
 
 

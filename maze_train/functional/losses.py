@@ -71,7 +71,7 @@ def clipped_surrogate_loss(log_ratios: Tensor, advantages: Tensor, clip_range: f
     """
     check_same_shape(log_ratios=log_ratios, advantages=advantages)
     advantages = advantages.detach()
-    if is_compiling():  # `alpha` would be a constant of the graph and cause recompilations
+    if is_compiling():  # `alpha` would be a constant of the graph and cause recompilations.
         bounds = advantages + clip_range * advantages.abs()
     else:
         bounds = torch.add(advantages, advantages.abs(), alpha=clip_range)

@@ -142,7 +142,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
             self.step()
         finally:
             for param in params:
-                param.grad = None  # a view of the caller's memory
+                param.grad = None  # A view of the caller's memory.
         moved = _length([p - b for p, b in zip(params, before, strict=True)])
         length = _length(before)
         if length == 0.0:

@@ -141,8 +141,6 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """The module of a learner with a single module."""
         return self.modules[DEFAULT_MODULE]
 
-    # -- one update ------------------------------------------------------------------------------
-
     @torch.enable_grad()
     def update(
         self, experience: Experience | Mapping[str, Experience], progress: Progress
@@ -411,8 +409,6 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Called last in each update: updates adaptive coefficients and running statistics."""
 
-    # -- modules ---------------------------------------------------------------------------------
-
     def config_of(self, module_id: str) -> Any:
         """Return the settings of a module: `config` with its `algorithm.overrides`.
 
@@ -503,8 +499,6 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Return whether to train a module on its experience (otherwise it is dropped)."""
         how = self.policies_to_train
         return self.may_learn(module_id) and (not callable(how) or how(module_id, experience))
-
-    # -- optimizers ------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> None:
         """Register the optimizers of all modules."""
@@ -599,8 +593,6 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def freeze_rules(self) -> Sequence[Freeze]:
         """Return the rules that freeze parameters, by default `algorithm.freeze`."""
         return self.settings.freeze
-
-    # -- state -----------------------------------------------------------------------------------
 
     def get_weights(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of the weights by module ID."""

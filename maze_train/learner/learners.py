@@ -62,8 +62,6 @@ class Learners:
     def shutdown(self) -> None:
         """Release resources; a second call does nothing."""
 
-    # -- modules, state --------------------------------------------------------------------------
-
     def add_module(
         self,
         module_id: str,

@@ -184,8 +184,6 @@ class LearnerModules(dict[str, nn.Module]):
         self._progress = Progress()
         self.change_settings(config)
 
-    # -- settings --------------------------------------------------------------------------------
-
     def config_of(self, module_id: str) -> Any:
         """Return the current settings of a module, see `Learner.config_of`."""
         return self._configs.get(module_id, self._shared_config)
@@ -222,8 +220,6 @@ class LearnerModules(dict[str, nn.Module]):
             own = settings_for_module(self._config, module_id, overrides)
             self.overrides[module_id], self._own_settings[module_id] = overrides, own
         self.set_schedules(self._progress)
-
-    # -- modules come and go ---------------------------------------------------------------------
 
     def known(self, module_id: str) -> nn.Module:
         """Return a module by ID.
@@ -333,8 +329,6 @@ class LearnerModules(dict[str, nn.Module]):
         finally:
             for module in modules:
                 module.eval()
-
-    # -- names of parameters ---------------------------------------------------------------------
 
     def check_names(self, settings: GradientSettings) -> None:
         """Check that each name in `lr_factors` and `freeze` matches a parameter.

@@ -335,7 +335,7 @@ class ModuleOptimizer:
         frozen = [units[i] for i in self._frozen_units]
         gradients = [param.grad for param in frozen]
         for param in frozen:
-            param.grad = None  # the optimizer skips such parameters
+            param.grad = None  # The optimizer skips such parameters.
         if self._is_fused_adam and not frozen and can_be_short(self.optimizer):
             fused_adam_step(self.optimizer)
         else:

@@ -137,7 +137,7 @@ class LearnerWorker(Worker):
         try:
             self._learner.update(*self._unpack(*parcel))
         except PeersLostError:
-            leave()  # wakes up learners that wait for this one
+            leave()  # Wakes up learners that wait for this one.
             return None
         return self._shard.statistics
 
@@ -192,7 +192,7 @@ class MeetingPlace:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         server = socket.create_server((host, 0), family=family)
         self.address = Address(secrets.token_hex(), host, server.getsockname()[1])
-        self.listener = server.detach()  # the store closes it
+        self.listener = server.detach()  # The store closes it.
 
     def close(self) -> None:
         """Remove the file; a second call does nothing."""
@@ -231,10 +231,10 @@ def open_store(address: Address, count: int, timeout_s: float, listener: int | N
 def network_of(address: Address) -> Iterator[None]:
     """Use the loopback interface for connections if all learners run on one machine."""
     if address.host:
-        yield  # default interface, or the environment variables
+        yield  # Default interface, or set by environment variables.
         return
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # read at the first operation
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # Read at the first operation.
     before = os.environ.get(GLOO_NETWORK)
     os.environ[GLOO_NETWORK] = loopback
     try:
@@ -286,7 +286,7 @@ def join(
     except RuntimeError:
         return False
     finally:
-        sys.excepthook = hook  # PyTorch wraps the hook at each call
+        sys.excepthook = hook  # PyTorch wraps the hook at each call.
     return True
 
 
@@ -427,7 +427,7 @@ class OtherLearners:
         try:
             statistics = self._learner.update(experience, progress)
         except PeersLostError:
-            leave()  # the other learners notice this
+            leave()  # The other learners notice this.
         parts, failures = self._receive(pool)
         if statistics is None or failures or None in parts:
             self._restart(others, failures)
@@ -540,7 +540,7 @@ class OtherLearners:
             WorkerError: If restarts are disabled.
         """
         unknown = WorkerFailedError(0, "learner 1 answered too late or lost its connection")
-        self._end_meeting()  # a forked process would inherit it
+        self._end_meeting()  # A forked process would inherit it.
         for failure in failures or [unknown]:
             others.pool.restart(
                 failure, failure.text, "all learners continue from before the update"

@@ -56,13 +56,14 @@ def fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
     group = optimizer.param_groups[0]
     param: Tensor = group["params"][0]
     gradient = param.grad
-    assert gradient is not None  # set by `FlatParameters`
+    assert gradient is not None  # Set by `FlatParameters`.
     state, betas = optimizer.state[param], group["betas"]
     state["step"] += 1
     # Moments of vanished gradients become subnormal, which is 20 times slower.
-    is_decoupled = group.get("decoupled_weight_decay", False)  # older PyTorch has no such argument
+    # Older versions of PyTorch lack this argument.
+    is_decoupled = group.get("decoupled_weight_decay", False)
     kernel = FUSED_ADAMW if is_decoupled else FUSED_ADAM
-    assert kernel is not None  # see `can_be_short`
+    assert kernel is not None  # See `can_be_short`.
     flushes = LEAST * 1.0 == 0.0
     torch.set_flush_denormal(True)
     try:

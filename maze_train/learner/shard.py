@@ -227,7 +227,7 @@ def _packed(value: Any) -> tuple[bytes, list[memoryview]]:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
         def reducer_override(self, obj: Any) -> Any:
             is_plain = type(obj) is torch.Tensor and not obj.requires_grad
-            if is_plain and obj.dtype is not torch.bfloat16:  # not supported by NumPy
+            if is_plain and obj.dtype is not torch.bfloat16:  # Not supported by NumPy.
                 return _tensor, (obj.detach().cpu().contiguous().numpy(),)
             return super().reducer_override(obj)
 

@@ -168,7 +168,7 @@ class GradientSteps:
         """Minibatches (on a GPU: steps) whose gradient was not finite."""
         if self._checks_each or not self._norms:
             return self._skipped
-        norms = torch.stack(self._norms).tolist()  # synchronises the device, once per update
+        norms = torch.stack(self._norms).tolist()  # Synchronises the device once per update.
         return [number for number, norm in enumerate(norms) if not math.isfinite(norm)]
 
 

@@ -79,7 +79,7 @@ class UpdateQueue:
             if len(self._jobs) >= self._size:
                 self._drop(size)
                 return self._taken()
-        job = Job(deepcopy(experience), progress, size, after)  # without holding the lock
+        job = Job(deepcopy(experience), progress, size, after)  # Called without holding the lock.
         with self._changed:
             self._check()
             self._jobs.append(job)
@@ -112,8 +112,7 @@ class UpdateQueue:
             self._changed.notify_all()
         self._thread.join()
 
-    # -- while holding the lock
-    # -------------------------------------------------------------------------
+    # The caller of the next four methods holds the lock.
 
     def _check(self) -> None:
         error, self._error = self._error, None
@@ -134,8 +133,6 @@ class UpdateQueue:
             self.queued -= job.size
             self._drop(job.size)
         self._jobs.clear()
-
-    # -- the thread ------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while (job := self._next()) is not None:

@@ -311,7 +311,7 @@ class Actor:
 
     def forget(self, which: Array | Tensor) -> None:
         """Reset the recurrent state of environments whose episode ended, `[n]` bool."""
-        if isinstance(which, torch.Tensor):  # reading it would synchronise the device
+        if isinstance(which, torch.Tensor):  # Reading it would synchronise the device.
             self.hidden_state = self.hidden_state.masked_fill(which[:, None], 0.0)
         elif self.state_size and which.any():
             rows = torch.from_numpy(which).to(self.hidden_state.device)

@@ -191,7 +191,7 @@ def build_actor_critic(
         torch.default_generator.manual_seed(seed)
         head = ValueHead.from_config(config)
         part = compose_policy(config, observation_space, action_space)
-        if part.critic_keys:  # trunk and recurrent layers belong to the policy only
+        if part.critic_keys:  # Trunk and recurrent layers belong to the policy only.
             config = replace(config, trunk=None, rnn=None, shared_trunk=False)
         critic = build_critic(config, input_space(flat_space(observation_space)), head)
     return ActorCriticModel(part.policy, critic, head, **part.around).eval()

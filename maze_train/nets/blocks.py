@@ -150,7 +150,7 @@ class MLP(nn.Module):
                 parameters = layer._parameters
                 x = F.linear(x, parameters["weight"], parameters["bias"])
             else:
-                x = layer(x).clone()  # hooks may have stored x, which activations overwrite
+                x = layer(x).clone()  # Hooks may have stored x, which activations overwrite.
             if i < self.n_hidden:
                 x = self.activation(x)
         return x
@@ -233,7 +233,7 @@ class ImageEncoder(nn.Module):
     def _features(self, images: Tensor) -> Tensor:
         """[N, channels, height, width] -> [N, output_size]."""
         # Convolutions are fastest in channels-last layout, and copying bytes is faster than floats.
-        if not is_traced(images):  # does not affect results, and vmap does not support it
+        if not is_traced(images):  # Does not affect results; vmap does not support it.
             images = images.contiguous(memory_format=torch.channels_last)
         first = self.first
         if is_stock(first, nn.Conv2d):

@@ -57,7 +57,7 @@ class NormalizerOfAll(ObservationNormalizer):
         config: ObservationNormalizationConfig,
     ) -> None:
         super().__init__(space, config)
-        self._others = (others,)  # in a tuple, so it is not registered as a submodule
+        self._others = (others,)  # In a tuple, so that it is not registered as a submodule.
 
     @property
     def keys(self) -> list[str]:

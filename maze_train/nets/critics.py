@@ -72,7 +72,7 @@ class EnsembleMLP(nn.Module):
                 gain = math.sqrt(2) if i < self._n_hidden else 1.0
                 for member in weight:
                     nn.init.orthogonal_(member, gain)
-            else:  # initialisation of nn.Linear
+            else:  # Initialisation of `nn.Linear`.
                 bound = 1.0 / math.sqrt(inputs)
                 nn.init.uniform_(weight, -bound, bound)
                 nn.init.uniform_(bias, -bound, bound)
@@ -108,7 +108,7 @@ class EnsembleMLP(nn.Module):
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if weight.shape[2] == 1:  # several times faster than a batched matrix product
+    if weight.shape[2] == 1:  # Several times faster than a batched matrix product.
         return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
     return torch.baddbmm(bias, x, weight)
 
@@ -227,7 +227,7 @@ def build_critics(
 @contextmanager
 def constant(module: nn.Module) -> Iterator[None]:
     """Treat the weights of a module as constants in the block; gradients still reach its inputs."""
-    if is_compiling():  # the compiler does not support requires_grad_
+    if is_compiling():  # The compiler does not support `requires_grad_`.
         with _without_gradients(module):
             yield
         return

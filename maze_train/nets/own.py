@@ -59,7 +59,7 @@ def build_own(
         described += f" and actions [{ROWS}, {action_size}]"
     net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
     if isinstance(node[TARGET], Given) and net is node[TARGET].value:
-        net = copy.deepcopy(net)  # an instance given in Python is a template for several networks
+        net = copy.deepcopy(net)  # An instance is a template for several networks.
     net.eval()
     with torch.no_grad():
         try:

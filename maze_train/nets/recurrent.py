@@ -160,7 +160,7 @@ class RecurrentNetwork(nn.Module):
         w_input, w_state, b_input, b_state = weights
         size = self.output_size
         eraser = torch.full_like(b_input, CLOSED)
-        eraser[2 * size : 3 * size] = 0.0  # g of an LSTM, n of a GRU
+        eraser[2 * size : 3 * size] = 0.0  # Gate g of an LSTM, or n of a GRU.
         columns = torch.stack([b_input, eraser], dim=1)
         wider = torch.cat([w_input, columns], dim=1)
         return wider, w_state, torch.zeros_like(b_input), b_state

@@ -225,7 +225,7 @@ class TemplateNet(nn.Module):
 
     def forward(self, obs: TensorTree) -> Tensor:
         """Outputs, `[..., output_size]`."""
-        parts: Any = self._modules  # avoids the slow attribute lookup of nn.Module
+        parts: Any = self._modules  # Avoids the slow attribute lookup of nn.Module.
         features: Tensor = parts["layers"](parts["encoder"](obs))
         return features
 

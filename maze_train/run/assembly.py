@@ -108,7 +108,7 @@ def is_examined(config: TrainConfig) -> bool:
     is_single = config.runner.concurrency == 1 and config.evaluation.n_episodes == 0
     return (
         config.runner.check_repeatability == "auto"
-        and sys.platform == "linux"  # elsewhere a process cannot be forked safely
+        and sys.platform == "linux"  # Forking is only safe on Linux.
         and not (is_single or config.runner.fast_dev_run)
         and config.algorithm.learns_from == "env"
         and config.env.backend == "gymnasium"

@@ -127,7 +127,7 @@ class BasePolicy:
             self._check_can_learn(own)
             self._check_settings(named, own)
             if (given.centralized_critic or own["critic_obs"]) and own["shared_trunk"]:
-                own["shared_trunk"] = None  # trunks of recurrent policies and images are not
+                own["shared_trunk"] = None  # Trunks of recurrent policies and images are not.
         try:
             model = replace(given, **{**own, **named})
             if self.policy is None:
@@ -162,7 +162,7 @@ class BasePolicy:
         if self.policy is not None:
             several = agent_spaces(*own_spaces)
             if several is None:
-                return  # building the model reports this error
+                return  # Building the model reports this error.
             owners = policies_of_agents(several, self.config.policies)
             owner = next(agent for agent, policy in owners.items() if policy == self.policy)
             wanted = several.of(owner)
@@ -296,7 +296,7 @@ def policy_settings(
     each = _spaces_of_policies(spaces)
     inputs = [policy_space(model, input_space(flat_space(observed))) for observed, _ in each]
     critic_obs = model.critic_obs
-    if model.centralized_critic or critic_obs:  # its policy was built without a critic
+    if model.centralized_critic or critic_obs:  # Its policy was built without a critic.
         model = without_critic(model)
     resolved = [resolve(model, space) for space in inputs]
     settings: dict[str, Any] = {}
@@ -334,7 +334,7 @@ def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differs(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):  # families of distributions
+    if isinstance(one, Mapping) and isinstance(other, Mapping):  # Families of distributions.
         return {**DEFAULTS, **one} != {**DEFAULTS, **other}
     return bool(one != other)
 

@@ -64,7 +64,7 @@ def examine(make_env: MakeEnv) -> Findings:
     """
     before = global_states()
     first = EnvSlice.for_playing([make_env])
-    before = {**global_states(), **before}  # building it may import PyTorch
+    before = {**global_states(), **before}  # Building it may import PyTorch.
     # The first episode may leave state behind that is not due to other environments.
     _, alone, again = (prefix(first) for _ in range(3))
     after = global_states()

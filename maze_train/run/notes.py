@@ -232,7 +232,7 @@ def end_notes(
 def lacks_time_limit(config: EnvConfig) -> bool:
     """Return whether training episodes have no time limit, as far as known without playing."""
     if config.backend == "tensor":
-        return False  # simulators end episodes themselves
+        return False  # Simulators end episodes themselves.
     wrappers = [str(node[TARGET]) for node in (*config.wrappers, *config.training_wrappers)]
     if config.max_episode_steps is not None or any("TimeLimit" in name for name in wrappers):
         return False
@@ -268,7 +268,7 @@ def speed_notes(
         return
     if not env_s:
         return
-    with suppress(EnvError):  # a failed worker must not fail a finished run
+    with suppress(EnvError):  # A failed worker must not fail a finished run.
         if use := builder.worker_use():
             yield from worker_notes(env_s, whole_s, *use)
     if is_worth_it(env_s, whole_s) and has_vector_form(builder.context.config.env):

@@ -108,7 +108,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     if config.run is not None:
         parts = PARTS_OF_POLICY if config.env is not None else (*PARTS_OF_POLICY, *PARTS_OF_ENV)
         saved = read_saved_policy(config.run, config.trust, config, parts)
-        saved.make_model()  # report errors here, not in a worker
+        saved.make_model()  # Report errors here, not in a worker.
         several = agent_spaces(*saved.spaces)
         settings = {"run": str(saved.run_dir.absolute()), **score_of(saved)}
         return RolloutPolicy(
@@ -131,7 +131,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     agent = agent_maker(found, config.deterministic)
     is_model = model_of(found) is not None
     if not is_given and not is_model:
-        agent = partial(PolicyAgent, build)  # build a new one: instances may not support copying
+        agent = partial(PolicyAgent, build)  # Instances may not support copying.
     name = str(target).replace(":", ".").rpartition(".")[2].strip("<>")
     chance = config.deterministic if is_model else None
     return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
@@ -140,7 +140,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
 def _trained_agent(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> RowAgent:
     model: Any = saved.make_model()
     several = agent_spaces(envs.observation.space, envs.action.space)
-    if several is not None:  # flags are in the order of these agents
+    if several is not None:  # Flags are in the order of these agents.
         owners = {agent: model.agents[agent] for agent in several.agents}
         model = JointModel(modules_of(model), owners)
     return model_agent(model, envs, deterministic)
@@ -245,7 +245,7 @@ def with_policies(
                 problem = f"its policy has the {{kind}} space {{found}}, {agent} has {{wanted}}"
                 check_same_spaces(key, problem, named.saved.spaces, own, named.source)
             found[policy] = named
-    models = [named.make_model() for named in found.values()]  # report errors here
+    models = [named.make_model() for named in found.values()]  # Report errors here.
     learned = any(True for model in models for _ in model.parameters())
     described = {
         policy: {
@@ -275,7 +275,7 @@ def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, Poli
         own = saved.config.policies
         of_run = _policies_of_run(saved, several)
     elif config.policy == RANDOM:
-        kinds = policies_of_agents(several, {})  # agents of a policy have the same spaces
+        kinds = policies_of_agents(several, {})  # Agents of a policy have the same spaces.
         one = len(set(kinds.values())) == 1
         of_run = {agent: RANDOM if one else f"{RANDOM}_{kind}" for agent, kind in kinds.items()}
     named = {

@@ -50,7 +50,7 @@ class Probe(Generic[T]):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # forking with threads may hang; then it is killed
+                warnings.simplefilter("ignore")  # A fork with threads may hang and is then killed.
                 self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -85,10 +85,10 @@ class Probe(Generic[T]):
         if self.is_over:
             return
         self._conn.close()
-        if self._process.exitcode is None:  # otherwise the process id may have been reused
+        if self._process.exitcode is None:  # Otherwise the process id may have been reused.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid or 0, signal.SIGKILL)
-            self._process.kill()  # it may not have created its process group yet
+            self._process.kill()  # It may not have created its process group yet.
         self._process.join()
         self._process.close()
 
@@ -101,11 +101,11 @@ class Probe(Generic[T]):
 
 def _work(function: Callable[[], T], sender: Connection, other: Connection, limit_s: int) -> None:
     """Call the function in the background process, and send the result."""
-    os.setsid()  # ignore signals of the terminal; the group is killed together
+    os.setsid()  # Ignore signals of the terminal; the group is killed together.
     other.close()
-    gc.freeze()  # deleting objects of the parent could close its connections
+    gc.freeze()  # Deleting objects of the parent could close its connections.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(limit_s)  # in case the parent is killed
+    signal.alarm(limit_s)  # In case the parent is killed.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -114,7 +114,7 @@ def _work(function: Callable[[], T], sender: Connection, other: Connection, limi
         os.dup2(nowhere, descriptor)
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (never closed)
     limit_threads()
-    os.nice(10)  # the parent has priority
+    os.nice(10)  # The parent has priority.
     with suppress(BaseException):
         sender.send(function())
-    os.killpg(0, signal.SIGKILL)  # exit without running finalizers of the parent's objects
+    os.killpg(0, signal.SIGKILL)  # Exit without running finalizers of the parent's objects.

@@ -155,7 +155,7 @@ def _repositories(folders: Iterable[str], with_diff: bool) -> list[Repository]:
     for folder in folders:
         head = _git(folder, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD")
         if head is None or head.count("\n") != 3 or head.split("\n")[0] in found:
-            continue  # not in a repository, or without a commit
+            continue  # Not in a repository, or without a commit.
         top, commit, branch = head.splitlines()
         diff = None
         if with_diff:

@@ -100,7 +100,7 @@ def examined(
         difference = replay_difference(factory) if is_resumed_exactly else ""
         findings = examine(factory)
     except MazeTrainError:
-        pass  # cannot be examined, like a single environment
+        pass  # Cannot be examined, like a single environment.
     lines = notes(findings, *counts)
     if difference:
         lines.append(

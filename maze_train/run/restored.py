@@ -26,7 +26,7 @@ def restored_learner(prepared: PreparedRun) -> Learner[Any, Any, Any]:
     with runner, generators_kept():
         model = builder.build_model()
         if runner.config.algorithm.learns_from == "dataset":
-            builder.prepare(model)  # the loss depends on the data
+            builder.prepare(model)  # The loss depends on the data.
         learner = builder.build_learner(model)
     with fitting(checkpoint):
         state = checkpoint.state["learners"]["learner"]

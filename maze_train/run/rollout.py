@@ -83,7 +83,7 @@ class RolloutRunner:
         self.policy = chosen_policy(config)
         if config.env is None:
             config = replace(config, env=self.policy.env)
-        assert config.env is not None  # checked by `__post_init__` of the configuration
+        assert config.env is not None  # Checked by `__post_init__` of the configuration.
         self.config = config
         self.env_config = rendered(config.env, config.render_mode)
         factory = EnvFactory(self.env_config).for_evaluation()
@@ -91,7 +91,7 @@ class RolloutRunner:
             factory, config.max_episode_steps
         )
         self.episodes: list[PlayedEpisode] = []
-        self._outputs = Path("outputs").absolute()  # an environment may change the directory
+        self._outputs = Path("outputs").absolute()  # An environment may change the directory.
         self._spaces: tuple[Any, Any] = (None, None)
 
     def run(self) -> RolloutResult:
@@ -123,7 +123,7 @@ class RolloutRunner:
                     writer = self._trajectory_writer(Path(config.record_dir))
             except BaseException:
                 if not was_there:
-                    with suppress(OSError):  # also remove parents created for the default
+                    with suppress(OSError):  # Also removes parents created for the default.
                         for place in (output_dir, *output_dir.parents[: 2 * (given is None)]):
                             place.rmdir()
                 raise
@@ -147,7 +147,7 @@ class RolloutRunner:
         progress = RolloutProgress(len(seeds), self.config.progress)
         several = agent_spaces(*self._spaces)
         files = RolloutFiles(output_dir, several.agents if several is not None else ())
-        with interruption.deferred():  # a signal while writing files must not lose episodes
+        with interruption.deferred():  # A signal must not interrupt writing.
             try:
                 with writer or nullcontext():
                     try:
@@ -212,8 +212,6 @@ class RolloutRunner:
             on_non_finite=config.on_non_finite,
         )
 
-    # -- checks ----------------------------------------------------------------------------------
-
     def _check_environment(self) -> None:
         """Build one environment and check that it matches the policy and can render."""
         config, mode = self.config, self.config.render_mode
@@ -242,10 +240,8 @@ class RolloutRunner:
         finally:
             try:
                 close_all([env])
-            except EnvError as error:  # not used for playing
+            except EnvError as error:  # Not used for playing.
                 warn(str(error))
-
-    # -- files -----------------------------------------------------------------------------------
 
     def _make_output_dir(self) -> Path:
         """Create the directory of the results."""
@@ -253,7 +249,7 @@ class RolloutRunner:
         taken = [CONFIG, ROLLOUT_FILE, EPISODES_FILE, SUMMARY, VIDEOS]
         if self.config.record_dir is None:
             taken.append(TRAJECTORIES)
-        with writable("output_dir", Path(given or ".")):  # the name may be too long
+        with writable("output_dir", Path(given or ".")):  # The name may be too long.
             found = [name for name in taken if given and (Path(given) / name).exists()]
         if found:
             problem = f"already contains results ({found[0]}): name another directory, or null"
@@ -320,8 +316,6 @@ class RolloutRunner:
     def _env_settings(self) -> dict[str, Any]:
         assert self.config.env is not None
         return config_to_dict(self.config.env)
-
-    # -- messages --------------------------------------------------------------------------------
 
     @property
     def _title(self) -> str:

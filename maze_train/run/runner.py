@@ -111,10 +111,10 @@ class TrainingRunner:
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
         self.config_text = config_text(self.config)
-        self._outputs = Path(OUTPUTS).absolute()  # an environment may change the directory
+        self._outputs = Path(OUTPUTS).absolute()  # An environment may change the directory.
         self._notify_once = cache(lambda text: notify(f"note: {text}"))
         self._final_evaluator: Evaluator | None = None
-        self._is_empty = False  # whether the directory has only files of an unstarted run
+        self._is_empty = False  # Whether the directory only has files of an unstarted run.
         self._closing = contextlib.ExitStack()
         self.callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
@@ -157,8 +157,6 @@ class TrainingRunner:
         """Close all environments and evaluators; repeated calls do nothing."""
         self._closing.close()
 
-    # -- the run ---------------------------------------------------------------------------------
-
     def run(self) -> TrainingResult:
         """Train until a limit is reached; a resumed run starts at its checkpoint.
 
@@ -181,7 +179,7 @@ class TrainingRunner:
                 if self.config.run_dir is not None:
                     RunDirectory(Path(self.config.run_dir)).check_is_free()
                 for note in start_notes(self.config, self.builder.spaces[0]):
-                    self._notify_once(note)  # before building networks, which may take long
+                    self._notify_once(note)  # Before building networks, which may take long.
             builder = self.builder
             for base in self.prepared.bases:
                 base.check_spaces(builder.spaces)
@@ -193,7 +191,7 @@ class TrainingRunner:
                 self._judge_by_opponents()
             evaluator = self._build_evaluator()
             self._final_evaluator = builder.build_final_evaluator()
-            with generators_kept():  # rich draws from `random` when it is imported
+            with generators_kept():  # `rich` draws from `random` when it is imported.
                 writers = build_writers(self.config.tracking)
                 writers.append(TimeLimitNote(self.config, self._notify_once))
                 writers.append(EvaluationGapNote(self._notify_once))
@@ -212,7 +210,7 @@ class TrainingRunner:
         run = new or RunDirectory(Path(str(self.resumed_dir)))
         with run.lock():
             if new is not None:
-                new.check_is_free()  # another process may have created it
+                new.check_is_free()  # Another process may have created it.
                 if given is None:
                     link_latest(self._outputs / LATEST, new.path)
             try:
@@ -332,7 +330,7 @@ class TrainingRunner:
         """Train and test; always write the summary."""
         tests: dict[str, dict[str, float]] = {}
         with contextlib.closing(tracker):
-            with generators_kept():  # custom writers may use them
+            with generators_kept():  # Custom writers may use them.
                 tracker.start()
             self._is_empty = False
             try:
@@ -363,8 +361,6 @@ class TrainingRunner:
         if self.resumed_dir is not None:
             found = earlier_test(run, trainer.summary(), n_episodes)
         return found or final_test(self._final_evaluator, selection, trainer.epoch)
-
-    # -- parts -----------------------------------------------------------------------------------
 
     @property
     def _agents(self) -> tuple[str, ...]:

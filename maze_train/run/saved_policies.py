@@ -141,7 +141,7 @@ class SavedPolicy:
             model = make_joint_model(
                 config.algorithm, config.model, config.policies, *self.spaces, 0
             )
-        except (MemoryError, RuntimeError) as error:  # PyTorch's out-of-memory errors
+        except (MemoryError, RuntimeError) as error:  # PyTorch's out-of-memory errors.
             problem = f"the model of {self.directory} cannot be built: {error}"
             raise RunDirectoryError(problem) from error
         load_weights(model, self.weights, self.directory)
@@ -270,7 +270,8 @@ def read_source(
         agent: Agent whose policy to read if the run has several; None: the only policy.
     """
     run, colon, policy = source.rpartition(":")
-    if not colon or policy.startswith("//") or Path(source).exists():  # not the colon of hf://
+    # Excludes the colon of `hf://`.
+    if not colon or policy.startswith("//") or Path(source).exists():
         run, policy = source, ""
     saved = read_saved_policy(run, trust, own)
     if not policy and agent is not None and (several := agent_spaces(*saved.spaces)) is not None:

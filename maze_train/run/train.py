@@ -75,7 +75,7 @@ def train(
     for name, key in SHORT.items():
         if name in settings:
             settings[key] = settings.pop(name)
-    given: dict[str, Any] = {} if env is None else {"env": env}  # datasets need none
+    given: dict[str, Any] = {} if env is None else {"env": env}  # Not needed for datasets.
     if not isinstance(env, str | dict | None):
         given["env"] = _changed(EnvFactory.from_any(env).config)
     if algorithm is None and settings.get("resume") not in (None, AUTO):

@@ -163,7 +163,7 @@ def functions(
 
         def chosen(new: Any, old: Any) -> Any:
             if old.shape[:1] != (num_envs,):
-                return old  # shared by all environments, as the data of MuJoCo Warp
+                return old  # Shared by all environments, like the data of MuJoCo Warp.
             return jnp.where(ended.reshape(-1, *[1] * (old.ndim - 1)), new.astype(old.dtype), old)
 
         # A scalar condition compiles to a branch, so resets cost nothing if no episode ended.
@@ -219,8 +219,6 @@ def jax_device(jax: Any, device: torch.device) -> Any:
         problem = f"JAX does not see it ({error}): install JAX for it, or set env.device=cpu"
         raise ConfigError("env.device", problem, str(device)) from error
 
-
-# -- interfaces of packages ----------------------------------------------------------------------
 
 GYMNAX = ("default_params", "reset_env", "step_env")
 """Attributes that identify environments of gymnax and Craftax."""
@@ -329,9 +327,6 @@ def gymnasium_space(space: Any) -> spaces.Space[Any]:
         np.broadcast_to(np.asarray(x, dtype), space.shape) for x in (space.low, space.high)
     )
     return spaces.Box(low, high, tuple(space.shape), dtype)
-
-
-# -- environments by name ------------------------------------------------------------------------
 
 
 def brax(name: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:

@@ -83,7 +83,7 @@ def from_suite(env_id: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
         return SUITES[suite](name, kwargs)
     except MazeTrainError:
         raise
-    except Exception as error:  # each package raises different errors
+    except Exception as error:  # Each package raises different errors.
         problem = f"{suite} cannot build it: {type(error).__name__}: {error}"
         raise ConfigError("env", problem, env_id) from error
 
@@ -111,5 +111,5 @@ def built(
         return make(**{**given, **kwargs})
     except MazeTrainError:
         raise
-    except Exception as error:  # third-party code may raise anything
+    except Exception as error:  # Third-party code may raise anything.
         raise EnvError(f"{target} could not be built: {type(error).__name__}: {error}") from error

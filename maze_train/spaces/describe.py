@@ -454,7 +454,7 @@ def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
         return _space(data, MAX_LEVELS)
     except SpaceError:
         raise
-    except Exception as error:  # the description may be untrusted and arbitrary
+    except Exception as error:  # The description may be untrusted.
         raise SpaceError(f"not the description of a space: {error!r}") from error
 
 

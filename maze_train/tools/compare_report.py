@@ -176,9 +176,6 @@ def overall(
     }
 
 
-# -- formatting ------------------------------------------------------------------------------------
-
-
 def shown(row: Row) -> dict[str, str]:
     """Format the main values of a row for a table; the CSV file contains all values."""
     texts = {"runs": str(row["runs"])}

@@ -346,7 +346,7 @@ def push(config: PushConfig, token: str | None = None) -> PushedPolicy:
                 # Delete files of an earlier push that this one does not replace.
                 delete_patterns=[file for file in OWN_FILES if file not in files],
             )
-        except Exception as error:  # from huggingface_hub or its HTTP library
+        except Exception as error:  # Raised by huggingface_hub or its HTTP library.
             problem = f"{config.run} was not pushed to {config.repo_id}: {first_line(error)}"
             remedy = "set a token with write access by `hf auth login` or HF_TOKEN"
             raise RunDirectoryError(f"{problem}; {remedy}") from error

@@ -66,7 +66,8 @@ def save_minari(
     minari = import_extra("minari", "minari", purpose)
     import_extra("h5py", "minari", purpose)
     create = minari.create_dataset_from_buffers
-    if "jpeg_encoding" not in inspect.signature(create).parameters:  # older: lossy images
+    # Older versions store lossy images.
+    if "jpeg_encoding" not in inspect.signature(create).parameters:
         raise MissingExtraError("minari>=0.5.4", "minari", purpose)
     check_id(dataset_id)
     metadata = dataset.metadata
@@ -83,7 +84,7 @@ def save_minari(
     stem, path = dataset_id.rpartition("-v")[0], None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Minari warns about missing metadata
+            warnings.simplefilter("ignore")  # Minari warns about missing metadata.
             storage = create(
                 f"{stem}{UNFINISHED}{os.getpid()}-v0",
                 [],
@@ -159,7 +160,7 @@ def _env_spec(env: dict[str, Any]) -> EnvSpec | None:
         spec.max_episode_steps = limit
     try:
         spec.to_json()
-    except (TypeError, ValueError):  # custom factory, or arguments that are not plain values
+    except (TypeError, ValueError):  # A custom factory, or arguments that are not plain values.
         return None
     return spec
 

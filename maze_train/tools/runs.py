@@ -119,13 +119,13 @@ def _below(root: Path, found: Found) -> Iterator[Path]:
     """Yield the run directories below a directory, without descending into runs."""
     for folder, names, files in os.walk(root):
         path = Path(folder)
-        names.sort(key=lambda name: (len(name), name))  # numeric order
+        names.sort(key=lambda name: (len(name), name))  # Numeric order.
         if JOBS in files:
             for job in read_jobs(path):
                 run_dir = Path(job.run_dir)
                 try:
                     is_run = RunDirectory(run_dir).is_run
-                except OSError as error:  # such as a name that is too long
+                except OSError as error:  # For example, a name that is too long.
                     job, is_run = replace(job, error=f"run_dir: {error.strerror}"), False
                 if is_run and not run_dir.is_relative_to(path):
                     yield run_dir
@@ -228,7 +228,7 @@ def task_name(settings: Mapping[str, Any]) -> str:
 Array: TypeAlias = "NDArray[np.float64]"
 
 CONFIDENCE = 0.95
-_CHUNK = 1 << 22  # maximum number of values resampled at once
+_CHUNK = 1 << 22  # Maximum number of values resampled at once.
 
 
 def interquartile_mean(values: Any, axis: int = -1) -> Array:

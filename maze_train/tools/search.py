@@ -82,7 +82,7 @@ def open_journal(directory: Path) -> BaseStorage:
     storages = optuna().storages
     path = directory / JOURNAL
     with reading_journal(directory):
-        os.close(open_own(path, os.O_RDWR))  # Optuna follows links
+        os.close(open_own(path, os.O_RDWR))  # Optuna follows links.
         storage: BaseStorage = storages.JournalStorage(
             storages.journal.JournalFileBackend(str(path))
         )
@@ -153,7 +153,7 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
     now = flattened(load_yaml(text))
     for key in before | now:
         if key not in before and not key.startswith(f"{GROUP}."):
-            continue  # a setting of a newer version
+            continue  # A setting of a newer version.
         if str(before.get(key)) != str(now.get(key)) and not is_within(key, MAY_DIFFER):
             problem = f"the study in {directory} has {before.get(key)}; to resume it, "
             problem += "set it so, or name another directory: study=<directory>"
@@ -246,7 +246,7 @@ class PruningCallback(Callback):
     def __init__(self, task: TrialTask) -> None:
         self.pruned_at = 0
         self._metric, self._pruner = task.metric, task.pruner
-        self._storage = open_journal(task.study)  # not shared with the parent process
+        self._storage = open_journal(task.study)  # Not shared with the parent process.
         self._study = open_study(self._storage, task.mode)
         study_id = self._storage.get_study_id_from_name(STUDY)
         self._id = self._storage.get_trial_id_from_study_id_trial_number(study_id, task.number)
@@ -476,16 +476,14 @@ class _Search:
     def _result(self) -> SearchResult:
         return result_of(self.study, self.space, self.directory, self.metric, self.given)
 
-    # -- trials ----------------------------------------------------------------------------------
-
     def _jobs(self) -> Iterator[ProcessJob]:
         """Yield interrupted trials, then new ones, each chosen when a process is free."""
         for trial in self.study.get_trials(states=(self.states.RUNNING,)):
             if trial.params.keys() == self.space.ranges.keys():
-                with reading_journal(self.directory):  # the stored choices may be different
+                with reading_journal(self.directory):  # The stored choices may be different.
                     job = self._job(trial)
                 yield job
-            else:  # the process was killed while sampling the settings
+            else:  # The process was killed while sampling the settings.
                 self._fail(trial.number, "its settings were not chosen")
         if not self.study.trials and self.config.begin_with_given:
             try:
@@ -499,7 +497,7 @@ class _Search:
                 return
             # A new sampler per trial, so that a resumed study samples the same settings.
             self.study.sampler = part_named("sampler", self.config.sampler, self.seed + number)
-            with reading_journal(self.directory):  # stored choices may be different
+            with reading_journal(self.directory):  # The stored choices may be different.
                 trial_number = self.study.ask(self.space.distributions).number
                 job = self._job(self.study.trials[trial_number])
             yield job

@@ -87,7 +87,7 @@ class Space:
         }
         self._as_set: dict[
             str, dict[str, str]
-        ] = {}  # text of each choice by text of the converted setting
+        ] = {}  # Text of each choice by text of the converted setting.
         self.distributions = {key: self._distribution(key) for key in self.ranges}
         """Distributions of Optuna by setting; choices are texts."""
 
@@ -221,7 +221,7 @@ def draw_search(result: SearchResult, study: Study, space: Space) -> Figure:
         axes.barh([names[key] for key in weights], list(weights.values()), height=0.6, color=BLUE)
         decorate(axes, "importance", "")
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.invert_yaxis()  # the largest one above
+        axes.invert_yaxis()  # Most important settings first.
     for i, (key, name) in enumerate(names.items()):
         axes = below.add_subplot(n_rows, min(COLUMNS, len(names)), i + 1, sharey=first)
         _draw_trials(axes, drawn, [space.place(key, row[key]) for row in drawn])
@@ -419,7 +419,8 @@ def write_result(result: SearchResult, picture: Figure | None = None) -> None:
 def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:
     values = trial.intermediate_values
     last = values[max(values)] if values else math.nan
-    took = trial.duration.total_seconds() if trial.duration else math.nan  # of earlier versions
+    # Written by earlier versions.
+    took = trial.duration.total_seconds() if trial.duration else math.nan
     known = trial.params.keys() >= space.ranges.keys()
     settings = space.settings_of(trial.params) if known else {}
     return {

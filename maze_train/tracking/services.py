@@ -43,8 +43,8 @@ DEFAULT_PROJECT = "maze_train"
 PARENT_RUN, GROUP_TAG = "mlflow.parentRunId", "group_of_runs"
 """Tags of MLflow runs: the id of the parent run, and the group that a parent stands for."""
 
-_MLFLOW_PARAMS_PER_CALL = 100  # limit of MLflow's REST interface
-_MLFLOW_PARAM_LENGTH = 500  # limit of MLflow versions before 2.8 on a database
+_MLFLOW_PARAMS_PER_CALL = 100  # Limit of MLflow's REST interface.
+_MLFLOW_PARAM_LENGTH = 500  # Limit of MLflow versions before 2.8 on a database.
 
 
 class ServiceWriter(MetricsWriter):
@@ -267,7 +267,7 @@ class MLflowWriter(ServiceWriter):
         if uri is None and run.run_dir is not None:
             make_folders(run.run_dir / ARTIFACTS)
             database = run.run_dir / "mlflow.db"
-            os.close(open_own(database, os.O_RDWR))  # SQLite follows links
+            os.close(open_own(database, os.O_RDWR))  # SQLite follows links.
             uri = f"sqlite:///{database}"
             # Without one they would be below the working directory, which may belong to other code.
             artifacts = (run.run_dir.absolute() / ARTIFACTS).as_uri()
@@ -323,7 +323,7 @@ class MLflowWriter(ServiceWriter):
         run_id = str(created.info.run_id)
         self._client.set_terminated(run_id)
         kept = oldest() or run_id
-        if kept != run_id:  # another process was faster
+        if kept != run_id:  # Another process created it first.
             self._client.delete_run(run_id)
         return kept
 
@@ -398,13 +398,13 @@ def check_answers(uri: str) -> None:
     if not uri.startswith(("http://", "https://")):
         return
     try:
-        with urlopen(uri, timeout=ANSWER_S):  # of the user, never of a stored configuration
+        with urlopen(uri, timeout=ANSWER_S):  # Given by the user, never by a stored configuration.
             pass
     except HTTPError:
         pass
-    except (OSError, HTTPException) as error:  # an URLError is an OSError
+    except (OSError, HTTPException) as error:  # A URLError is an OSError.
         cause = getattr(error, "reason", error)
-        if not isinstance(cause, ssl.SSLError):  # MLflow has separate certificate settings
+        if not isinstance(cause, ssl.SSLError):  # MLflow has separate certificate settings.
             problem = f"the server does not answer ({cause}): start it (mlflow server), or leave "
             raise OSError(
                 f"{problem}tracking_uri out to store everything in the run directory"

@@ -52,7 +52,7 @@ class LearningCurveWriter(MetricsWriter):
         check_below("filename", filename)
         self.filename = filename
         self._run = RunInfo()
-        self._rows: list[Mapping[str, float]] = []  # shared with the tracker
+        self._rows: list[Mapping[str, float]] = []  # Shared with the tracker.
         self._has_league = False
 
     def start(self, run: RunInfo) -> None:
@@ -100,7 +100,7 @@ class CSVWriter(MetricsWriter):
         self._path: Path | None = None
         self._first_columns = columns
         self._columns: list[str] = []
-        self._rows: list[Mapping[str, float]] = []  # shared with the tracker
+        self._rows: list[Mapping[str, float]] = []  # Shared with the tracker.
         self._file: IO[str] | None = None
 
     def start(self, run: RunInfo) -> None:
@@ -115,7 +115,7 @@ class CSVWriter(MetricsWriter):
                 self._take(row)
             self._replace()
         elif self._path.exists() and run.resumed_at_step is not None:
-            self._path.unlink()  # rows of epochs that will be repeated
+            self._path.unlink()  # Rows of epochs that will be repeated.
         elif self._path.exists():
             # The file may belong to another run, so it is renamed instead of overwritten.
             os.replace(self._path, self._path.with_suffix(".previous.csv"))
@@ -128,7 +128,7 @@ class CSVWriter(MetricsWriter):
             self._replace()
             return
         try:
-            check_held(self._path)  # an open file follows its directory
+            check_held(self._path)  # An open file follows its directory.
             self._file.write(csv_text(self._rows[-1:], self._columns, header=False))
             self._file.flush()
         except OSError:
@@ -199,10 +199,10 @@ class TensorBoardWriter(MetricsWriter):
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
-        make_folders(run.run_dir / run.name)  # TensorBoard follows links
+        make_folders(run.run_dir / run.name)  # TensorBoard follows links.
         self._writer = SummaryWriter(str(run.run_dir / run.name), purge_step=purge_step)
         settings = dump_yaml(_plain(run.config))
-        self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code
+        self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code.
         self._add_hparams(run)
 
     def _add_hparams(self, run: RunInfo) -> None:
@@ -227,7 +227,7 @@ class TensorBoardWriter(MetricsWriter):
         for name, value in row.items():
             if name != ENV_STEPS:
                 self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # errors of later writes occur in its thread
+        self._writer.flush()  # Errors of later writes occur in its thread.
 
     def sync(self) -> None:
         """Flush all points to the event file."""

@@ -60,8 +60,6 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """Settings of the run."""
         return self.context.config
 
-    # -- for subclasses ----------------------------------------------------------------------
-
     @abstractmethod
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Return additional arguments of the trainer by name.
@@ -155,9 +153,6 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def selection_metric(self) -> str:
         """Metric that selects the best policy; may require `prepare` first."""
         return self.config.evaluation.selection_metric
-
-    # -- shared by all algorithms
-    # -----------------------------------------------------------------------------
 
     def model_maker(self) -> Callable[[], nn.Module]:
         """Return a function that builds the model, always with the same initial weights."""

@@ -135,7 +135,7 @@ class TrainingView:
     @property
     def model(self) -> nn.Module:
         """The trained policy after all queued updates; read-only."""
-        _ = self.learner  # waits for queued updates
+        _ = self.learner  # Waits for queued updates.
         return self._trainer.model
 
     @property

@@ -45,9 +45,6 @@ def digest(data: bytes) -> FileDigest:
     return FileDigest(hashlib.sha256(data).hexdigest(), len(data))
 
 
-# -- reading -------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
     """Open a file; yield it with its size.
@@ -146,9 +143,6 @@ Parts: TypeAlias = "Mapping[tuple[TreePath, str], PartFile]"
 """Files of parts by path in the state and version."""
 
 
-# -- writing -------------------------------------------------------------------------------------
-
-
 class FilesWriter:
     """Writes the files of one checkpoint; contents are synced to disk, but not the directory.
 
@@ -202,8 +196,8 @@ class FilesWriter:
             if os.lstat(source).st_size == file.digest.nbytes:
                 os.link(source, target)
                 return True
-        except OSError:  # hard links are not supported, or too many
-            with suppress(FileNotFoundError):  # a network file system may have created it anyway
+        except OSError:  # Hard links are not supported, or there are too many.
+            with suppress(FileNotFoundError):  # A network file system may have created it anyway.
                 target.unlink()
         try:
             write_synced(target, read_verified(source, file.digest))

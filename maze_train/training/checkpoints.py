@@ -94,8 +94,6 @@ class CheckpointStore:
         self._position: Position | None = None
         self._saved_at = time.monotonic()
 
-    # -- schedule --------------------------------------------------------------------------------
-
     def is_due(self, epoch: int) -> bool:
         """Return whether a checkpoint is due after epoch `epoch`, counted from 1."""
         interval = self.config.interval
@@ -110,8 +108,6 @@ class CheckpointStore:
         """Return whether the last checkpoint was taken at this position."""
         last, here = self._position, (epoch, updates, within_epoch)
         return last is not None and here == (last.epoch, last.updates, last.within_epoch)
-
-    # -- writing ---------------------------------------------------------------------------------
 
     def save(self, state: dict[str, Any], position: Position) -> Path | None:
         """Write a checkpoint atomically; it is on disk when this returns.
@@ -153,7 +149,7 @@ class CheckpointStore:
     def _write(self, state: dict[str, Any], position: Position) -> Path:
         """Write the files, move them into place, update `latest`; undo everything on failure."""
         if not self.directory.is_dir():
-            self.directory.mkdir()  # without parents: the run may have been removed
+            self.directory.mkdir()  # Without parents, because the run may have been removed.
             fsync_directory(self.directory.parent)
         final = self._unused(position.name)
         work = self._work(final)
@@ -169,12 +165,12 @@ class CheckpointStore:
             self._point_to(final.name)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
-            if self._pointer() != final.name:  # otherwise the new checkpoint is already in use
+            if self._pointer() != final.name:  # Otherwise the new checkpoint is already in use.
                 with suppress(OSError):
                     self._remove(final)
             raise
         self._parts = files.parts
-        with suppress(OSError):  # the pointer has been written
+        with suppress(OSError):  # The pointer has been written.
             fsync_directory(self.directory)
         return final
 
@@ -197,7 +193,7 @@ class CheckpointStore:
         """
         work = self._work(path)
         shutil.rmtree(work, ignore_errors=True)
-        with suppress(OSError):  # for example on a full disk
+        with suppress(OSError):  # For example, on a full disk.
             os.rename(path, work)
             path = work
         shutil.rmtree(path)
@@ -255,8 +251,6 @@ class CheckpointStore:
     def _point_to(self, name: str) -> None:
         with atomic_write(self.directory / LATEST) as file:
             file.write(f"{name}\n".encode())
-
-    # -- reading ---------------------------------------------------------------------------------
 
     def load(self, name: str | None = None) -> Checkpoint | None:
         """Load the newest undamaged checkpoint; all files are verified.

@@ -369,7 +369,7 @@ class EvaluationConfig(Settings):
         """Return whether larger or smaller values of a metric are better."""
         if self.mode != "auto":
             return self.mode
-        names = metric.split("/")[1:]  # includes metrics of policies and action parts
+        names = metric.split("/")[1:]  # Includes metrics of policies and action parts.
         is_less = any(name.endswith("loss") or name in SMALLER_IS_BETTER for name in names)
         return "min" if is_less or names[-1:] == ["loss_rate"] else "max"
 
@@ -461,7 +461,7 @@ def check_selection(config: EvaluationConfig, agents: Sequence[str] | None = Non
     of_agent = "|".join(name.format(".+") for name in OF_AGENT)
     may_be_of_agent = agents is None and known and re.fullmatch(of_agent, metric)
     if metric not in known and not may_be_of_agent:
-        is_return = re.search("return|rew", metric) is not None  # probably a mean return
+        is_return = re.search("return|rew", metric) is not None  # Probably a mean return.
         means = [name for name in known if is_return and name.endswith("return_mean")]
         hint = did_you_mean(means[:1] or nearest(metric, known, count=1), "", " ")
         reported = ", ".join(known) or "train/... only, without evaluation episodes"

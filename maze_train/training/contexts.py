@@ -112,7 +112,7 @@ class UpdateProfiler:
         try:
             with atomic_write(self.path) as file:
                 profile.export_chrome_trace(file.name)
-        except (OSError, RuntimeError) as error:  # a missing trace must not stop training
+        except (OSError, RuntimeError) as error:  # A missing trace must not stop training.
             warn(f"{self.path} could not be written: {error}")
 
 

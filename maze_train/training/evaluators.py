@@ -231,7 +231,7 @@ class RolloutEvaluator(Evaluator):
                 returns[number], lengths[number] = played.fitness, played.length
                 for name, value in self._metrics_of(played, env.agents).items():
                     reported.setdefault(name, np.full(n, np.nan))[number] = value
-        agent.stop()  # drops the episodes that still run
+        agent.stop()  # Drops the running episodes.
         return returns, lengths, reported
 
     def _metrics_of(self, played: PlayedEpisode, agents: Sequence[str]) -> dict[str, float]:
@@ -261,7 +261,7 @@ class EvaluatedPolicy(TrainedPolicy):
     """
 
     def __getattr__(self, name: str) -> Any:
-        if name == "model" or name.startswith("__"):  # accessed by copy and pickle
+        if name == "model" or name.startswith("__"):  # Accessed by copy and pickle.
             raise AttributeError(name)
         return getattr(self.model, name)
 
@@ -548,7 +548,7 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
         ConfigError: If the metric is not reported.
     """
     known, events = set(present), TrainingEpisodeEvents
-    if events.episodes.tag not in present:  # no episode has ended yet
+    if events.episodes.tag not in present:  # No episode has ended yet.
         known |= {event.tag for event in events.events()}
         for agent in model.agents if isinstance(model, ActingModel) else ():
             known |= {events.episode_return_mean.of_owner(agent).tag}

@@ -87,7 +87,7 @@ class PolicyWriter:
                 file.write(text.encode())
         with atomic_write(directory / WEIGHTS) as file:
             file.write(data)
-            (directory / SCORE).unlink(missing_ok=True)  # belongs to other weights
+            (directory / SCORE).unlink(missing_ok=True)  # Belongs to other weights.
         with atomic_write(directory / SCORE) as file:
             file.write(described.encode())
 
@@ -107,11 +107,11 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
         if not score or hashlib.sha256(data).hexdigest() == score.get(DIGEST):
             break
         before, score = score, read_score(directory)
-        if score == before:  # otherwise a run has just replaced both
+        if score == before:  # Otherwise a run has just replaced both.
             raise RunDirectoryError(f"{path} is damaged: its sha256 differs from {SCORE}")
     try:
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception:  # its message explains how to load the pickle unsafely
+    except Exception:  # Its message explains how to load the pickle unsafely.
         weights = None
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in weights.items()

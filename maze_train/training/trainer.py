@@ -156,8 +156,6 @@ class Trainer(ABC):
                 "each episode"
             )
 
-    # -- the loop --------------------------------------------------------------------------------
-
     def train(self, n_epochs: int | None = None) -> TrainingSummary:
         """Train until a limit is reached.
 
@@ -212,7 +210,7 @@ class Trainer(ABC):
                 self.env_steps += self.update_once(self.progress(last_epoch), self.statistics)
             self.updates += 1
             self._updates_in_epoch += 1
-            self._score = None  # belongs to other weights
+            self._score = None  # Belongs to other weights.
             self.wall_time_s = time.perf_counter() - self._resumed_at
             self.stop_reason = self._limit_reached()
             self.callbacks.call("on_update_end")
@@ -243,7 +241,7 @@ class Trainer(ABC):
         metrics = self._evaluate_if_due(closed)
         row = {**closed, **metrics}
         self.callbacks.call("on_epoch_end", row)
-        if not metrics:  # not due when the epoch ended, but a callback stopped training
+        if not metrics:  # A callback stopped training after the check.
             row.update(self._evaluate_if_due(closed))
         row.update(self.settings.metrics(self.progress(self._last_epoch)))
         self.wall_time_s = time.perf_counter() - self._resumed_at
@@ -363,8 +361,6 @@ class Trainer(ABC):
             exact=self.exact,
         )
 
-    # -- state -----------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything that influences later results; valid between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
@@ -405,7 +401,7 @@ class Trainer(ABC):
         self._row = state["row"]
         for name in PROGRESS:
             setattr(self, name, state["progress"][name])
-        self.exact = bool(state.get("exact", True))  # an earlier version did not keep it
+        self.exact = bool(state.get("exact", True))  # Missing in checkpoints of earlier versions.
         self.load_experience(state)
         # Last, since restoring other parts may draw random numbers.
         load_generator_states(state["generators"])

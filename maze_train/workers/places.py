@@ -36,7 +36,7 @@ def refuse_import() -> None:
         SystemExit: In a process that is still importing the script of its parent.
     """
     process = multiprocessing.current_process()
-    if getattr(process, "_inheriting", False):  # multiprocessing checks the same attribute
+    if getattr(process, "_inheriting", False):  # multiprocessing checks the same attribute.
         raise SystemExit(1 if process.name.startswith(PROCESS_NAME) else GUARD)
 
 

@@ -327,7 +327,7 @@ class InlinePool(WorkerPool):
         self.workers: list[Worker] = []
         self._contexts = [WorkerContext(index) for index in range(len(make_workers))]
         self._calls = [deque[Callable[[], Any]]() for _ in make_workers]
-        self._done: set[int] = set()  # workers whose oldest call has run
+        self._done: set[int] = set()  # Workers whose oldest call has run.
         self._turn = 0
         try:
             for make, context in zip(make_workers, self._contexts, strict=True):
@@ -407,7 +407,7 @@ def outcome_of(call: Callable[[], Any]) -> Callable[[], Any]:
     """Run a call; return a function that returns its result or raises its exception."""
     try:
         result = call()
-    except BaseException as error:  # including an interrupt: raised when the result is received
+    except BaseException as error:  # Includes an interrupt; raised when the result is received.
         caught = error
 
         def fail() -> None:

@@ -257,7 +257,7 @@ def _watch(parent: int, conn: Connection) -> Callable[[], bool]:
     checked, because unrelated forks of the parent may keep a copy of its pipe end open.
     """
     poller = select.poll()
-    poller.register(conn.fileno(), 0)  # hang-ups only
+    poller.register(conn.fileno(), 0)  # Hang-ups only.
     return lambda: bool(poller.poll(0)) or not process_runs(parent)
 
 

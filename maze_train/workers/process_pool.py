@@ -377,8 +377,6 @@ class ProcessPool(RemotePool[WorkerProcess]):
         self._poller.register(process.descriptor, select.POLLIN)
         return process
 
-    # -- calls -----------------------------------------------------------------------------------
-
     def call(self, index: int, method: str, *args: Any) -> None:
         """Send a call to a worker process."""
         self._check_open()
@@ -406,8 +404,6 @@ class ProcessPool(RemotePool[WorkerProcess]):
     def allocate(self, nbytes: int) -> SharedMemory:
         """Allocate memory that worker processes can map."""
         return SharedMemory(nbytes)
-
-    # -- failures, ending ------------------------------------------------------------------------
 
     def stop(self, index: int) -> None:
         """Stop the process of a worker."""

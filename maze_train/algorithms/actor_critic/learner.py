@@ -98,8 +98,6 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
             return super().freeze_rules()
         return [*super().freeze_rules(), Freeze(params=["policy"], stop=self._burn_in_updates)]
 
-    # -- targets ---------------------------------------------------------------------------------
-
     @torch.no_grad()
     def preprocess(
         self, module_id: str, experience: Rollout, statistics: Statistics
@@ -143,7 +141,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         """Recompute values, value targets and advantages with the current critic."""
         rollout, model = prepared.rollout, self.model(module_id)
         has_modes = module_id in self.modules.with_modes
-        if has_modes:  # as before the update
+        if has_modes:  # Evaluation mode, as before the update.
             model.eval()
         evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.parallel)
         if has_modes:
@@ -214,8 +212,6 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
             if normalizer is not None:
                 normalizer.update(rollout.acted_on(normalizer.keys))
         self._observed.clear()
-
-    # -- losses ----------------------------------------------------------------------------------
 
     def minibatches(
         self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
@@ -347,8 +343,6 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     ) -> Tensor:
         """Gradient of the policy loss with respect to the log-probabilities, -A / n, `[n]`."""
         return advantages * (-1.0 / advantages.numel())
-
-    # -- state -----------------------------------------------------------------------------------
 
     def remove_module(self, module_id: str) -> nn.Module:
         """Remove a module, its optimizers and its reward scaling."""

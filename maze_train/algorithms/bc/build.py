@@ -148,7 +148,7 @@ def open_recorded(
         raise error.below(DATASET) from error
     except DatasetError as error:
         if isinstance(source, str) and (Path(source) / "dataset.json").exists():
-            raise  # the path is correct, the dataset is damaged
+            raise  # The path is correct, but the dataset is damaged.
         raise ConfigError(DATASET, str(error), source) from error
 
 

@@ -353,7 +353,7 @@ def balanced_weights(
                 counts[key] = torch.zeros(part.num_choices, dtype=torch.int64)
                 kinds[key] = torch.zeros(part.num_choices, dtype=torch.int64)
             counts[key] += torch.bincount(places.flatten(), minlength=part.num_choices)
-            for k in range(places.shape[-1]):  # index of the choice within the part
+            for k in range(places.shape[-1]):  # Index of the choice within the part.
                 kinds[key][torch.unique(places[..., k])] = k
     return {key: _balanced(count, kinds[key]) for key, count in counts.items()}
 

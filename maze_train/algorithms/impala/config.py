@@ -25,7 +25,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
     builder_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.ImpalaBuilder"
     has_snapshots: ClassVar[bool] = False
-    can_have_actors: ClassVar[bool] = False  # `num_actors` replaces them
+    can_have_actors: ClassVar[bool] = False  # `num_actors` replaces them.
     can_learn_meanwhile: ClassVar[bool] = True
 
     module_settings: ClassVar[tuple[str, ...]] = (

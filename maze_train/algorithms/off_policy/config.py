@@ -178,7 +178,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     @property
     def replay_buffer_node(self) -> dict[str, Any]:
         """Class of the replay buffer and its arguments."""
-        assert isinstance(self.replay_buffer, dict)  # names were replaced
+        assert isinstance(self.replay_buffer, dict)  # Names have been replaced.
         return self.replay_buffer
 
     @property

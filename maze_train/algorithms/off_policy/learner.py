@@ -92,7 +92,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         self, prepared: Mapping[str, Transitions], statistics: Statistics
     ) -> Iterator[Mapping[str, Transitions]]:
         """Yield all transitions as one minibatch."""
-        self.errors = None  # belongs to the previous batch
+        self.errors = None  # Belongs to the previous batch.
         yield prepared
 
     def after_minibatch(self, number: int) -> None:

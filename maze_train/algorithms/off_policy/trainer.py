@@ -103,7 +103,7 @@ class OffPolicy(Trainer):
         self._stored += steps
         if not self._fills_buffer:
             self._learned_from += steps
-        if self._has_statistics:  # otherwise rollouts would be sent to all learners needlessly
+        if self._has_statistics:  # Avoids sending rollouts to all learners.
             self.learners.foreach_learner(lambda learner: learner.observe(rollouts))  # type: ignore[attr-defined]  # an OffPolicyLearner
         statistics.record(ReplayEvents.size, float(self.stored))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
@@ -126,7 +126,7 @@ class OffPolicy(Trainer):
         """
         value, learner = scheduled_value(setting, progress), self.learners.first
         for key, module in modules_of(self.model).items():
-            if hasattr(module, how.name):  # policies without networks lack it
+            if hasattr(module, how.name):  # Policies without networks lack it.
                 getattr(module, how.name).fill_(value if learner.may_learn(key) else 0.0)
         statistics.record(how, value)
 
@@ -293,7 +293,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 self._reached_size(None, len(agents)),
             )
             for policy, agents in model.members.items()
-            if agents and member_of(models[policy], "update_targets")  # otherwise it never learns
+            if agents and member_of(models[policy], "update_targets")  # Otherwise it never learns.
         }
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
@@ -336,8 +336,6 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             raise ConfigError(key, "expected an object with a method act(observations)", node)
         return GivenPolicy(given, model.distribution, observation_space, action_space)
 
-    # -- demonstrations ----------------------------------------------------------------------------
-
     def _demonstrations(self, model: OffPolicyModel) -> Rollout | None:
         """Return the demonstrations for the replay buffer of a new run."""
         source = self.algorithm.initial_demonstration_trajectories
@@ -362,8 +360,6 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             acted_on = rollout.to(self.context.device).acted_on(model.normalizer.keys)
             model.normalizer.update(acted_on)
 
-    # -- the replay buffer -------------------------------------------------------------------------
-
     def _reached_size(self, demonstrations: Rollout | None, num_agents: int = 1) -> int:
         """Return the maximum number of transitions that a buffer for these agents will hold."""
         size, total_steps = self.algorithm.replay_buffer_size, self.config.total_steps
@@ -372,11 +368,11 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         is_unknown = (
             self.algorithm.initial_demonstration_trajectories and self.context.has_checkpoint
         )
-        if is_unknown:  # the number of demonstrations at the start of a resumed run
+        if is_unknown:  # Number of demonstrations at the start of a resumed run.
             return size
         update = self.env.num_envs * self.algorithm.n_rollout_steps
         reached = -(-total_steps // update) * update
-        if demonstrations is not None:  # and the row at which collection starts
+        if demonstrations is not None:  # Row at which collection starts.
             reached += demonstrations.rewards.numel() + self.env.num_envs
         return min(size, reached * num_agents)
 

@@ -70,7 +70,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Update schedules and reset early stopping."""
         super().before_gradient_based_update(progress, statistics)
-        self._divergences.clear()  # left over if the previous update failed
+        self._divergences.clear()  # Left over if the previous update failed.
         self._stopped.clear()
         self._has_moved = False
 

@@ -76,7 +76,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
             _check_entropies(model)
             node = dict(config.optimizer)
             if "weight_decay" in inspect.signature(locate(node[TARGET])).parameters:
-                node["weight_decay"] = 0.0  # it would pull the temperatures towards 1
+                node["weight_decay"] = 0.0  # Weight decay would pull the temperatures towards 1.
             rate = config.lr if config.entropy_coef_lr is None else config.entropy_coef_lr
             self.register_optimizer(
                 module_id,
