@@ -388,7 +388,7 @@ def import_failure(module: str, error: Exception) -> str:
 
 
 def member_of(given: object, name: str) -> Any:
-    """Return an optional attribute of a user-defined object; None if it has no such attribute.
+    """Return an optional attribute of any object; None if the object lacks it.
 
     User-defined policies, modules and transforms may be of any class. Classes of this package
     implement contracts instead.
