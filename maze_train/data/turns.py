@@ -24,7 +24,7 @@ from maze_train.spaces.tensors import (
 
 @dataclass(frozen=True)
 class _Steps:
-    """T steps of one agent in E environments.
+    """T steps of one agent in E environments, or of several agents in C columns.
 
     Attributes:
         obs: `[T + 1, E, ...]`
@@ -33,8 +33,6 @@ class _Steps:
         rewards: `[T, E]`
         end: How the agent's episode ended in the step, codes of `StepEnd`, `[T, E]` uint8; DROPPED
             if its turn or the whole episode was dropped.
-        last_obs: Observation after each step, `[T, E, ...]`; the final observation if the episode
-            ended.
         states: Recurrent state before each observation, `[T + 1, E, S]`.
         log_probs: Log-probabilities of the actions, `[T, E]`.
     """
@@ -44,18 +42,17 @@ class _Steps:
     acts: Tensor
     rewards: Tensor
     end: Tensor
-    last_obs: TensorTree
     states: Tensor | None
     log_probs: Tensor | None = None
 
-    def pause(self) -> _Steps:
-        """Return one step in which the agent does not act, with reward 0."""
-        first: dict[str, Any] = {
-            name: None if tree is None else tree_map(lambda x: x[:1], tree)
-            for name, tree in vars(self).items()
+    @staticmethod
+    def joined(parts: Sequence[_Steps], dim: int) -> _Steps:
+        """Concatenate steps in time (dimension 0), or of several agents (dimension 1)."""
+        columns: dict[str, Any] = {
+            name: None if column is None else joined([vars(own)[name] for own in parts], dim)
+            for name, column in vars(parts[0]).items()
         }
-        zeros = {name: torch.zeros_like(first[name]) for name in ("acts", "rewards", "end")}
-        return _Steps(**{**first, **zeros})
+        return _Steps(**columns)
 
 
 class TurnSplitter:
@@ -110,40 +107,43 @@ class TurnSplitter:
             learns: Whether an agent is controlled by the learning policy, `[T + 1, E, A]` bool,
                 constant within an episode. Turns of other agents are omitted. None: all agents are.
         """
-        steps = self._steps_of_agents(rollout)
+        steps, last_obs = self._steps_of_agents(rollout)
         if learns is not None:
             for i, (agent, own) in enumerate(steps.items()):
                 steps[agent] = replace(own, acts=own.acts & learns[..., i])
         found: dict[str, Rollout] = {}
         for policy, agents in self._policies.items():
-            turns = _Turns(self._with_running({agent: steps[agent] for agent in agents}))
+            turns = _Turns(
+                _Steps.joined([steps[agent] for agent in agents], 1),
+                [last_obs[agent] for agent in agents],
+                self._running.pop(policy, None),
+            )
             rows = rollout.num_steps if self._as_steps else turns.num_rows
             if rows:
                 rows += -rows % self._multiple
                 found[policy] = turns.rollout(rows, self._at_end, self._keeps_terminal_obs)
-            for agent, running in zip(agents, turns.running(), strict=True):
-                if running is None:
-                    self._running.pop(agent, None)
-                else:
-                    self._running[agent] = running
+            if (running := turns.running()) is not None:
+                self._running[policy] = running
         return found
 
     def forget(self, envs: Tensor) -> None:
         """Drop the unfinished turns of environments whose episodes were lost, `[E]` bool."""
-        for agent, steps in self._running.items():
-            self._running[agent] = replace(
-                steps, acts=steps.acts & ~envs, rewards=steps.rewards.masked_fill(envs, 0.0)
+        for policy, steps in self._running.items():
+            lost = envs.repeat(len(self._policies[policy]))
+            self._running[policy] = replace(
+                steps, acts=steps.acts & ~lost, rewards=steps.rewards.masked_fill(lost, 0.0)
             )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the unfinished turns."""
-        return {agent: dict(vars(steps)) for agent, steps in self._running.items()}
+        return {policy: dict(vars(steps)) for policy, steps in self._running.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        self._running = {agent: _Steps(**columns) for agent, columns in state.items()}
+        self._running = {policy: _Steps(**columns) for policy, columns in state.items()}
 
-    def _steps_of_agents(self, rollout: Rollout) -> dict[str, _Steps]:
+    def _steps_of_agents(self, rollout: Rollout) -> tuple[dict[str, _Steps], dict[str, TensorTree]]:
+        """Return the steps of each agent, and its observation after each step, `[T, E, ...]`."""
         obs, last_obs = cast("dict[str, Tensor]", rollout.obs), _last_obs(rollout)
         parts, last_parts = (parts_by_name(part_of(tree, AGENTS)) for tree in (obs, last_obs))
         actions = parts_by_name(cast("dict[str, Tensor]", rollout.actions))
@@ -170,19 +170,20 @@ class TurnSplitter:
             states = list(
                 torch.split(rollout.hidden_states, list(self._state_sizes.values()), dim=-1)
             )
-        return {
+        steps = {
             agent: _Steps(
                 obs=self._seen(agent, i, parts, joint),
                 actions=actions[agent],
                 acts=obs[ACTS][..., i].bool(),
                 rewards=last_obs[REWARDS][..., i],
                 end=end[..., i],
-                last_obs=self._seen(agent, i, last_parts, last_joint),
                 states=None if (state := states[i]) is None or not state.shape[-1] else state,
                 log_probs=None if rollout.log_probs is None else rollout.log_probs[..., i],
             )
             for i, agent in enumerate(self._state_sizes)
         }
+        agents = enumerate(self._state_sizes)
+        return steps, {agent: self._seen(agent, i, last_parts, last_joint) for i, agent in agents}
 
     def _seen(
         self, agent: str, number: int, parts: Mapping[str, Any], joint: Mapping[str, Tensor]
@@ -191,42 +192,28 @@ class TurnSplitter:
         own: TensorTree = parts[agent]
         return with_joint(own, joint, number) if agent in self._centralized else own
 
-    def _with_running(self, steps: Mapping[str, _Steps]) -> list[_Steps]:
-        """Prepend the unfinished turns of the previous rollout, as one row per agent.
-
-        The row summarizes the steps of the turn so far, or those before the first action. If one
-        agent has an unfinished turn, every agent gets a row.
-        """
-        if self._running.keys().isdisjoint(steps):
-            return list(steps.values())
-        found: list[_Steps] = []
-        for agent, own in steps.items():
-            before, after = vars(self._running.get(agent) or own.pause()), vars(own)
-            columns: dict[str, Any] = {
-                name: None if column is None else joined([before[name], column])
-                for name, column in after.items()
-            }
-            found.append(_Steps(**columns))
-        return found
-
 
 class _Turns:
     """Turns of A agents in E environments, in C = A * E columns ordered by agent.
 
     Args:
-        steps: Steps of each agent, of equal length.
+        steps: Steps of all agents.
+        last_obs: Observation of each agent after each step, `[T, E, ...]`; the final observation if
+            its episode ended.
+        earlier: Result of `running` for the previous rollout.
     """
 
-    def __init__(self, steps: Sequence[_Steps]) -> None:
-        self._steps = steps
-        all_acts, rewards, end = (
-            torch.cat([vars(own)[name] for own in steps], dim=1)
-            for name in ("acts", "rewards", "end")
-        )
+    def __init__(
+        self, steps: _Steps, last_obs: Sequence[TensorTree], earlier: _Steps | None
+    ) -> None:
+        self._num_before = 0 if earlier is None else 1
+        if earlier is not None:
+            steps = _Steps.joined([earlier, steps], 0)
+        self._steps, self._last_obs = steps, last_obs
+        all_acts, rewards, end = steps.acts, steps.rewards, steps.end
         self._num_steps, num_columns = rewards.shape
-        self._num_envs = num_columns // len(steps)
+        self._num_envs = num_columns // len(last_obs)
         self._columns = torch.arange(num_columns)
-        self._envs = self._columns[: self._num_envs]
         times = torch.arange(self._num_steps + 1).unsqueeze(1)
         acts = all_acts[:-1]
         ends = (end != StepEnd.RUNNING).long()
@@ -262,7 +249,6 @@ class _Turns:
             self.is_running &= self.end.gather(0, last).squeeze(0) == StepEnd.RUNNING
         self.complete = self._counts - self.is_running.long()
         """Number of finished turns, `[C]`."""
-        self._always_act: list[bool] = self._by_agent(acts.all(0)).all(-1).tolist()
 
     @property
     def num_rows(self) -> int:
@@ -287,12 +273,14 @@ class _Turns:
         columns = owners * self._num_envs + envs
         positions = at * len(self._columns) + columns
         ends = self._end_times[numbers[at, columns], columns]
-        counts = owners.bincount(minlength=len(self._steps)).tolist()
-        where = zip(self._steps, torch.split(ends, counts), torch.split(envs, counts), strict=True)
+        counts = owners.bincount(minlength=len(self._last_obs)).tolist()
+        # No turn ends in the step that precedes the rollout.
+        where = torch.split(ends - self._num_before, counts), torch.split(envs, counts)
         final_obs: Any = joined(
             [
-                tree_map(lambda x, end=end, env=env: x[end, env], own.last_obs)  # type: ignore[misc]
-                for own, end, env in where
+                tree_map(lambda x, end=end, env=env: x[end, env], own)  # type: ignore[misc]
+                for own, count, end, env in zip(self._last_obs, counts, *where, strict=True)
+                if count or own is self._last_obs[0]
             ]
         )
         if isinstance(obs, dict) and JOINT_ACTS in obs:
@@ -309,59 +297,37 @@ class _Turns:
             log_probs=self._taken("log_probs", acted),
         )
 
-    def running(self) -> list[_Steps | None]:
-        """Return the unfinished turns of each agent as one step; None if an agent has none.
+    def running(self) -> _Steps | None:
+        """Return the unfinished turns as one step; None if there are none.
 
-        In environments without an unfinished turn, the step contains rewards before the first
-        action.
+        In columns without an unfinished turn, the step contains rewards before the first action.
         """
+        if not bool((self.is_running | self._early.bool()).any()):
+            return None
         last = (self._counts - 1).clamp(min=0)
         times = self._times[last, self._columns].clamp(max=self._num_steps - 1).unsqueeze(0)
         rewards = self._early
         if self._size:
             rewards = torch.where(self.is_running, self.rewards[last, self._columns], rewards)
-        is_kept = self._by_agent(self.is_running | self._early.bool()).any(-1).tolist()
-        kept = (times, rewards.unsqueeze(0), self.is_running.unsqueeze(0))
-        parts = zip(
-            self._steps, is_kept, *(torch.split(x, self._num_envs, 1) for x in kept), strict=True
-        )
-        return [
-            self._running_step(own, at, sums, acts) if keeps else None
-            for own, keeps, at, sums, acts in parts
-        ]
-
-    def _running_step(self, own: _Steps, times: Tensor, rewards: Tensor, acts: Tensor) -> _Steps:
-        """Summarize the unfinished turns of an agent as one step."""
-        taken: dict[str, Any] = {
-            name: None if (tree := vars(own)[name]) is None else self._rows(tree, times)
-            for name in ("obs", "actions", "states", "log_probs")
-        }
+        names = ("obs", "actions", "states", "log_probs")
+        columns: dict[str, Any] = {name: self._taken(name, times) for name in names}
+        acts = self.is_running.unsqueeze(0)
         end = torch.zeros_like(acts, dtype=torch.uint8)
-        return _Steps(
-            acts=acts.clone(), rewards=rewards.clone(), end=end, last_obs=taken["obs"], **taken
-        )
+        return _Steps(acts=acts, rewards=rewards.unsqueeze(0), end=end, **columns)
 
     def _taken(self, name: str, times: Tensor) -> Any:
-        """Gather rows of a column at some times for all agents; None if the column is None."""
-        if vars(self._steps[0])[name] is None:
+        """Gather rows of a column at some times, `[N, C]`; None if the column is None."""
+        tree = vars(self._steps)[name]
+        if tree is None:
             return None
-        found: list[TensorTree] = []
-        parts = zip(
-            self._steps, self._always_act, torch.split(times, self._num_envs, 1), strict=True
-        )
-        for own, always_acts, at in parts:
-            tree = vars(own)[name]
-            is_all = always_acts and len(at) == len(tree_leaves(tree)[0])
-            # Complete columns are not indexed, which saves a copy: `joined` copies them.
-            found.append(tree if is_all and len(self._steps) > 1 else self._rows(tree, at))
-        return joined(found, dim=1)
-
-    def _rows(self, tree: TensorTree, times: Tensor) -> TensorTree:
-        return tree_map(lambda x: x[times, self._envs], tree)
+        is_whole = len(times) == len(tree_leaves(tree)[0]) and len(self._last_obs) > 1
+        if is_whole and bool((times == torch.arange(len(times)).unsqueeze(1)).all()):
+            return tree  # `_Steps.joined` has copied it
+        return tree_map(lambda x: x[times, self._columns], tree)
 
     def _by_agent(self, columns: Tensor) -> Tensor:
         """Reshape columns `[..., C]` to `[..., A, E]`."""
-        return columns.reshape(*columns.shape[:-1], len(self._steps), self._num_envs)
+        return columns.reshape(*columns.shape[:-1], len(self._last_obs), self._num_envs)
 
     def _sum(self, values: Tensor) -> Tensor:
         """Sum over the steps of each turn, `[N, C]`."""
