@@ -16,6 +16,7 @@ from maze_train.tracking.config import TrackingConfig
 from maze_train.training.config import (
     AlgorithmConfig,
     CheckpointConfig,
+    CurriculumConfig,
     EvaluationConfig,
     PolicyConfig,
 )
@@ -181,6 +182,9 @@ class TrainConfig(Settings):
     """Callbacks invoked during training, each `{_target_: my_package.MyCallback, key: value}`, such
     as `{_target_: maze_train.StopAtReturn, threshold: 475}`."""
 
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """Changes of the environments in stages."""
+
     seed: int | None = None
     """Seed of all random number generators (>= 0); null: drawn at the start and written to
     config.yaml."""
@@ -290,6 +294,12 @@ class TrainConfig(Settings):
                 learners.queue_size,
                 learners.queue_size and not algorithm.can_learn_meanwhile,
                 f"{name} is synchronous and waits for each update; expected 0, or algorithm=impala",
+            ),
+            (
+                "curriculum.stages",
+                len(self.curriculum.stages),
+                self.curriculum.stages and algorithm.learns_from != "env",
+                f"{name} steps no environments in training; expected none",
             ),
             (
                 "runner.envs_per_actor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -164,6 +164,13 @@ def calls_to_state(calls: Sequence[EnvCall]) -> list[dict[str, Any]]:
     return [asdict(call) for call in calls]
 
 
+class Called(Protocol):
+    """A vector environment; see `MazeVectorEnv`."""
+
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make those calls that the environments have not got yet."""
+
+
 class EnvCalls:
     """All calls of the environments of a run in order, from which new environments are set up.
 
@@ -171,12 +178,14 @@ class EnvCalls:
         training: Calls of training environments.
         evaluation: Calls of evaluation environments.
         has_training: Whether the run steps training environments.
+        helpers: Environments of this process that play no episodes; they get calls at once.
     """
 
     def __init__(self) -> None:
         self.training: list[EnvCall] = []
         self.evaluation: list[EnvCall] = []
         self.has_training = False
+        self.helpers: list[Called] = []
 
     def __bool__(self) -> bool:
         return bool(self.training)
@@ -201,6 +210,7 @@ class EnvCalls:
             problem = "the algorithm steps no environments; with evaluate=True, evaluations do"
             raise ConfigError(call.key, problem, call.name)
         self.training.append(call)
+        self._call_helpers()
         if evaluate:
             self.evaluation.append(call)
         if len(self.training) == MANY_CALLS:
@@ -220,3 +230,8 @@ class EnvCalls:
         """Restore `state`; the lists of calls remain the same objects."""
         self.training[:] = calls_from(state["training"])
         self.evaluation[:] = calls_from(state["evaluation"])
+        self._call_helpers()
+
+    def _call_helpers(self) -> None:
+        for helper in self.helpers:
+            helper.make_calls(self.training)

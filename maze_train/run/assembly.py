@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from maze_train.run.checkpoints import CheckpointContinuation
     from maze_train.run.repeatability import Examination
     from maze_train.training.builder import AlgorithmBuilder
+    from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoints import CheckpointInfo
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.features import AgentParts, BuildFeatures
@@ -50,6 +51,14 @@ class Assembly:
                 features, make_vector_env=make_foreign_env, collector_class=collector_class
             )
         return features
+
+    def curriculum_of(self, config: TrainConfig) -> list[Callback]:
+        """Return the callback of the curriculum, if there is one."""
+        if not config.curriculum.stages:
+            return []
+        from maze_train.training.curriculum import Curriculum
+
+        return [Curriculum(config.curriculum)]
 
     def examination_of(
         self, config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]

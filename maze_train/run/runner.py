@@ -195,6 +195,7 @@ class TrainingRunner:
                 writers = build_writers(self.config.tracking)
                 writers.append(TimeLimitNote(self.config, self._notify_once))
                 writers.append(EvaluationGapNote(self._notify_once))
+                self.callbacks += self._assembly.curriculum_of(self.config)
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
             with self._own_directory() as run:
                 log.open(run.log)

@@ -21,6 +21,7 @@ from maze_train.tracking.tracker import (
     ENV_STEPS,
     EVAL_RETURN,
     EVAL_RETURN_STD,
+    STAGE,
     TOTAL_S,
     TRAIN_LENGTH,
     TRAIN_RETURN,
@@ -270,7 +271,7 @@ class _Status:
         self.env_steps = int(row[ENV_STEPS])
         self.fraction = 0.0
         self._seconds.update({n: row[n] for n in TIMES if n in row})
-        names = (*self._shown.values(), EVAL_RETURN_STD)
+        names = (*self._shown.values(), EVAL_RETURN_STD, STAGE)
         self.latest.update({n: row[n] for n in names if math.isfinite(row.get(n, math.nan))})
         score = row.get(self.run.metric, math.nan)
         if math.isfinite(score) and (self.best is None or self.run.is_better(score, self.best[0])):
@@ -321,9 +322,11 @@ class _Status:
         for part, (label, name) in zip(("train", "eval"), self._shown.items(), strict=True):
             if name in self.latest:
                 parts[part] = f"{label} {readable(self.latest[name])}"
+        if STAGE in self.latest:
+            parts["stage"] = f"stage {int(self.latest[STAGE])}"
         if self.best is not None:
             parts["best"] = f"best {readable(self.best[0])}"
-        for expendable in ("rate", "best", "train", "eta"):
+        for expendable in ("rate", "best", "train", "eta", "stage"):
             if room is not None and len("  ".join(parts.values())) > room:
                 parts.pop(expendable, None)
         return "  ".join(parts.values())

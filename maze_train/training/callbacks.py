@@ -160,11 +160,14 @@ class TrainingView:
         Values recorded within an epoch are averaged; a value recorded in `on_epoch_end` replaces
         the mean.
         """
-        tag = f"{PREFIX}/{name}"
+        self.record_event(Event.of_tag(f"{PREFIX}/{name}", "Of a callback."), value)
+
+    def record_event(self, event: Event, value: float) -> None:
+        """Record a value of a declared event; see `record`."""
         if self._row is not None:
-            self._row[tag] = float(value)
+            self._row[event.tag] = float(value)
         else:
-            self._trainer.statistics.record(Event.of_tag(tag, "Of a callback."), float(value))
+            self._trainer.statistics.record(event, float(value))
 
     def call_envs(self, method: str, /, *args: Any, evaluate: bool = False, **kwargs: Any) -> None:
         """Call a method of every training environment, before the next step.
@@ -182,7 +185,7 @@ class TrainingView:
             ConfigError: If an argument has another type, or there are no such environments. A
                 method that does not exist or raises ends the run when the call is made.
         """
-        self._call(EnvCall(method, [*args], kwargs), evaluate)
+        self.add_call(EnvCall(method, [*args], kwargs), evaluate=evaluate)
 
     def set_env_attr(self, name: str, value: Any, *, evaluate: bool = False) -> None:
         """Set an existing attribute of every training environment; otherwise like `call_envs`.
@@ -193,7 +196,7 @@ class TrainingView:
             evaluate: See `call_envs`.
         """
         key = "run.set_env_attr"
-        self._call(EnvCall(name, [value], is_attribute=True, key=key), evaluate)
+        self.add_call(EnvCall(name, [value], is_attribute=True, key=key), evaluate=evaluate)
 
     def set(self, key: str, value: Any) -> None:
         """Change a setting of the algorithm while the run trains, from its next use on.
@@ -212,7 +215,8 @@ class TrainingView:
         if self._may_act("run.set", key):
             self._trainer.set(key, value)
 
-    def _call(self, call: EnvCall, evaluate: bool) -> None:
+    def add_call(self, call: EnvCall, *, evaluate: bool = False) -> None:
+        """Add a call of the environments; see `call_envs`."""
         if self._may_act(call.key, call.name):
             self._trainer.env_calls.add(call, evaluate=evaluate)
 

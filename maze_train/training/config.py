@@ -407,6 +407,100 @@ class CheckpointConfig(Settings):
         return self.interval > 0 or self.interval_minutes > 0
 
 
+@dataclass(kw_only=True)
+class StageConfig(Settings):
+    """A stage of a curriculum: when it begins, and what it changes in the environments."""
+
+    steps: int | None = None
+    """Number of environment steps after which the stage begins, at the end of an update (> 0)."""
+
+    above: float | None = None
+    """Mean of the metric in the previous stage at or above which the stage begins."""
+
+    below: float | None = None
+    """Mean of the metric in the previous stage at or below which the stage begins."""
+
+    back: float | None = None
+    """Mean of the metric in this stage that returns to the previous stage: this or less with
+    `above`, this or more with `below`. null: the curriculum never goes back."""
+
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """Attributes of the environments to set, such as `{size: 5}`."""
+
+    calls: dict[str, Any] = field(default_factory=dict)
+    """Methods of the environments to call, each with an argument, a list of arguments, or a mapping
+    of keyword arguments, such as `{set_level: 3, set_wind: {speed: 1.5}}`."""
+
+    @property
+    def has_condition(self) -> bool:
+        """Whether a condition says when the stage begins."""
+        return any(x is not None for x in (self.steps, self.above, self.below))
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the attributes and methods."""
+        return {*self.attributes, *self.calls}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if sum(x is not None for x in (self.steps, self.above, self.below)) > 1:
+            raise ConfigError("", "expected one of steps, above and below, not several")
+        if self.steps is not None:
+            check_at_least("steps", self.steps, 1)
+        if self.back is None:
+            return
+        is_between = (self.above is not None and self.back < self.above) or (
+            self.below is not None and self.back > self.below
+        )
+        if not is_between:
+            raise ConfigError("back", "expected less than above, or more than below", self.back)
+
+
+@dataclass(kw_only=True)
+class CurriculumConfig(Settings):
+    """Settings of a curriculum, which changes environments in stages."""
+
+    metric: str = "train/success_rate"
+    """Metric that decides when stages with `above` or `below` begin."""
+
+    window: int = 3
+    """Number of the last epochs of a stage over which the metric is averaged (>= 1); epochs that do
+    not report it are skipped."""
+
+    evaluate: bool = False
+    """Whether evaluation environments change too; otherwise they remain as the settings of the
+    environment make them."""
+
+    stages: list[StageConfig] = field(default_factory=list)
+    """The stages in order, each `{steps: 20000}` or `{above: 0.8}`, optionally `back: 0.3`, with
+    `attributes: {size: 5}` or `calls: {set_level: 3}`. The first one begins at once. Empty: no
+    curriculum."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("window", self.window, 1)
+        goes_back, steps = any(stage.back is not None for stage in self.stages), 0
+        for i, stage in enumerate(self.stages):
+            key = f"stages[{i}]"
+            if stage.has_condition != (i > 0):
+                found = "has no" if i else "has a"
+                problem = (
+                    f"{found} condition (steps, above or below); only the first stage has none"
+                )
+                raise ConfigError(key, problem)
+            if stage.steps is not None and stage.steps <= steps:
+                raise ConfigError(f"{key}.steps", f"expected more than {steps}", stage.steps)
+            steps = stage.steps or steps
+            if i and not stage.names:
+                raise ConfigError(key, "changes nothing; expected attributes or calls")
+            if goes_back and stage.names != self.stages[0].names:
+                problem = (
+                    f"expected the names of the first stage, {sorted(self.stages[0].names)}, so "
+                    "that going back restores all of them"
+                )
+                raise ConfigError(key, problem, sorted(stage.names))
+
+
 OF_EPISODES = (
     "episode_return_mean",
     "episode_return_std",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -536,13 +536,16 @@ class BestModelSelection(ModelSelectionBase):
             self._write(self._best_dir, self._best_weights, self.best_score, self.best_epoch)
 
 
-def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
-    """Check that the selection metric is reported.
+def check_metric(
+    metric: str, present: Iterable[str], model: nn.Module, setting: str = "evaluation.metric"
+) -> None:
+    """Check that a metric is reported.
 
     Args:
-        metric: The metric that selects the best policy.
+        metric: The metric.
         present: Metrics reported in an epoch.
         model: The trained policy, or the policies of all agents.
+        setting: Setting that names the metric.
 
     Raises:
         ConfigError: If the metric is not reported.
@@ -566,7 +569,7 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
                 f"not reported: no episode ended with a number under {key!r} in its last info; "
                 "report it in the info of each last step"
             ) + ("" if key == SUCCESS else f", and set tracking.info_keys=[{key}]")
-        raise ConfigError("evaluation.metric", problem, metric)
+        raise ConfigError(setting, problem, metric)
 
 
 def copy_of_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -435,6 +435,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             raise ConfigError(key, problem, self.algorithm.replay_buffer)
         env = PooledVectorEnv([self.context.env_factory])
         self.context.closing.callback(close_quietly, env)
+        self.context.env_calls.helpers.append(env)
         return env.envs[0]
 
     @property
