@@ -1,0 +1,210 @@
+"""Curricula: when stages begin, what they change, and that resumed runs continue in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from called_envs import LevelEnv
+from run_cases import ALGORITHMS, LOCAL, SMALL, TWO_EPOCHS, assert_same_training, go_on
+from short_runs import rows, short_run, written_config
+
+from maze_train import ConfigError, train
+from maze_train.core.errors import CallbackError
+from maze_train.envs.calls import EnvCall, EnvCalls
+from maze_train.training.config import CurriculumConfig
+from maze_train.training.curriculum import Curriculum
+
+LEVELS: dict[str, Any] = {"env": {"_target_": "called_envs.LevelEnv"}}
+
+
+def by_level(*conditions: dict[str, Any]) -> list[dict[str, Any]]:
+    """Stages that set a level each; the first one has no condition."""
+    return [
+        {**condition, "attributes": {"level": float(i)}}
+        for i, condition in enumerate([{}, *conditions])
+    ]
+
+
+class Play:
+    """A curriculum without a run: it is told steps and metrics, and its calls are kept."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.calls = EnvCalls()
+        self.calls.for_training()
+        self.metrics: dict[str, float] = {}
+        self.stages: list[float] = []
+        self.progress = SimpleNamespace(env_steps=0)
+        self.model = None
+        self.curriculum = Curriculum(CurriculumConfig(**settings))
+        self.curriculum.on_run_start(self)  # type: ignore[arg-type]
+
+    def add_call(self, call: EnvCall, *, evaluate: bool) -> None:
+        self.calls.add(call, evaluate=evaluate)
+
+    def record_event(self, event: Any, value: float) -> None:
+        assert event.tag == "curriculum/stage"
+        self.stages.append(value)
+
+    def epoch(self, **metrics: float) -> float:
+        """Go through an epoch; return the level that environments have then."""
+        self.metrics = {"train/episodes": 4.0, **{f"train/{k}": v for k, v in metrics.items()}}
+        self.progress.env_steps += 10
+        self.curriculum.on_update_end(self)  # type: ignore[arg-type]
+        self.curriculum.on_epoch_end(self)  # type: ignore[arg-type]
+        env: Any = LevelEnv()
+        for call in self.calls.training:
+            call.make(env)
+        level: float = env.level
+        return level
+
+
+def test_stages_begin_by_steps() -> None:
+    """At the end of the update that reaches them, several at a time."""
+    play = Play(stages=by_level({"steps": 15}, {"steps": 20}, {"steps": 45}))
+    assert [play.epoch() for _ in range(6)] == [0, 2, 2, 2, 3, 3]
+    assert play.stages == [0, 2, 2, 2, 3, 3]
+
+
+def test_stages_begin_by_a_metric() -> None:
+    """By the mean over a window of epochs that report it, which begins anew with each stage."""
+    stages = by_level({"above": 0.5}, {"above": 0.8}, {"steps": 100})
+    play = Play(stages=stages, window=2)
+    values = [0.4, 0.5, 0.5, 0.9, 0.7, float("nan"), 0.9, 1.0, 1.0]
+    given = [{"success_rate": value} for value in values]
+    assert [play.epoch(**metrics) for metrics in given] == [0, 0, 1, 1, 2, 2, 2, 2, 2]
+    assert play.stages == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    assert play.epoch() == 3
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_stages_go_back(sign: float) -> None:
+    """If they may; in both directions of a metric."""
+    key = "above" if sign > 0 else "below"
+    stages = by_level(*[{key: sign * 0.8, "back": sign * 0.2}] * 2)
+    play = Play(stages=stages, window=1, metric="train/m")
+    values = [0.2, 0.8, 0.3, 0.2, 0.1, 0.9, 0.9, 0.9, 0.0, 0.0]
+    levels = [play.epoch(m=sign * value) for value in values]
+    assert levels == [0, 1, 1, 0, 0, 1, 2, 2, 1, 0]
+    play = Play(stages=by_level({key: sign * 0.8}), window=1, metric="train/m")
+    assert [play.epoch(m=sign * value) for value in (0.9, 0.0, 0.0)] == [1, 1, 1]
+
+
+def test_arguments_of_calls() -> None:
+    """One, several, named ones, or none."""
+    made: list[Any] = []
+    calls = {"one": 1, "two": [1, 2], "named": {"a": 1}, "none": []}
+    play = Play(stages=[{"calls": calls}])
+    env: Any = SimpleNamespace(
+        **{name: lambda *a, n=name, **kw: made.append((n, a, kw)) for name in calls}
+    )
+    for call in play.calls.training:
+        call.make(env)
+    assert made == [
+        ("one", (1,), {}),
+        ("two", (1, 2), {}),
+        ("named", (), {"a": 1}),
+        ("none", (), {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"steps": 3}], r"stages\[0\]: has a condition .* only the first stage has none"),
+        ([{}, {"attributes": {"x": 1}}], r"stages\[1\]: has no condition"),
+        ([{}, {"steps": 1, "above": 2}], r"stages\[1\]: expected one of steps, above and below"),
+        ([{}, {"steps": 0}], r"stages\[1\].steps = 0: "),
+        (by_level({"steps": 5}, {"steps": 5}), r"stages\[2\].steps = 5: expected more than 5"),
+        ([{}, {"steps": 5}], r"stages\[1\]: changes nothing; expected attributes or calls"),
+        (by_level({"above": 1, "back": 1}), r"stages\[1\].back = 1.0: expected less than above"),
+        (by_level({"below": 1, "back": 0}), r"stages\[1\].back = 0.0: .* or more than below"),
+        (by_level({"steps": 1, "back": 0}), r"stages\[1\].back = 0.0: expected less than above"),
+        (
+            [{}, {"above": 1, "back": 0, "calls": {"x": 1}}],
+            r"stages\[1\] = \['x'\]: expected the names of the first stage, \[\], so that going",
+        ),
+        ([{}, {"step": 1}], r"stages\[1\].step"),
+    ],
+)
+def test_wrong_stages(stages: Any, message: str) -> None:
+    """Before the run starts."""
+    with pytest.raises(ConfigError, match=f"curriculum.{message}"):
+        short_run(**LEVELS, **{"curriculum.stages": stages})
+
+
+@pytest.mark.usefixtures("empty_directory")
+@pytest.mark.parametrize(
+    ("stages", "metric", "error", "message"),
+    [
+        (
+            [*by_level({"steps": 9999}), {"steps": 10000, "attributes": {"levels": 1}}],
+            "train/success_rate",
+            ConfigError,
+            r"curriculum.stages\[2\].attributes = 'levels': .*such attribute.*level, .*size",
+        ),
+        (
+            [{}, {"steps": 9999, "calls": {"set_levl": 1}}],
+            "train/success_rate",
+            ConfigError,
+            r"curriculum.stages\[1\].calls = 'set_levl': .*such method.*set_level",
+        ),
+        (
+            by_level({"above": 1}),
+            "train/sucess_rate",
+            CallbackError,
+            "ConfigError: curriculum.metric = 'train/sucess_rate': not reported",
+        ),
+    ],
+)
+def test_wrong_names_end_a_run_at_its_start(
+    stages: Any, metric: str, error: Any, message: str
+) -> None:
+    """Although their stage would begin much later."""
+    with pytest.raises(error, match=message):
+        short_run(**LEVELS, **{"curriculum.stages": stages, "curriculum.metric": metric})
+    assert not Path("run/metrics.csv").exists() or len(rows("run")) == 1
+
+
+def test_clones_have_no_curriculum(tmp_path: Path) -> None:
+    """They step no environments."""
+    given = {"curriculum.stages": by_level(), "runner.dataset": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"curriculum.stages = 1: bc steps no environments"):
+        train(env="CartPole-v1", algorithm="bc", **given)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "es"])
+def test_resumed_runs_continue_their_curriculum(algorithm: str, tmp_path: Path) -> None:
+    """Its stage, the window and the environments; metrics and the console name the stage."""
+    stages = by_level({"above": 0.2}, {"steps": 150}, {"above": 0.2}, {"above": 0.2})
+    given: dict[str, Any] = {
+        **SMALL,
+        **LEVELS,
+        "algorithm": algorithm,
+        **ALGORITHMS[algorithm],
+        "curriculum.stages": stages,
+        "curriculum.window": 1,
+        "curriculum.evaluate": True,
+    }
+    limit = {"algorithm.n_epochs": 4} if algorithm == "es" else {"algorithm.n_epochs": 0}
+    train(**given, run_dir=str(tmp_path / "straight"))
+    train(**{**given, **TWO_EPOCHS, **LOCAL, "run_dir": str(tmp_path / "halves")})
+    go_on(resume=str(tmp_path / "halves"), trust=["called_envs"], **limit)
+    assert_same_training(tmp_path / "halves", tmp_path / "straight")
+    found = [row["curriculum/stage"] for row in rows(tmp_path / "straight")]
+    assert len(set(found)) > 2
+    assert written_config(tmp_path / "straight")["curriculum"]["window"] == 1
+    with pytest.raises(ConfigError, match=r"curriculum.window = 2: .* changes the results"):
+        go_on(resume=str(tmp_path / "halves"), trust=["called_envs"], **{"curriculum.window": 2})
+
+
+@pytest.mark.usefixtures("empty_directory")
+def test_the_console_tells_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    """When they begin, and in the line of each epoch."""
+    stages = by_level({"steps": 64})
+    short_run(**LEVELS, **{"curriculum.stages": stages, "tracking.progress": "lines"})
+    printed = capsys.readouterr()
+    assert "curriculum: stage 1 (last: 1) begins at 64 steps" in printed.err
+    assert "  stage 1  " in printed.out
