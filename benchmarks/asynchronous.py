@@ -44,7 +44,6 @@ SET_CHILD_SUBREAPER = 36
 def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
     """Return transitions per second of this package, and the fraction of time without an update."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
     env_id, envs_per_actor = ENVS[env]
@@ -60,7 +59,7 @@ def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
             "seed": 0,
         }
     )
-    with TrainingRunner(prepare(config)) as runner:
+    with TrainingRunner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         updates, started = 0, time.perf_counter()

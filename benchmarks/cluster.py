@@ -100,7 +100,6 @@ def measure(
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
     torch.set_num_threads(1)
@@ -108,7 +107,7 @@ def measure(
     if side.startswith("ray"):
         count_bytes(counts)
     config = load_config(settings_of(algorithm, env, side, workers))
-    with TrainingRunner(prepare(config)) as runner:
+    with TrainingRunner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         source = runner.builder.source
         found, steps = Statistics(), 0

@@ -35,7 +35,6 @@ def measure(name: str, way: str, seconds: float) -> dict[str, float]:
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
     torch.set_num_threads(1)
@@ -43,7 +42,7 @@ def measure(name: str, way: str, seconds: float) -> dict[str, float]:
     if values["algorithm"] == "ppo":
         values |= {f"algorithm.{key}": value for key, value in PPO.items()}
     values["algorithm.compile"] = way if way in ("forward", "update") else "none"
-    with TrainingRunner(prepare(load_config(values))) as runner:
+    with TrainingRunner(load_config(values)) as runner:
         trainer: Any = runner.builder.build(TrainerServices())
         (learner,) = trainer.learners.foreach_learner(lambda learner: learner)
         if way == "autograd":

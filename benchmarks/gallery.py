@@ -27,8 +27,9 @@ from PIL import Image
 
 from maze_train import run_rollout
 from maze_train.collect.recording import ffmpeg_path
+from maze_train.core.report import decorate, new_figure, save_picture
 from maze_train.core.run_directory import read_rows
-from maze_train.tracking.report import decorate, draw_learning_curve, new_figure, save_picture
+from maze_train.tracking.curves import draw_learning_curve
 from maze_train.tracking.tracker import ENV_STEPS, RunInfo
 
 if TYPE_CHECKING:

@@ -47,7 +47,6 @@ PEERS = {
 def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[str, float]:
     """Return steps per second of this package, and the fraction of time in updates."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
     runner_name, _, precision = side.partition(" ")
@@ -64,7 +63,7 @@ def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[st
             "seed": 0,
         }
     )
-    with TrainingRunner(prepare(config)) as runner:
+    with TrainingRunner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(STARTS + WARM_UP):

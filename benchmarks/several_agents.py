@@ -47,7 +47,6 @@ class Meter:
 def measure_ours(runner: str, seconds: float) -> list[float]:
     """Return the rates of this package."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
     config = load_config(
@@ -62,7 +61,7 @@ def measure_ours(runner: str, seconds: float) -> list[float]:
             "seed": 0,
         }
     )
-    with TrainingRunner(prepare(config)) as training:
+    with TrainingRunner(config) as training:
         trainer = training.builder.build(TrainerServices())
         trainer.update_once(trainer.progress(), Statistics())
         steps, meter = 0, Meter()

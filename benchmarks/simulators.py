@@ -143,7 +143,6 @@ def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
     """Return the throughput, and the fractions of time in collection, simulator and network."""
     from maze_train import Statistics, TrainerServices, load_config
     from maze_train.nets.acting import Acted, Actor
-    from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
     config = load_config(
@@ -166,7 +165,7 @@ def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
         return found
 
     with (
-        TrainingRunner(prepare(config)) as training,
+        TrainingRunner(config) as training,
         patch.object(Actor, "act", timed_act),
     ):
         trainer = training.builder.build(TrainerServices())

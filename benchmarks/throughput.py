@@ -53,7 +53,6 @@ def measure_ours(
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
     config = load_config(
@@ -70,7 +69,7 @@ def measure_ours(
         }
     )
     torch.set_num_threads(threads)
-    with TrainingRunner(prepare(config)) as runner:
+    with TrainingRunner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(2):
@@ -195,7 +194,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def draw() -> None:
     """Draw the stored results: one bar per library and workload, scaled per workload."""
-    from maze_train.tracking.report import TEXT_COLOR, new_figure, save_picture
+    from maze_train.core.report import TEXT_COLOR, new_figure, save_picture
 
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
     figure = new_figure(5.2, 0.55 * len(figures) + 0.8)

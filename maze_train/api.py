@@ -19,8 +19,8 @@ from maze_train.core.targets import TARGET, Given
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.learner import Learner
-from maze_train.run.pipeline import configure, prepare
 from maze_train.run.restored import restored_learner
+from maze_train.run.resuming import load_resumed
 from maze_train.run.rollout import RolloutResult, RolloutRunner
 from maze_train.run.rollout_report import RolloutSummary, summarise
 from maze_train.run.saved_policies import read_saved_policy
@@ -97,7 +97,7 @@ def load_learner(
     refuse_import()
     own = {} if env is None else {"env._target_": EnvFactory.from_any(env).config.target}
     changes = {"runner": "dev", "trust": list(trust), **changes, **own, "resume": str(run_dir)}
-    return restored_learner(prepare(configure(changes, changes)))
+    return restored_learner(load_resumed(str(run_dir), changes))
 
 
 def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: object) -> TrainedPolicy:

@@ -26,7 +26,7 @@ from maze_train.config.hydra_input import (
     unsettable,
     varied_keys,
 )
-from maze_train.config.loading import load_settings
+from maze_train.config.loading import load_config, load_settings
 from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM
 from maze_train.config.overrides import shell_word
 from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
@@ -44,7 +44,6 @@ from maze_train.core.errors import (
 from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.core.run_directory import WHOLE, RunDirectory
-from maze_train.run.pipeline import best_of_finished, configure, prepare
 
 NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
 """Settings with the name and group of a run, and the maximum length of a name given by a sweep."""
@@ -210,12 +209,14 @@ Work: TypeAlias = Callable[[], float]
 
 def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Train a policy, or resume a run with changed settings."""
-    changes: dict[str, Any] = {}
     if values.get("resume") not in (None, AUTO):
-        changes = settings_of(given, values)
-    elif values.get("run_dir") is None:
-        values["run_dir"] = directory
-    config = configure(values, changes)
+        from maze_train.run.resuming import load_resumed
+
+        config = load_resumed(str(values["resume"]), settings_of(given, values))
+    else:
+        if values.get("run_dir") is None:
+            values["run_dir"] = directory
+        config = load_config(values)
     if config.resume is None and config.run_dir is not None:
         RunDirectory(Path(config.run_dir)).check_is_free()
     return partial(_train, config, skips_finished=directory is not None and config.resume == AUTO)
@@ -227,13 +228,15 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
     Raises:
         RunDirectoryError: If some of the results could not be written.
     """
-    prepared = prepare(config)
-    if skips_finished and (best := best_of_finished(prepared)) is not None:
-        say(f"{prepared.resumed_dir} has already finished")
-        return best
     from maze_train.run.runner import TrainingRunner
 
-    result = TrainingRunner(prepared).run()
+    runner = TrainingRunner(config)
+    if skips_finished and (earlier := runner.resumption) is not None:
+        best = earlier.best_metric(runner.config_text)
+        if best is not None:
+            say(f"{earlier.directory} has already finished")
+            return best
+    result = runner.run()
     if result.missing:
         remedy = "put it back" if WHOLE in result.missing else "make room"
         raise RunDirectoryError(

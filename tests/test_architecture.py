@@ -56,7 +56,7 @@ NAMES_PARTS = (f"{PACKAGE}.algorithms.td3.model",)
 """Modules besides settings that name parts by text: those that fill in a setting."""
 
 STARTS_QUICKLY = (
-    *("cli", "jobs", "config.", "run.pipeline", "run.assembly", "workers.places"),
+    *("cli", "jobs", "config.", "run.resuming", "run.assembly", "workers.places"),
     *("envs.factory", "envs.foreign", "envs.simulated"),
 )
 """Modules that import late: they run before PyTorch is needed, and whether it is needed or not."""
@@ -437,7 +437,7 @@ FEATURES = {
         "collect.recording",
         "run.rollout",
     ),
-    "resuming": ("config.resuming", "run.checkpoints", "run.saved_policies", "core.hub"),
+    "resuming": ("run.resuming", "run.saved_policies", "core.hub"),
     "tools and services": ("tools", "tracking.services", "config.sweeps", "config.search_config"),
 }
 """Modules and packages of features that training one agent with PPO does not use."""

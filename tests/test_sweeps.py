@@ -66,8 +66,6 @@ module = ModuleType("maze_train.run.runner")
 module.TrainingRunner = Runner
 sys.modules[module.__name__] = module
 import maze_train.jobs
-from maze_train.run.pipeline import PreparedRun
-maze_train.jobs.prepare = PreparedRun
 from maze_train.cli import main
 threading.Thread(target=tell, daemon=True).start()
 main([*{arguments!r}, "seed=0,1"])
@@ -365,7 +363,7 @@ def test_an_error_of_the_sweep_ends_all_jobs(
     monkeypatch.setattr("maze_train.config.launchers.tell_end", notify)
     assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 1
     assert capfd.readouterr().err.endswith("maze-run: error: OSError: a full disk\n")
-    assert ",0,,ended by SIGTERM\n" in (maze_run.folder / "s/jobs.csv").read_text()
+    assert ",0,NaN,ended by SIGTERM\n" in (maze_run.folder / "s/jobs.csv").read_text()
 
 
 def test_a_job_that_takes_no_signal_is_killed(

@@ -13,7 +13,6 @@ from common import ENVS, LR, NOISE_STDDEV, POPULATION, Window, initial_parameter
 from torch import nn
 
 from maze_train import Statistics, TrainerServices, load_config
-from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
 
 
@@ -43,7 +42,7 @@ def main() -> None:
     if arguments.workers > 1:
         settings |= {"runner": "local", "runner.n_workers": arguments.workers}
     window = Window(arguments.seconds)
-    with TrainingRunner(prepare(load_config(settings))) as runner:
+    with TrainingRunner(load_config(settings)) as runner:
         model = runner.builder.build_model()
         runner.builder.prepare(model)
         set_parameters(model, initial_parameters())

@@ -26,6 +26,7 @@ from benchmarks.scores.cells import DATASET, Cell, Settings, Table, read_table
 from benchmarks.scores.page import write_page
 from benchmarks.scores.rows import Rows, commit, measured
 from maze_train.api import run_rollout
+from maze_train.config.loading import load_config
 from maze_train.config.options import FAILURE
 from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
 from maze_train.config.train_config import AUTO
@@ -34,7 +35,6 @@ from maze_train.core.names import CHECKPOINTS
 from maze_train.core.notices import notify
 from maze_train.core.text import duration, readable
 from maze_train.jobs import message_of
-from maze_train.run.pipeline import configure, prepare
 from maze_train.run.rollout import TRAJECTORIES
 from maze_train.run.runner import TrainingRunner
 from maze_train.training.outcome import Interruption
@@ -111,7 +111,7 @@ class Scores:
         def work() -> JobRecord:
             try:
                 given = _demonstrations(cell, seed, directory)
-                TrainingRunner(prepare(configure({**values, **given}))).run()
+                TrainingRunner(load_config({**values, **given})).run()
             except Exception as error:
                 traceback.print_exc()
                 return replace(record, error=message_of(error))
@@ -146,7 +146,7 @@ def _demonstrations(cell: Cell, seed: int, directory: Path) -> Settings:
         return {}
     teacher, records = (directory.with_name(f"{seed}-{name}") for name in ("teacher", "records"))
     values = {**cell.teacher.values, "seed": seed, "run_dir": str(teacher), "resume": AUTO}
-    TrainingRunner(prepare(configure(values))).run()
+    TrainingRunner(load_config(values)).run()
     shutil.rmtree(records, ignore_errors=True)  # what was interrupted is in part
     played = {"n_episodes": cell.n_demonstrations, "seed": seed, "record": True}
     run_rollout(teacher, output_dir=str(records), **played)

@@ -17,7 +17,6 @@ from maze_train.config.options import group_names
 from maze_train.config.plugins import extended_hydra
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.targets import is_within
-from maze_train.run.pipeline import configure
 from maze_train.tools.runs import NOT_COMPARED
 from maze_train.tracking.services import flattened
 
@@ -82,7 +81,7 @@ class Cell:
     @cached_property
     def config(self) -> TrainConfig:
         """The configuration of the runs, without seed and directory."""
-        return configure(self.values)
+        return load_config(self.values)
 
     @property
     def env(self) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 from benchmarks.scores.rows import Row, Rows
 from maze_train.config.options import list_options
 from maze_train.core.files import atomic_write
-from maze_train.core.text import compact, markdown_table, readable
+from maze_train.core.report import markdown_table
+from maze_train.core.text import compact, readable
 from maze_train.tools.compare_report import (
     ABSENT,
     Figures,

@@ -26,11 +26,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from maze_train.config.hydra_input import CONFIGURATION_ERRORS, ComposedJob, Task, stops_at_failures
 from maze_train.config.options import FAILURE
 from maze_train.config.overrides import quoted
-from maze_train.config.ray_jobs import JobPool
+from maze_train.config.ray_jobs import WorkerJobs
 from maze_train.config.sweeps import (
     LOG_FILE,
-    JobProcesses,
+    JobPool,
     JobRecord,
+    LocalJobs,
     ProcessJob,
     StartedJob,
     tell_end,
@@ -234,14 +235,14 @@ class LocalLauncher(Launcher):
             ended[job.outcome.number] = self._returned(job.outcome)
 
         jobs = (self._job(*job) for job in enumerate(job_overrides, initial_job_idx))
-        self._jobs(note, len(job_overrides)).run(jobs)
+        self._pool(note, len(job_overrides)).run(jobs)
         return [ended[number] for number in sorted(ended)]
 
-    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobProcesses | JobPool:
-        """Return the object that runs `count` jobs."""
+    def _pool(self, ended: Callable[[StartedJob], None], count: int) -> JobPool[Any]:
+        """Return the pool that runs `count` jobs."""
         if count > 1:
             self._task.preload()
-        return JobProcesses(ended, **self._settings)
+        return LocalJobs(ended, **self._settings)
 
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
         """Return a job with its composed configuration."""
@@ -313,7 +314,7 @@ class RayLauncher(LocalLauncher):
         **settings: Fields of `RayLauncherConf`.
     """
 
-    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobPool:
+    def _pool(self, ended: Callable[[StartedJob], None], count: int) -> JobPool[Any]:
         """Return the pool that runs `count` jobs.
 
         Raises:
@@ -336,7 +337,7 @@ class RayLauncher(LocalLauncher):
             remedy="hydra.launcher.n_jobs or hydra.launcher.cpus_per_job",
         )
         sweep_dir = os.path.abspath(str(self._config.hydra.sweep.dir))
-        return JobPool(ended, place, count, [os.getcwd(), sweep_dir])
+        return WorkerJobs(ended, place, count, [os.getcwd(), sweep_dir])
 
     def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
         """Return the function that a job runs in its process."""

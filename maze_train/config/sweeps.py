@@ -14,16 +14,17 @@ import signal
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from maze_train.config.options import PROGRAM
 from maze_train.core.errors import RunDirectoryError
@@ -31,7 +32,8 @@ from maze_train.core.files import atomic_write, open_own, read_regular
 from maze_train.core.folders import make_folders
 from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say
-from maze_train.core.text import csv_text, duration, readable
+from maze_train.core.report import csv_text
+from maze_train.core.text import duration, readable
 from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import Portable, available_cores
 
@@ -95,7 +97,7 @@ def write_jobs(sweep_dir: Path, records: Iterable[JobRecord]) -> None:
         values = (record.number, record.settings, run_dir, objective, record.error)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     with atomic_write(sweep_dir / JOBS) as file:
-        file.write(csv_text(rows, COLUMNS, nan="").encode())
+        file.write(csv_text(rows, COLUMNS).encode())
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRecord]:
@@ -128,8 +130,8 @@ LOG_FILE = "job.log"
 STOP = signal.SIGTERM
 """Signal sent to jobs if the parent process fails or dies."""
 
-PARENT_CHECK_S = 1.0
-"""Interval in seconds at which a job checks that the parent process is alive."""
+POLL_S = 1.0
+"""Maximum wait for jobs in seconds, and interval at which a job checks that its parent is alive."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class StartedJob:
     started_at: float = field(default_factory=time.monotonic, init=False)
 
     result: JobRecord | None = field(default=None, init=False)
-    """Record that the job sent before it ended, if any."""
+    """Record of the job, if it sent one before it ended."""
 
     @property
     def outcome(self) -> JobRecord:
@@ -173,11 +175,93 @@ class StartedJob:
         return time.monotonic() - self.started_at
 
 
+Started = TypeVar("Started", bound=StartedJob)
+
+
+class JobPool(ABC, Generic[Started]):
+    """Runs jobs in parallel, one per slot.
+
+    Args:
+        ended: Called with each job that ended.
+
+    Attributes:
+        is_ending: Whether the jobs have been signalled to stop.
+    """
+
+    def __init__(self, ended: Callable[[StartedJob], None]) -> None:
+        self._ended = ended
+        self._free: deque[int] = deque()
+        self._running: dict[int, Started] = {}
+        self.is_ending = False
+
+    def run(self, jobs: Iterable[ProcessJob]) -> None:
+        """Run jobs; each one is taken from `jobs` when a slot is free.
+
+        Raises:
+            KeyboardInterrupt: After a signal, once all jobs have ended.
+        """
+        waiting, is_last = iter(jobs), False
+        with self._slots():
+            try:
+                while self._running or not is_last:
+                    while self._free and not is_last:
+                        if (job := next(waiting, None)) is None:
+                            is_last = True
+                        else:
+                            say(f"{PROGRAM}: {job.record.title}")
+                            with signals_later():
+                                slot = self._free.popleft()
+                                self._running[slot] = self._start(slot, job)
+                    if self._running or not is_last:
+                        self._collect()
+            except BaseException as error:
+                is_signal = isinstance(error, KeyboardInterrupt)
+                self._end(getattr(error, "number", signal.SIGINT if is_signal else STOP))
+                raise
+
+    def _end(self, number: int) -> None:
+        """Forward a signal to the jobs and wait for them; a third signal kills them."""
+        self.is_ending = True
+        for times in count():
+            try:
+                with signals_later():  # Signal every job before handling the next signal.
+                    self._signal(number if times < 2 else signal.SIGKILL)
+                while self._running:
+                    self._collect()
+                return
+            except KeyboardInterrupt:
+                continue
+
+    def _finish(self, slot: int, record: JobRecord | None) -> None:
+        """Report the job in a slot, which has ended and sent a record, if any."""
+        job = self._running.pop(slot)
+        job.result = record
+        self._ended(job)
+
+    @abstractmethod
+    def _slots(self) -> AbstractContextManager[None]:
+        """Return a context with free slots."""
+
+    @abstractmethod
+    def _start(self, slot: int, job: ProcessJob) -> Started:
+        """Start a job in a slot."""
+
+    @abstractmethod
+    def _collect(self) -> None:
+        """Wait up to `POLL_S` for jobs to end; finish each of them and free its slot.
+
+        The time-out bounds the delay until a signal received by another thread is handled.
+        """
+
+    @abstractmethod
+    def _signal(self, number: int) -> None:
+        """Send a signal to all jobs; SIGKILL ends them at once."""
+
+
 @dataclass
-class RunningJob(StartedJob):
+class ProcessOfJob(StartedJob):
     """A job in a process on this machine."""
 
-    slot: int
     process: BaseProcess
     conn: Connection
 
@@ -187,8 +271,8 @@ class RunningJob(StartedJob):
         return self.result or _lost(self.job.record, self.process.exitcode or 0)
 
 
-class JobProcesses:
-    """Runs jobs in parallel processes, at most `n_jobs` at a time.
+class LocalJobs(JobPool[ProcessOfJob]):
+    """Runs each job in a process on this machine.
 
     Args:
         ended: Called with each job that ended.
@@ -200,45 +284,20 @@ class JobProcesses:
 
     def __init__(
         self,
-        ended: Callable[[RunningJob], None],
+        ended: Callable[[StartedJob], None],
         n_jobs: int = 0,
         gpus: Sequence[int] = (),
         start_method: str = "fork",
         beat: Callable[[], object] = lambda: None,
     ) -> None:
-        self._ended, self._start_method, self._beat = ended, start_method, beat
-        self._n_jobs = n_jobs or available_cores()
-        self._gpus = list(gpus)
-        self.is_ending = False
-        """Whether the jobs have been signalled to stop."""
+        super().__init__(ended)
+        self._free.extend(range(n_jobs or available_cores()))
+        self._gpus, self._start_method, self._beat = list(gpus), start_method, beat
 
-    def run(self, jobs: Iterable[ProcessJob]) -> None:
-        """Run jobs; each one is taken from `jobs` when a slot is free.
+    def _slots(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-        Raises:
-            KeyboardInterrupt: After a signal, once all jobs have ended.
-        """
-        free = deque(range(self._n_jobs))
-        waiting = iter(jobs)
-        running: dict[Connection, RunningJob] = {}
-        try:
-            while True:
-                while free and (job := next(waiting, None)) is not None:
-                    with _signals_later():
-                        started = self._start(job, free.popleft())
-                        running[started.conn] = started
-                if not running:
-                    return
-                free.extend(job.slot for job in self._collect(running))
-                self._beat()
-        except BaseException as error:
-            is_signal = isinstance(error, KeyboardInterrupt)
-            self._end(running, getattr(error, "number", signal.SIGINT if is_signal else STOP))
-            raise
-
-    def _start(self, job: ProcessJob, slot: int) -> RunningJob:
-        """Start the process of a job."""
-        say(f"{PROGRAM}: {job.record.title}")
+    def _start(self, slot: int, job: ProcessJob) -> ProcessOfJob:
         sys.stderr.flush()  # Otherwise a forked child would write the buffered text again.
         receiver, sender = multiprocessing.Pipe(duplex=False)
         gpu = self._gpus[slot % len(self._gpus)] if self._gpus else None
@@ -249,42 +308,30 @@ class JobProcesses:
         )
         process.start()
         sender.close()
-        return RunningJob(job, slot, process, receiver)
+        return ProcessOfJob(job, process, receiver)
 
-    def _collect(self, running: dict[Connection, RunningJob]) -> list[RunningJob]:
-        """Wait for jobs to end, up to `PARENT_CHECK_S`, and return the ended ones.
+    def _collect(self) -> None:
+        slots = {job.conn: slot for slot, job in self._running.items()}
+        for conn in wait(list(slots), POLL_S):
+            assert isinstance(conn, Connection)
+            slot = slots[conn]
+            job = self._running[slot]
+            with signals_later():
+                job.result = job.result or _received(conn)
+            job.process.join()  # Still in `_running`, so a signal reaches it if it hangs on exit.
+            with signals_later():
+                conn.close()
+                self._free.append(slot)
+                self._finish(slot, job.result)
+        if not self.is_ending:
+            self._beat()
 
-        The time-out bounds the delay until a signal received by another thread is handled.
-        """
-        jobs = [
-            running[conn]
-            for conn in wait(list(running), PARENT_CHECK_S)
-            if isinstance(conn, Connection)
-        ]
-        for job in jobs:
-            with _signals_later():
-                if job.result is None:
-                    job.result = _received(job.conn)
-            job.process.join()  # Still in `running`, so a signal reaches it if it hangs on exit.
-            with _signals_later():
-                job.conn.close()
-                del running[job.conn]
-                self._ended(job)
-        return jobs
-
-    def _end(self, running: dict[Connection, RunningJob], number: int) -> None:
-        """Forward a signal to the jobs and wait for them; a third signal kills them."""
-        self.is_ending = True
-        for times in count():
-            try:
-                with _signals_later():  # Signal every job before handling the next signal.
-                    for job in running.values():
-                        _signal(job, number if times < 2 else signal.SIGKILL)
-                while running:
-                    self._collect(running)
-                return
-            except KeyboardInterrupt:
-                continue
+    def _signal(self, number: int) -> None:
+        for job in self._running.values():
+            pid = job.process.pid
+            assert pid is not None
+            with suppress(ProcessLookupError):  # The process has already ended.
+                (os.killpg if number == signal.SIGKILL else os.kill)(pid, number)
 
 
 def work_in_process(
@@ -319,7 +366,7 @@ def work_in_process(
 
 
 @contextmanager
-def _signals_later() -> Iterator[None]:
+def signals_later() -> Iterator[None]:
     """Block signals within this context, so that a job and its bookkeeping stay consistent."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -331,20 +378,8 @@ def _signals_later() -> Iterator[None]:
 def _follow(parent: int) -> None:
     """Stop this process if the parent dies; a training run then saves a checkpoint."""
     while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
+        time.sleep(POLL_S)
     os.kill(os.getpid(), STOP)
-
-
-def _signal(job: RunningJob, number: int) -> None:
-    pid = job.process.pid
-    assert pid is not None
-    try:
-        if number == signal.SIGKILL:
-            os.killpg(pid, number)
-        else:
-            os.kill(pid, number)
-    except ProcessLookupError:  # The process has already ended.
-        pass
 
 
 def _received(conn: Connection) -> JobRecord | None:

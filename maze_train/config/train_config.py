@@ -14,6 +14,7 @@ from maze_train.learner.config import GradientSettings, LearnerGroupConfig, Sche
 from maze_train.nets.config import ModelConfig
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.config import (
+    TRIAL_STEPS,
     AlgorithmConfig,
     CheckpointConfig,
     CurriculumConfig,
@@ -334,6 +335,28 @@ class TrainConfig(Settings):
         models = (self.model, *(policy.model for policy in self.policies.values()))
         is_recurrent = any(model is not None and model.rnn is not None for model in models)
         self.algorithm = self.algorithm.with_model_defaults(is_recurrent)
+
+    def shortened(self) -> TrainConfig:
+        """Return a copy in which all parts of a dry run (`runner.fast_dev_run`) are short."""
+        if not self.runner.fast_dev_run:
+            return self
+        evaluation = self.evaluation
+        limit = min(evaluation.max_episode_steps or TRIAL_STEPS, TRIAL_STEPS)
+        return replace(
+            self,
+            algorithm=self.algorithm.shortened(),
+            evaluation=replace(
+                evaluation,
+                n_episodes=min(2, evaluation.n_episodes),
+                final_episodes=min(2, evaluation.final_episodes),
+                max_episode_steps=limit,
+            ),
+            model=self.model.shortened(),
+            policies={
+                key: replace(policy, model=policy.model and policy.model.shortened())
+                for key, policy in self.policies.items()
+            },
+        )
 
     def _check_experience(self) -> None:
         """Check that the algorithm has its source of experience, and no other one."""

@@ -1,4 +1,4 @@
-"""Atomic file writes, directory locks, sealed JSON, and versions of installed packages."""
+"""Atomic writes, verified reads, directory locks, sealed JSON, versions of packages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +34,7 @@ from maze_train.core.folders import (
 from maze_train.core.text import json_text
 
 MAX_TEXT_NBYTES = 1 << 28
+BLOCK_NBYTES = 1 << 20
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -77,9 +79,56 @@ def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
         OSError: If the file cannot be read, is not a regular file, or is larger.
     """
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > at_most:
+        size = os.fstat(file.fileno()).st_size
+        if size > at_most:
             raise OSError(errno.EFBIG, f"is larger than {at_most} bytes", str(path))
-        return file.read(at_most)
+        return file.read(size)  # `at_most` bytes would be allocated at once
+
+
+class DamagedError(Exception):
+    """A file is damaged; the message names the file and the fault."""
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """Expected size and digest of a file."""
+
+    sha256: str
+    nbytes: int
+
+    @classmethod
+    def of(cls, data: bytes) -> FileDigest:
+        """Compute the digest of the content of a file."""
+        return cls(hashlib.sha256(data).hexdigest(), len(data))
+
+
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """Convert OSError about a file in the block to DamagedError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DamagedError(f"{path.name}: missing") from None
+    except OSError as error:
+        raise DamagedError(f"{path.name}: cannot be read: {error}") from error
+
+
+def verified_blocks(path: Path, expected: FileDigest) -> Iterator[bytes]:
+    """Yield a file in chunks; after the last one, raise DamagedError if the digest differs.
+
+    Raises:
+        DamagedError: If the file is missing, unreadable or modified.
+    """
+    sha256 = hashlib.sha256()
+    with undamaged(path), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != expected.nbytes:
+            raise DamagedError(f"{path.name}: is {size} bytes long, expected {expected.nbytes}")
+        while block := file.read(BLOCK_NBYTES):
+            sha256.update(block)
+            yield block
+    if sha256.hexdigest() != expected.sha256:
+        raise DamagedError(f"{path.name}: sha256 differs")
 
 
 @contextmanager

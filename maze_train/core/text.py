@@ -1,15 +1,11 @@
-"""Formatting of numbers, tables and CSV."""
+"""Formatting of numbers, and flat names of nested values."""
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
-from io import StringIO
-from numbers import Integral
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 _NOT_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
@@ -27,37 +23,6 @@ def json_text(value: Any, indent: int | None = None, sort_keys: bool = False) ->
     """
     text = json.dumps(value, indent=indent, sort_keys=sort_keys)
     return _NOT_JSON.sub(lambda found: _AS_JSON.get(found[0], found[0]), text)
-
-
-def csv_text(
-    rows: Iterable[Mapping[str, Any]],
-    columns: Sequence[Any] | None = None,
-    header: bool = True,
-    nan: str = "nan",
-) -> str:
-    """Format rows as CSV; values survive a round trip, missing ones are empty.
-
-    Args:
-        rows: Numbers and strings by column.
-        columns: Column names; None: all columns in the order of first appearance.
-        header: Whether to write a header line.
-        nan: Text for NaN.
-    """
-    rows = list(rows)
-    names = dict.fromkeys(name for row in rows for name in row) if columns is None else columns
-    buffer = StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    table.writerows([names] if header else [])
-    table.writerows([_cell(row.get(name), nan) for name in names] for row in rows)
-    return buffer.getvalue()
-
-
-def _cell(value: Any, nan: str) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    # NumPy scalars are numbers too, but their repr is not a number.
-    number = int(value) if isinstance(value, Integral) else float(value)
-    return nan if math.isnan(number) else repr(number)
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -104,48 +69,3 @@ def readable(number: float) -> str:
     if size >= 1000:
         return f"{number:,.0f}"
     return f"{number:.1f}" if size >= 100 else f"{number:.2f}" if size >= 1 else f"{number:.4f}"
-
-
-def text_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Format rows as aligned lines: words to the left, numbers to the right."""
-    columns = list(rows[0])
-    cells = [[row.get(name, "") for name in columns] for row in rows]
-    numbers = {i for line in cells for i, text in enumerate(line) if text.lstrip("-")[:1].isdigit()}
-    return aligned([columns, *cells], left={*range(len(columns))} - numbers)
-
-
-def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Format rows as a Markdown table."""
-    columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[row.get(name, "").replace("|", "\\|") for name in columns] for row in rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
-    """Format rows of equal length as lines; columns in `left` are aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if i in left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def table_lines(
-    rows: Sequence[Mapping[str, str]], most: int, file: Path, indent: str = ""
-) -> list[str]:
-    """Format rows as aligned lines.
-
-    Args:
-        rows: The rows.
-        most: Maximum number of rows; a final line states how many were omitted.
-        file: File that contains all rows.
-        indent: Prefix of each line.
-    """
-    lines = text_table(rows[:most]) if rows else []
-    if len(rows) > most:
-        lines.append(f"and {len(rows) - most} more in {file}")
-    return [f"{indent}{line}" for line in lines]

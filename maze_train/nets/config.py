@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_at_least, check_between, check_fields
@@ -175,6 +175,10 @@ class ModelConfig(Settings):
             raise ConfigError(
                 "value_support", "expected [low, high] with low < high", self.value_support
             )
+
+    def shortened(self) -> ModelConfig:
+        """Return a copy for a dry run, which collects observation statistics in one step."""
+        return replace(self, normalization=replace(self.normalization, n_steps=1))
 
     def _check_networks(self) -> None:
         networks = {"policy": self.policy, "critic": self.critic, "trunk": self.trunk}

@@ -1,9 +1,12 @@
-"""Optional parts of a run, chosen by its settings."""
+"""Optional parts of a run, chosen by its settings.
+
+A runner imports none of these parts, so a run loads only the parts that its settings require.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,96 +14,139 @@ from typing import TYPE_CHECKING, Any
 from maze_train.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
-    from maze_train.run.checkpoints import CheckpointContinuation
+    from maze_train.run.base_policy import BasePolicy
     from maze_train.run.repeatability import Examination
+    from maze_train.run.resuming import Resumption
+    from maze_train.tracking.config import TrackingConfig
+    from maze_train.tracking.tracker import MetricsWriter
     from maze_train.training.builder import AlgorithmBuilder
     from maze_train.training.callbacks import Callback
-    from maze_train.training.checkpoints import CheckpointInfo
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.features import AgentParts, BuildFeatures
 
 
-class Assembly:
-    """Builds the optional parts of a run.
+def load_resumed(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration of the run that `resume` names, with changed settings."""
+    from maze_train.run.resuming import load_resumed
 
-    A runner imports none of these parts, so a run loads only the parts that its settings require.
+    return load_resumed(resume, changes)
+
+
+def resumption_of(config: TrainConfig) -> Resumption | None:
+    """Return the object that resumes a run; None for a new run."""
+    if config.resume is None:
+        return None
+    from maze_train.run.resuming import Resumption, run_to_resume
+
+    directory = run_to_resume(config)
+    return None if directory is None else Resumption(directory, config.resume)
+
+
+def how_to_continue(run_dir: Path, config: TrainConfig) -> str:
+    """Return the command that resumes the run in a directory."""
+    from maze_train.run.resuming import how_to_go_on
+
+    return how_to_go_on(run_dir, config)
+
+
+def base_policies(
+    config: TrainConfig, resumed_dir: Path | None
+) -> tuple[TrainConfig, list[BasePolicy]]:
+    """Return the policies that initialize the weights, and the configuration with their networks.
+
+    Raises:
+        ConfigError: If a policy is missing, or the algorithm or a setting does not support it.
     """
+    bases = []
+    sources = [policy for policy, own in config.policies.items() if own.run is not None]
+    for policy in [*[None] * (config.base_run is not None), *sources]:
+        from maze_train.run.base_policy import BasePolicy
 
-    def building_features(self, config: TrainConfig) -> BuildFeatures:
-        """Return the optional parts of the algorithm."""
-        from maze_train.training.features import BuildFeatures
+        bases.append(BasePolicy(config, policy))
+        config = bases[-1].with_networks(resumed_dir)
+    return config, bases
 
-        features = BuildFeatures(agents=_agent_parts)
-        if config.learner_group.n_learners > 1 or config.learner_group.queue_size:
-            from maze_train.learner.group import LearnerGroup
 
-            features = replace(features, make_group=LearnerGroup)
-        if any(policy.opponents is not None for policy in config.policies.values()):
-            from maze_train.training.league import make_league_collector
+def building_features(config: TrainConfig) -> BuildFeatures:
+    """Return the optional parts of the algorithm."""
+    from maze_train.training.features import BuildFeatures
 
-            features = replace(features, make_league=make_league_collector)
-        if config.runner.envs_per_actor:
-            from maze_train.training.actors import PARTS
+    features = BuildFeatures(agents=_agent_parts)
+    if config.learner_group.n_learners > 1 or config.learner_group.queue_size:
+        from maze_train.learner.group import LearnerGroup
 
-            features = replace(features, actors=PARTS)
-        if config.env.backend != "gymnasium":
-            from maze_train.collect.simulators import collector_class
-            from maze_train.envs.foreign import make_foreign_env
+        features = replace(features, make_group=LearnerGroup)
+    if any(policy.opponents is not None for policy in config.policies.values()):
+        from maze_train.training.league import make_league_collector
 
-            features = replace(
-                features, make_vector_env=make_foreign_env, collector_class=collector_class
-            )
-        return features
+        features = replace(features, make_league=make_league_collector)
+    if config.runner.envs_per_actor:
+        from maze_train.training.actors import PARTS
 
-    def curriculum_of(self, config: TrainConfig) -> list[Callback]:
-        """Return the callback of the curriculum, if there is one."""
-        if not config.curriculum.stages:
-            return []
-        from maze_train.training.curriculum import Curriculum
+        features = replace(features, actors=PARTS)
+    if config.env.backend != "gymnasium":
+        from maze_train.collect.simulators import collector_class
+        from maze_train.envs.foreign import make_foreign_env
 
-        return [Curriculum(config.curriculum)]
+        features = replace(
+            features, make_vector_env=make_foreign_env, collector_class=collector_class
+        )
+    return features
 
-    def examination_of(
-        self, config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
-    ) -> Examination | None:
-        """Return the examination of the environment of a new run; None without one."""
-        if not is_examined(config):
-            return None
-        from maze_train.run.repeatability import examination_of
 
-        return examination_of(config, builder, notify)
+def curriculum_of(config: TrainConfig) -> list[Callback]:
+    """Return the callback of the curriculum, if there is one."""
+    if not config.curriculum.stages:
+        return []
+    from maze_train.training.curriculum import Curriculum
 
-    def continuation_of(
-        self, config: TrainConfig, checkpoint: CheckpointInfo | None
-    ) -> CheckpointContinuation:
-        """Return the object that resumes a run.
+    return [Curriculum(config.curriculum)]
 
-        Args:
-            config: Configuration of the run.
-            checkpoint: Checkpoint to resume from; None: start at
-                step 0.
-        """
-        from maze_train.run.checkpoints import CheckpointContinuation
 
-        return CheckpointContinuation(config, checkpoint)
+def examination_of(
+    config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
+) -> Examination | None:
+    """Return the examination of the environment of a new run; None without one."""
+    if not is_examined(config):
+        return None
+    from maze_train.run.repeatability import examination_of
 
-    def with_random_opponent(self, config: TrainConfig) -> TrainConfig:
-        """Add a random opponent if nothing else can select the best policy (multi-agent only)."""
-        from maze_train.run.opponents import with_random_opponent
+    return examination_of(config, builder, notify)
 
-        return with_random_opponent(config)
 
-    def opponent_evaluator(self, config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
-        """Return the evaluator for `evaluation.opponents`."""
-        from maze_train.run.opponents import opponent_evaluator
+def with_random_opponent(config: TrainConfig) -> TrainConfig:
+    """Add a random opponent if nothing else can select the best policy (multi-agent only)."""
+    from maze_train.run.opponents import with_random_opponent
 
-        return opponent_evaluator(config, builder)
+    return with_random_opponent(config)
 
-    def how_to_continue(self, run_dir: Path | None, config: TrainConfig) -> str:
-        """Return the command that resumes the run in a directory."""
-        from maze_train.run.checkpoints import how_to_go_on
 
-        return how_to_go_on(run_dir, config)
+def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
+    """Return the evaluator for `evaluation.opponents`."""
+    from maze_train.run.opponents import opponent_evaluator
+
+    return opponent_evaluator(config, builder)
+
+
+def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
+    """Build the configured writers; the console comes last, after all files are written.
+
+    Raises:
+        ConfigError: If an entry of `writers` cannot be built or is not a `MetricsWriter`.
+        MissingExtraError: If a writer needs a package that is not installed.
+    """
+    from maze_train.core.targets import build_targets
+    from maze_train.tracking import console, curves, tracker
+
+    chosen: list[tuple[bool, type[MetricsWriter]]] = [
+        (config.csv, tracker.CSVWriter),
+        (config.tensorboard, tracker.TensorBoardWriter),
+        (config.summary, tracker.JSONSummaryWriter),
+        (config.plot, curves.LearningCurveWriter),
+    ]
+    writers = [writer() for is_on, writer in chosen if is_on]
+    writers += build_targets(config.writers, "tracking.writers", tracker.MetricsWriter)
+    return [*writers, console.ConsoleWriter(config.progress)]
 
 
 def _agent_parts() -> AgentParts:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import RunDirectoryError
 from maze_train.learner.learner import Learner
-from maze_train.run.checkpoints import fitting
-from maze_train.run.pipeline import PreparedRun
+from maze_train.run.resuming import fitting
 from maze_train.run.runner import TrainingRunner
 from maze_train.training.generators import generators_kept
 from maze_train.training.league import make_snapshots
 
 
-def restored_learner(prepared: PreparedRun) -> Learner[Any, Any, Any]:
+def restored_learner(config: TrainConfig) -> Learner[Any, Any, Any]:
     """Return the learner of a run with the state of its checkpoint.
 
     Raises:
         RunDirectoryError: If there is no checkpoint, or all checkpoints are damaged.
     """
-    runner = TrainingRunner(prepared)
+    runner = TrainingRunner(config)
     checkpoint, builder = runner.read_checkpoint(), runner.builder
     if checkpoint is None:
         raise RunDirectoryError(f"{runner.resumed_dir} has no checkpoint to load the learner from")

@@ -40,7 +40,7 @@ from maze_train.run.rollout_report import (
     summarise,
 )
 from maze_train.spaces.agents import agent_spaces, teams_in
-from maze_train.training.build_context import close_quietly
+from maze_train.training.builder import close_quietly
 from maze_train.training.outcome import Interruption
 
 ROLLOUT_FILE = "rollout.yaml"

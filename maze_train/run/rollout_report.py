@@ -17,11 +17,11 @@ from maze_train.collect.episode_runner import PlayedEpisode
 from maze_train.collect.episodes import return_of_team, spread
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.names import SUMMARY
+from maze_train.core.report import text_table
 from maze_train.core.step_end import TERMINATED, TRUNCATED
-from maze_train.core.text import aligned, compact, duration, readable
+from maze_train.core.text import compact, duration, readable
 from maze_train.tracking.console import Display, ProgressMode
-from maze_train.tracking.tracker import RunInfo
-from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
+from maze_train.tracking.tracker import CSVWriter, JSONSummaryWriter, RunInfo
 
 EPISODES_FILE = "evaluation.csv"
 COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "truncated", "lost")
@@ -68,27 +68,25 @@ class RolloutSummary:
 
     def lines(self) -> list[str]:
         """Format the statistics as a table."""
-        rows = [("", "mean", "std", "min", "max")]
-        for name in ("return", "length"):
-            numbers = (getattr(self, f"{name}_{part}") for part in rows[0][1:])
-            rows.append((name, *map(readable, numbers)))  # type: ignore[arg-type]
+        values, parts = self.as_dict(), ("mean", "std", "min", "max")
+        rows = [
+            {"": name, **{part: readable(values[f"{name}_{part}"]) for part in parts}}
+            for name in ("return", "length")
+        ]
         if math.isfinite(self.success_rate):
-            rows.append(("success", readable(self.success_rate), "", "", ""))
-        return aligned(rows, left=[0])
+            rows.append({"": "success", "mean": readable(self.success_rate)})
+        return text_table(rows)
 
     def agent_lines(self) -> list[str]:
         """Format the statistics of agents as a table; empty for a single agent."""
-        if not self.agents:
-            return []
-        names = ["return_mean", "return_std", "turns_mean", "win_rate", "draw_rate", "loss_rate"]
-        if all(math.isnan(own.win_rate) for own in self.agents.values()):
-            names = names[:3]
-        titles = [name.removesuffix("_mean").removesuffix("_rate") for name in names]
-        rows = [["agent", "policy", *(title.replace("return_", "") for title in titles)]]
+        rows = []
         for agent, own in self.agents.items():
-            numbers = (readable(getattr(own, name)) for name in names)
-            rows.append([agent, own.policy or "-", *numbers])
-        return aligned(rows, left=[0, 1])
+            named = {"agent": agent, "policy": own.policy or "-"}
+            values = {"return": own.return_mean, "std": own.return_std, "turns": own.turns_mean}
+            if not all(math.isnan(each.win_rate) for each in self.agents.values()):
+                values |= {"win": own.win_rate, "draw": own.draw_rate, "loss": own.loss_rate}
+            rows.append(named | {name: readable(value) for name, value in values.items()})
+        return text_table(rows)
 
 
 @dataclass(frozen=True)

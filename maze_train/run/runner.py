@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from maze_train.config.results import digests_of_files
+from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_text, write_config
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError
@@ -22,19 +23,18 @@ from maze_train.core.files import atomic_write, link_latest, writable
 from maze_train.core.folders import check_held
 from maze_train.core.names import DIGESTS, LATEST, OUTPUTS
 from maze_train.core.notices import notify
-from maze_train.core.run_directory import FAILURES, WHOLE, RunDirectory, checkpoint_name
-from maze_train.core.seeding import Seeds
+from maze_train.core.run_directory import FAILURES, WHOLE, RunDirectory
+from maze_train.core.seeding import Seeds, draw_seed
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
+from maze_train.run import assembly
 from maze_train.run.notes import EvaluationGapNote, TimeLimitNote, end_notes, start_notes
 from maze_train.run.provenance import record_start
 from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.run_log import RunLog
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo, Tracker
-from maze_train.tracking.writers import build_writers
-from maze_train.training.build_context import BuildContext
-from maze_train.training.builder import make_builder
+from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.callbacks import Callback
 from maze_train.training.checkpoints import Checkpoint, CheckpointStore
 from maze_train.training.config import check_selection
@@ -53,7 +53,6 @@ from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Trainer, TrainerServices
 
 if TYPE_CHECKING:
-    from maze_train.run.pipeline import PreparedRun
     from maze_train.run.repeatability import Examination
 
 
@@ -89,27 +88,30 @@ class TrainingRunner:
     workers.
 
     Args:
-        prepared: The configuration and the initial state of the run; see `prepare`.
+        config: The configuration; nothing is written before `run`.
 
     Attributes:
+        config: The configuration with all defaults, a seed, and the networks of a base run.
+        resumption: Resumes an earlier run; None for a new run.
         callbacks: Callbacks of the run; callers may add more.
 
     Raises:
-        ConfigError: If parts of the configuration do not fit together.
+        ConfigError: If parts of the configuration do not fit together, there is no run to resume, a
+            setting that affects its results was changed, or the algorithm does not support the
+            policy of the base run.
+        RunDirectoryError: If the configuration of the resumed run is damaged.
     """
 
-    def __init__(self, prepared: PreparedRun) -> None:
-        self.prepared = prepared
-        self._assembly = prepared.assembly
-        self.config = prepared.config
-        self.resumed_dir = prepared.resumed_dir
-        self.continuation = (
-            self._assembly.continuation_of(self.config, prepared.checkpoint)
-            if self.resumed_dir
-            else None
-        )
-        assert self.config.seed is not None
-        self.seeds = Seeds(self.config.seed)
+    def __init__(self, config: TrainConfig) -> None:
+        self.resumption = assembly.resumption_of(config)
+        self.resumed_dir = None if self.resumption is None else self.resumption.directory
+        config, self._bases = assembly.base_policies(config, self.resumed_dir)
+        config = config.shortened()
+        if self.resumption is not None:
+            config = self.resumption.checked(config)
+        seed = draw_seed() if config.seed is None else config.seed
+        self.config = replace(config, seed=seed)
+        self.seeds = Seeds(seed)
         self.config_text = config_text(self.config)
         self._outputs = Path(OUTPUTS).absolute()  # An environment may change the directory.
         self._notify_once = cache(lambda text: notify(f"note: {text}"))
@@ -133,8 +135,8 @@ class TrainingRunner:
             seeds=self.seeds,
             device=find_device(device, key),
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
-            features=self._assembly.building_features(config),
-            has_checkpoint=self.prepared.checkpoint is not None,
+            features=assembly.building_features(config),
+            has_checkpoint=self._has_checkpoint,
             read_checkpoint=self.read_checkpoint,
             closing=self._closing,
             notify=self._notify_once,
@@ -142,10 +144,11 @@ class TrainingRunner:
 
     def read_checkpoint(self) -> Checkpoint | None:
         """Read the checkpoint to resume from; None if there is none."""
-        if self.resumed_dir is None:
-            return None
-        store = CheckpointStore(RunDirectory(self.resumed_dir).checkpoints)
-        return store.load(checkpoint_name(self.config.resume))
+        return None if self.resumption is None else self.resumption.read()
+
+    @property
+    def _has_checkpoint(self) -> bool:
+        return self.resumption is not None and self.resumption.checkpoint is not None
 
     def __enter__(self) -> TrainingRunner:
         return self
@@ -181,21 +184,22 @@ class TrainingRunner:
                 for note in start_notes(self.config, self.builder.spaces[0]):
                     self._notify_once(note)  # Before building networks, which may take long.
             builder = self.builder
-            for base in self.prepared.bases:
+            bases = [] if self._has_checkpoint else self._bases
+            for base in bases:
                 base.check_spaces(builder.spaces)
             model = builder.build_model()
             builder.prepare(model)
-            for base in self.prepared.bases:
+            for base in bases:
                 notify(base.take_over(model))
             if self._agents and self.resumed_dir is None:
                 self._judge_by_opponents()
             evaluator = self._build_evaluator()
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # `rich` draws from `random` when it is imported.
-                writers = build_writers(self.config.tracking)
+                writers = assembly.build_writers(self.config.tracking)
                 writers.append(TimeLimitNote(self.config, self._notify_once))
                 writers.append(EvaluationGapNote(self._notify_once))
-                self.callbacks += self._assembly.curriculum_of(self.config)
+                self.callbacks += assembly.curriculum_of(self.config)
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
             with self._own_directory() as run:
                 log.open(run.log)
@@ -245,8 +249,8 @@ class TrainingRunner:
         clock = UpdateClock(self._notify_once)
         around = [clock.update, profiler.around]
         examination = None
-        if self.prepared.checkpoint is None and resumed is None:
-            examination = self._assembly.examination_of(config, self.builder, self._notify_once)
+        if not self._has_checkpoint and resumed is None:
+            examination = assembly.examination_of(config, self.builder, self._notify_once)
         if examination is not None:
             around.insert(1, examination.update)
         interruption = Interruption(clock.remaining)
@@ -270,8 +274,8 @@ class TrainingRunner:
         )
         trainer = self.builder.build_trainer(model, services)
         trainer.learners.first.watch = clock.watch
-        if self.continuation is not None and resumed is not None:
-            self.continuation.load(trainer, resumed)
+        if self.resumption is not None and resumed is not None:
+            self.resumption.restore(trainer, resumed)
         with interruption:
             training = self._training(profiler, examination)
             summary = self._train(run, trainer, tracker, selection, training)
@@ -291,9 +295,8 @@ class TrainingRunner:
         reason = run.outcome.get("stop_reason", "")
         run.clean()
         store.clean()
-        resumed = None
-        if self.continuation is not None:
-            resumed = self.continuation.checkpoint(store, run.path)
+        earlier = self.resumption
+        resumed = None if earlier is None else earlier.take_up(store, self.config)
         if resumed is None:
             run.put_aside()
             if digests := digests_of_files(self.config):
@@ -348,7 +351,7 @@ class TrainingRunner:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
                 if trainer.stop_reason in FAILURES:
-                    tell_stop(trainer, self._assembly.how_to_continue(run.path, self.config))
+                    tell_stop(trainer, assembly.how_to_continue(run.path, self.config))
         return summary
 
     def _test(
@@ -376,7 +379,7 @@ class TrainingRunner:
 
     def _judge_by_opponents(self) -> None:
         """Evaluate against a random opponent if the rewards of the agents cancel."""
-        self.config = config = self._assembly.with_random_opponent(self.config)
+        self.config = config = assembly.with_random_opponent(self.config)
         self.config_text = config_text(config)
         builder = self.builder
         builder.context = replace(builder.context, config=config)
@@ -395,7 +398,7 @@ class TrainingRunner:
                 self._closing.callback(evaluator.close)
             evaluators = [*evaluators, *own]
         if self.config.evaluation.opponents:
-            evaluators.append(self._assembly.opponent_evaluator(self.config, self.builder))
+            evaluators.append(assembly.opponent_evaluator(self.config, self.builder))
         if len(evaluators) > 1:
             return MultiEvaluator(evaluators)
         return evaluators[0] if evaluators else None
@@ -414,7 +417,7 @@ class TrainingRunner:
         )
 
     def _run_info(self, run: RunDirectory, resumed: Checkpoint | None) -> RunInfo:
-        continuation, config = self.continuation, self.config
+        resumption, config = self.resumption, self.config
         title = f"{config.algorithm.name.upper()} on {self.builder.task_name}"
         if resumed is not None:
             title = f"{title}, continued from {resumed.path.name}"
@@ -423,7 +426,9 @@ class TrainingRunner:
             title=title,
             name=config.tracking.name,
             group=config.tracking.group,
-            past_rows=continuation.past_rows(run, resumed) if continuation and resumed else (),
+            past_rows=resumption.past_rows(resumed, config.tracking.csv)
+            if resumption and resumed
+            else (),
             # Resumed at step 0 if there was no checkpoint yet.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
             config=config_to_dict(config),

@@ -9,13 +9,13 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from maze_train.config.loading import PRESETS
+from maze_train.config.loading import PRESETS, load_config
 from maze_train.config.train_config import AUTO
 from maze_train.core.conversion import key_of_field
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.run.pipeline import configure, prepare
+from maze_train.run.assembly import load_resumed
 from maze_train.run.runner import TrainingResult, TrainingRunner
 from maze_train.workers.places import refuse_import
 
@@ -82,13 +82,13 @@ def train(
         if not isinstance(env, str | dict | EnvConfig | None):
             given = {"env._target_": given["env"][TARGET]}
         changes = {**settings, **given}
-        return TrainingRunner(prepare(configure(changes, changes))).run()
+        return TrainingRunner(load_resumed(str(changes["resume"]), changes)).run()
     runner = settings.get("runner")
     if isinstance(env, VectorEnv) and not (isinstance(runner, dict) and "concurrency" in runner):
         given["runner.concurrency"] = env.num_envs
     if algorithm is not None or settings.get(PRESETS) is None:
         given["algorithm"] = algorithm or "ppo"
-    return TrainingRunner(prepare(configure({**given, **settings}))).run()
+    return TrainingRunner(load_config({**given, **settings})).run()
 
 
 def _changed(config: EnvConfig) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from maze_train.config.commands import CompareConfig
 from maze_train.config.loading import load_settings
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
-from maze_train.core.files import results_directory
+from maze_train.core.files import results_directory, writable
 from maze_train.core.names import METRICS
 from maze_train.core.notices import warn
+from maze_train.core.report import csv_text, markdown_table, text_table, write_report
 from maze_train.core.targets import is_within
-from maze_train.core.text import csv_text, markdown_table, table_lines
 from maze_train.tools.compare_report import (
     COLORS,
     FEW_RUNS,
@@ -29,7 +29,6 @@ from maze_train.tools.compare_report import (
     shown,
 )
 from maze_train.tools.runs import LeftOut, Run, find_runs, read_run
-from maze_train.tracking.report import write_report
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
 from maze_train.training.config import EvaluationConfig
 
@@ -109,7 +108,8 @@ class Comparison:
         """Format the tables for a terminal."""
         lines: list[str] = []
         for env, rows in self.sections().items():
-            lines += [env, *table_lines(rows, MAX_ROWS, self.output / CSV_FILE, "  "), ""]
+            table = text_table(rows, MAX_ROWS, self.output / CSV_FILE)
+            lines += [env, *(f"  {line}" for line in table), ""]
         lines += self.notes()
         if self.left_out:
             lines += ["", f"left out: {len(self.left_out)}"]
@@ -181,11 +181,9 @@ def compare(config: CompareConfig) -> Comparison:
     )
     drawn = drawn_groups(comparison, mode)
     figure = draw_comparison(groups, drawn, metric, "environment steps")
-    texts = {
-        CSV_FILE: csv_text(comparison.rows, nan=""),
-        MARKDOWN_FILE: comparison.markdown(),
-    }
-    write_report("output", comparison.output, texts, {PICTURE_FILE: figure})
+    texts = {CSV_FILE: csv_text(comparison.rows), MARKDOWN_FILE: comparison.markdown()}
+    with writable("output", comparison.output):
+        write_report(comparison.output, texts, {PICTURE_FILE: figure})
     return comparison
 
 

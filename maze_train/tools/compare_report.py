@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from maze_train.core.errors import printable
+from maze_train.core.report import (
+    BLUE,
+    RED,
+    add_legend,
+    band,
+    curve,
+    decorate,
+    leave_out_extremes,
+    new_figure,
+)
 from maze_train.core.targets import is_within
 from maze_train.core.text import compact, duration, readable
 from maze_train.tools.runs import Array, Run, bootstrap_interval, interquartile_mean
-from maze_train.tracking.report import TEXT_COLOR, decorate, leave_out_extremes, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -211,7 +220,7 @@ def _time(seconds: float) -> str:
 
 
 COLORS = (
-    *("#1f6feb", "#d1242f", "#1a7f37", "#bf8700", "#8250df"),
+    *(BLUE, RED, "#1a7f37", "#bf8700", "#8250df"),
     *("#0f8b8d", "#e85aad", "#6e5494", "#7d4e00", "#57606a"),
 )
 """Colours of the curves; also limits their number."""
@@ -245,8 +254,7 @@ def draw_comparison(
     """
     labels = {name: _as_text(label) for name, label in labels.items()}
     envs = list(dict.fromkeys(group.env for group in groups))
-    legend_rows = -(-len(labels) // 2)
-    figure = new_figure(11.0, 3.6 * len(envs) + 0.3 * legend_rows)
+    figure = new_figure(11.0, 3.6 * len(envs) + 0.3 * -(-len(labels) // 2))
     axes = figure.subplots(len(envs), 2, squeeze=False, sharey="row")
     colors = dict(zip(labels, COLORS, strict=False))
     for env, (by_steps, by_time) in zip(envs, axes, strict=True):
@@ -258,33 +266,26 @@ def draw_comparison(
             color, label = colors[group.name], labels[group.name]
             _draw(by_steps, [(steps, values) for steps, _, values in runs], color, label)
             _draw(by_time, [(seconds / unit, values) for _, seconds, values in runs], color)
-        by_steps.set_title(
-            _as_text(env), loc="left", fontsize=12, color=TEXT_COLOR, fontweight="bold"
-        )
-        by_time.set_title(_band_text(drawn), loc="right", fontsize=8, color=TEXT_COLOR)
-        decorate(by_steps, step_label, _as_text(metric))
-        decorate(by_time, f"wall time ({word})", "")
-        by_time.xaxis.set_major_formatter("{x:g}")
-        values = np.concatenate([*(values for runs in curves for _, _, values in runs), []])
-        leave_out_extremes(by_steps, values, values, EXTREMES)
-    handles = {line.get_label(): line for ax in axes[:, 0] for line in ax.lines}
-    shown = [(handles[label], label) for label in labels.values() if label in handles]
-    if shown:
-        lines, texts = zip(*shown, strict=True)
-        figure.legend(lines, texts, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+        decorate(by_steps, step_label, _as_text(metric), title=_as_text(env))
+        decorate(by_time, f"wall time ({word})", "", note=_band_text(drawn), counts=False)
+        found = [values for runs in curves for _, _, values in runs]
+        # Runs count alike, however many evaluations they have.
+        alike = [values[np.linspace(0, len(values) - 1, N_POINTS).astype(int)] for values in found]
+        values = np.concatenate([*found, []])
+        leave_out_extremes(by_steps, values, np.concatenate([*alike, []]), EXTREMES)
+    add_legend(figure, 2)
     return figure
 
 
 def _band_text(groups: Sequence[Group]) -> str:
     """Return the meaning of the bands; empty without bands."""
     sizes = [len(group.runs) for group in groups if len(group.runs) > 1]
-    texts = (
-        [f"95 % interval of {FEW_RUNS} runs or more"] if max(sizes, default=0) >= FEW_RUNS else []
-    )
-    texts += (
-        [f"range of fewer than {FEW_RUNS} runs"] if min(sizes, default=FEW_RUNS) < FEW_RUNS else []
-    )
-    return f"band: {', '.join(texts)}" if texts else ""
+    texts = {
+        f"95 % interval of {FEW_RUNS} runs or more": any(size >= FEW_RUNS for size in sizes),
+        f"range of fewer than {FEW_RUNS} runs": any(size < FEW_RUNS for size in sizes),
+    }
+    shown = ", ".join(text for text, is_shown in texts.items() if is_shown)
+    return f"band: {shown}" if shown else ""
 
 
 def _as_text(name: str) -> str:
@@ -295,22 +296,19 @@ def _as_text(name: str) -> str:
 def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = "") -> None:
     """Draw the runs of a group and their interquartile mean with its band."""
     runs = [(xs, values) for xs, values in runs if np.isfinite(xs).all()]
-    if not runs:
-        return
-    style: dict[str, Any] = {"color": color, "linewidth": 2.0, "label": label or "_"}
-    start, end = max(xs[0] for xs, _ in runs), min(xs[-1] for xs, _ in runs)
-    if len(runs) == 1 or end < start:
+    start = max((xs[0] for xs, _ in runs), default=0.0)
+    end = min((xs[-1] for xs, _ in runs), default=-1.0)
+    if len(runs) < 2 or end < start:
         for xs, values in runs:
-            axes.plot(xs, values, marker="o" if len(xs) <= 40 else "", markersize=3.0, **style)
+            curve(axes, xs, values, label, color=color, linewidth=2.0)
         return
     for xs, values in runs:
-        axes.plot(xs, values, color=color, linewidth=0.8, alpha=0.3)
+        curve(axes, xs, values, color=color, linewidth=0.8, alpha=0.3, marker="")
     grid = np.unique(np.concatenate([xs for xs, _ in runs]))
     grid = grid[(grid >= start) & (grid <= end)]
     if len(grid) > N_POINTS:
         grid = np.linspace(start, end, N_POINTS)
     values = np.stack([np.interp(grid, xs, values) for xs, values in runs])
-    low, high = bootstrap_interval([values], N_RESAMPLES)
     marker = "o" if len(grid) == 1 else ""
-    axes.plot(grid, interquartile_mean(values, axis=0), marker=marker, **style)
-    axes.fill_between(grid, low, high, color=color, alpha=0.18, linewidth=0)
+    curve(axes, grid, interquartile_mean(values, axis=0), label, color=color, marker=marker)
+    band(axes, grid, *bootstrap_interval([values], N_RESAMPLES), color=color)

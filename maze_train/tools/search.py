@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import yaml
 
 from maze_train.config.hydra_input import CONFIGURATION_ERRORS, explain
+from maze_train.config.loading import load_config
 from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, SearchConfig, load_search_config
-from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
+from maze_train.config.sweeps import LOG_FILE, JobRecord, LocalJobs, ProcessJob, StartedJob
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.config.writing import MAX_BYTES, plain_values
 from maze_train.core.conversion import config_to_dict
@@ -33,11 +34,11 @@ from maze_train.core.folders import make_folders
 from maze_train.core.names import JOURNAL, METRICS, STUDY_FILE
 from maze_train.core.notices import notify, say, tell_traceback
 from maze_train.core.plain_yaml import dump_yaml, load_yaml
+from maze_train.core.report import new_figure
 from maze_train.core.targets import TARGET, is_within, locate
 from maze_train.core.text import duration, flattened, readable
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.opponents import with_random_opponent
-from maze_train.run.pipeline import configure, prepare
 from maze_train.run.runner import TrainingRunner
 from maze_train.tools.runs import task_name
 from maze_train.tools.search_report import (
@@ -52,7 +53,6 @@ from maze_train.tools.search_report import (
     text_of,
     write_result,
 )
-from maze_train.tracking.report import new_figure
 from maze_train.tracking.tracker import VALIDATION_LOSS
 from maze_train.training.callbacks import Callback, TrainingView
 from maze_train.training.config import EvaluationConfig
@@ -300,7 +300,7 @@ def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
     run_dir = str(task.directory_of(seed))
     values = {**task.settings, "seed": seed, "run_dir": run_dir, "resume": AUTO}
     values["tracking.csv"] = True
-    runner = TrainingRunner(prepare(configure(values)))
+    runner = TrainingRunner(load_config(values))
     metric = task.metric
     pruning = PruningCallback(task) if is_first else None
     runner.callbacks.extend([pruning] if pruning else [])
@@ -366,7 +366,7 @@ def run_search(
 
     Args:
         config: The search.
-        settings: Settings common to all runs, as for `configure`.
+        settings: Settings common to all runs, as for `load_config`.
         given: The user's overrides as on the command line, to print the best command.
         directory: Directory of the study if the configuration does not name one.
 
@@ -377,7 +377,7 @@ def run_search(
     """
     for kind in ("sampler", "pruner"):
         part_named(kind, getattr(config, kind))
-    base = with_random_opponent(configure(settings))
+    base = with_random_opponent(load_config(settings))
     if base.evaluation.opponents:
         settings = {**settings, "evaluation.opponents": base.evaluation.opponents}
     if not base.tracking.csv:
@@ -420,7 +420,7 @@ class _Search:
         with reading_journal(self.directory):
             self.study = open_study(self.storage, self.mode)
             self._result()
-        self.processes = JobProcesses(self._take, config.n_jobs, config.gpus)
+        self.pool = LocalJobs(self._take, config.n_jobs, config.gpus)
         self.states = optuna().trial.TrialState
 
     def _check_settings(self) -> None:
@@ -448,7 +448,7 @@ class _Search:
         if before < self.config.n_trials:
             self._import_parts()
         try:
-            self.processes.run(self._jobs())
+            self.pool.run(self._jobs())
         except KeyboardInterrupt:
             self._write()
             notify(f"{PROGRAM}: run the same command again to resume the study in {self.directory}")
@@ -519,7 +519,7 @@ class _Search:
         record = TrialRecord(trial.number, words, str(directory), code=FAILURE)
         return ProcessJob(record, directory / LOG_FILE, lambda: run_trial(task, record))
 
-    def _take(self, job: RunningJob) -> None:
+    def _take(self, job: StartedJob) -> None:
         """Report the outcome of a trial to the study, unless it was interrupted."""
         record = job.outcome
         assert isinstance(record, TrialRecord)
@@ -527,7 +527,7 @@ class _Search:
         trial = self.study.trials[record.number]
         seconds = trial.user_attrs.get(SECONDS, 0.0) + job.seconds
         self.storage.set_trial_user_attr(trial._trial_id, SECONDS, seconds)
-        if job.result is None and self.processes.is_ending:
+        if job.result is None and self.pool.is_ending:
             say(f"{PROGRAM}: {record.name}: interrupted after {took}")
             return
         if record.error:

@@ -12,17 +12,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from maze_train.config.loading import load_config
 from maze_train.config.options import PROGRAM
 from maze_train.config.search_config import GROUP, LINEAR, SearchRange
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import config_to_dict, join
 from maze_train.core.errors import ConfigError, printable
+from maze_train.core.files import writable
 from maze_train.core.plain_yaml import dump_yaml
+from maze_train.core.report import (
+    BLUE,
+    GREY,
+    RED,
+    add_legend,
+    csv_text,
+    curve,
+    decorate,
+    leave_out_extremes,
+    markdown_table,
+    new_figure,
+    text_table,
+    write_report,
+)
 from maze_train.core.targets import import_extra
-from maze_train.core.text import csv_text, duration, markdown_table, readable, table_lines
-from maze_train.run.pipeline import configure
+from maze_train.core.text import duration, readable
 from maze_train.tools.compare_report import short
-from maze_train.tracking.report import decorate, leave_out_extremes, new_figure, write_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +85,7 @@ class Space:
 
     Args:
         ranges: Ranges by dotted name of the setting.
-        settings: Values of the other settings, as for `configure`.
+        settings: Values of the other settings, as for `load_config`.
 
     Raises:
         ConfigError: If a setting does not exist, or does not accept a bound of its range or one of
@@ -164,7 +178,7 @@ class Space:
         """
         setting = self._setting(key, value)
         try:
-            return _select(config_to_dict(configure({**self._settings, key: setting})), key)
+            return _select(config_to_dict(load_config({**self._settings, key: setting})), key)
         except ConfigError as error:
             problem = f"not a valid setting: {error}"
             raise ConfigError(join(GROUP, key), problem, setting) from error
@@ -179,10 +193,9 @@ def _select(node: Any, key: str) -> Any:
 
 Row = dict[str, Any]
 
-BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
 STYLES: dict[str, dict[str, Any]] = {
-    "complete": {"marker": "o", "color": BLUE, "markersize": 5.0, "linestyle": ""},
-    "pruned": {"marker": "x", "color": GREY, "markersize": 5.0, "linestyle": ""},
+    "complete": {"marker": "o", "color": BLUE, "markersize": 5.0},
+    "pruned": {"marker": "x", "color": GREY, "markersize": 5.0},
 }
 """Markers of the trials by state."""
 
@@ -219,15 +232,14 @@ def draw_search(result: SearchResult, study: Study, space: Space) -> Figure:
     _draw_history(first, drawn, result)
     for axes in second:
         axes.barh([names[key] for key in weights], list(weights.values()), height=0.6, color=BLUE)
-        decorate(axes, "importance", "")
-        axes.xaxis.set_major_formatter("{x:g}")
+        decorate(axes, "importance", "", counts=False)
         axes.invert_yaxis()  # Most important settings first.
     for i, (key, name) in enumerate(names.items()):
         axes = below.add_subplot(n_rows, min(COLUMNS, len(names)), i + 1, sharey=first)
         _draw_trials(axes, drawn, [space.place(key, row[key]) for row in drawn])
-        decorate(axes, name, "")
+        decorate(axes, name, "", counts=False)
         _scale(axes, space.distributions[key])
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    add_legend(figure)
     return figure
 
 
@@ -243,27 +255,24 @@ def _importances(study: Study) -> dict[str, float]:
     return found
 
 
-def _draw_trials(axes: Axes, rows: Sequence[Row], places: Sequence[float]) -> list[Any]:
-    """Draw the values of trials at positions of the x axis; return the marks of each state."""
-    marks = []
+def _draw_trials(axes: Axes, rows: Sequence[Row], places: Sequence[float]) -> None:
+    """Draw the values of trials by state at positions of the x axis."""
     for state, style in STYLES.items():
         points = [(x, r["value"]) for x, r in zip(places, rows, strict=True) if r["state"] == state]
-        marks += axes.plot(*np.array(points, float).reshape(-1, 2).T, **style)
-    return marks
+        x, y = np.array(points, float).reshape(-1, 2).T
+        curve(axes, x, y, state if points else "", linestyle="", **style)
 
 
 def _draw_history(axes: Axes, rows: Sequence[Row], result: SearchResult) -> None:
-    numbers = [row["trial"] for row in rows]
-    for state, marks in zip(STYLES, _draw_trials(axes, rows, numbers), strict=True):
-        marks.set_label(state if len(marks.get_xdata()) else "_")
+    _draw_trials(axes, rows, [row["trial"] for row in rows])
     done = [row for row in rows if row["state"] == "complete"]
     reached = np.array([row["value"] for row in done], float)
     best = (np.maximum if result.larger_is_better else np.minimum).accumulate(reached)
     at = [row["trial"] for row in done]
-    axes.step(at, best, where="post", color=RED, label="best so far", zorder=1)
-    decorate(axes, "trial", result.metric)
+    step: dict[str, Any] = {"drawstyle": "steps-post", "marker": "", "zorder": 1}
+    curve(axes, at, best, "best so far", color=RED, **step)
+    decorate(axes, "trial", result.metric, counts=False)
     axes.locator_params(axis="x", integer=True)
-    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(left=-0.5)
     values = np.array([row["value"] for row in rows], float)
     leave_out_extremes(axes, values, reached, SHOWN[result.larger_is_better])
@@ -280,7 +289,6 @@ def _scale(axes: Axes, found: Any) -> None:
     else:
         margin = 0.03 * (found.high - found.low)
         axes.set_xlim(found.low - margin, found.high + margin)
-        axes.xaxis.set_major_formatter("{x:g}")
 
 
 CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "trials.csv", "trials.md", "search.png"
@@ -366,7 +374,7 @@ class SearchResult:
             {key: text for key, text in row.items() if key not in ("run_dir", "error")}
             for row in self._words(self._ranked())
         ]
-        lines = [*table_lines(words, MAX_ROWS, self.study / CSV_FILE), "", self.outcome]
+        lines = [*text_table(words, MAX_ROWS, self.study / CSV_FILE), "", self.outcome]
         return printable("\n".join([*lines, "", self.line] if self.best else lines))
 
     def markdown(self) -> str:
@@ -374,7 +382,7 @@ class SearchResult:
         lines = ["# Search", "", self.outcome, ""]
         if self.best:
             lines += ["```bash", self.line, "```", "", f"![trials]({PICTURE_FILE})", ""]
-        lines += markdown_table(self._words(self._ranked())) if self.rows else []
+        lines += markdown_table(self._words(self._ranked()))
         return "\n".join(lines) + "\n"
 
     def best_yaml(self) -> str:
@@ -411,9 +419,10 @@ def write_result(result: SearchResult, picture: Figure | None = None) -> None:
         ConfigError: If the files cannot be written.
     """
     texts = {MARKDOWN_FILE: result.markdown()}
-    texts |= {CSV_FILE: csv_text(result.rows, nan="")} if result.rows else {}
+    texts |= {CSV_FILE: csv_text(result.rows)} if result.rows else {}
     texts |= {BEST_FILE: result.best_yaml()} if result.best else {}
-    write_report("study", result.study, texts, {PICTURE_FILE: picture} if picture else {})
+    with writable("study", result.study):
+        write_report(result.study, texts, {PICTURE_FILE: picture} if picture else {})
 
 
 def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:

@@ -6,55 +6,299 @@ checkpoints/
     epoch_000025_update_000253/     within the 26th epoch, after 253 updates
         MANIFEST.json               counters, versions, digests
         state.pt                    see `state_files`
-        part_<...>.pt               large pieces of the state, see `checkpoint_files`
-    epoch_000026-2/                 after 26 epochs, of a run resumed from an earlier checkpoint
+        part_<digest>.pt            large pieces of the state (see `core.state.StatePart`)
+    epoch_000026-2/                 as a run that continued from an earlier one wrote it again
 
 Only `latest` is ever replaced. Names that begin with `.tmp-` are in progress (being written or
-removed) by the process whose ID is at the end.
+removed) by the process whose ID is at the end. A part that did not change is a hard link to the
+file of an earlier checkpoint, so it takes neither time nor space, and stays when the earlier
+checkpoint is removed.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import (
+    DamagedError,
+    FileDigest,
     atomic_write,
     fsync_directory,
     process_runs,
     read_regular,
     remove_leftovers,
+    seal,
+    undamaged,
+    unseal,
+    verified_blocks,
+    versions,
+    write_synced,
 )
 from maze_train.core.folders import check_held, make_folders
 from maze_train.core.notices import warn
-from maze_train.core.state_files import dumps
-from maze_train.training.checkpoint_files import (
-    MANIFEST,
-    STATE,
-    Checkpoint,
-    CheckpointInfo,
-    DamagedError,
-    FilesWriter,
-    Parts,
-    make_manifest,
-    read_checkpoint,
-    read_manifest,
-    sort_key,
-)
+from maze_train.core.state import StatePart
+from maze_train.core.state_files import TreePath, check_content, dumps, loads
 from maze_train.training.config import CheckpointConfig
 from maze_train.training.outcome import Position
 
-__all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore"]
-
 LATEST = "latest"
+MANIFEST, STATE = "MANIFEST.json", "state.pt"
+MAX_MANIFEST_BYTES = 10_000_000
+
+KINDS: Mapping[str, type] = MappingProxyType(
+    {"epoch": int, "updates": int, "env_steps": int, "within_epoch": bool, "settings": str}
+)
+"""Values of a manifest that a run reads, with their types."""
+
+SCHEMA = 3
+"""Version of the file format and of the contents of a state."""
+
+NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?(?:-([0-9]{1,9}))?")
+"""Position, and a number if an abandoned branch of the run used the same name."""
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """The file of a part of a state."""
+
+    directory: Path
+    """The checkpoint."""
+
+    digest: FileDigest
+
+    @property
+    def name(self) -> str:
+        """File name, derived from the digest of the content."""
+        return f"part_{self.digest.sha256[:32]}.pt"
+
+    def read(self) -> dict[str, Any]:
+        """Return the content, verified again.
+
+        Raises:
+            RunDirectoryError: If the file is damaged or gone.
+        """
+        try:
+            data = b"".join(verified_blocks(self.directory / self.name, self.digest))
+        except DamagedError as error:
+            raise RunDirectoryError(f"checkpoint {self.directory} is damaged: {error}") from error
+        return loads(data, self.directory / self.name)
+
+
+Parts: TypeAlias = "Mapping[tuple[TreePath, str], PartFile]"
+"""Files of parts by path in the state and version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointInfo(Position):
+    """Contents of a checkpoint manifest."""
+
+    path: Path
+    files: dict[str, FileDigest]
+    settings: str
+    """Configuration of the run as text."""
+
+    @property
+    def order(self) -> tuple[int, int, tuple[int, ...]]:
+        """Sort key that orders the checkpoints of a run by time."""
+        return self.epoch, self.updates, sort_key(self.path.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(CheckpointInfo):
+    """An undamaged checkpoint, with its saved state."""
+
+    state: dict[str, Any] = field(repr=False, compare=False)
+
+    parts: Parts = field(repr=False, compare=False)
+    """Files of the parts of the state."""
+
+
+def sort_key(name: str) -> tuple[int, ...]:
+    """Return a sort key by epoch, update and number; empty for other names."""
+    found = NAME.fullmatch(name)
+    return (int(found[1]), int(found[2] or -1), int(found[3] or 1)) if found else ()
+
+
+def make_manifest(files: Mapping[str, FileDigest], position: Position, settings: str = "") -> bytes:
+    """Return the manifest of a new checkpoint.
+
+    Raises:
+        ValueError: If there are too many files to read back.
+    """
+    score = position.score
+    content = {
+        "schema": SCHEMA,
+        "versions": dict(versions()),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "epoch": int(position.epoch),
+        "updates": int(position.updates),
+        "env_steps": int(position.env_steps),
+        "within_epoch": bool(position.within_epoch),
+        "score": float(score) if score is not None and math.isfinite(score) else None,
+        "files": {name: {"sha256": x.sha256, "bytes": x.nbytes} for name, x in files.items()},
+        "bytes": sum(item.nbytes for item in files.values()),
+        "settings": settings,
+    }
+    if len(manifest := seal(content)) > MAX_MANIFEST_BYTES:
+        raise ValueError(
+            f"a checkpoint cannot have {len(files)} files: let the state have fewer, larger parts"
+        )
+    return manifest
+
+
+def read_manifest(path: Path) -> CheckpointInfo:
+    """Read the manifest of the checkpoint in `path`.
+
+    Raises:
+        DamagedError: If the manifest is missing or damaged, or belongs to another checkpoint.
+        RunDirectoryError: If an older or a newer version wrote it.
+    """
+    if not path.is_dir():
+        raise DamagedError("the directory is missing")
+    with undamaged(path / MANIFEST):
+        data = read_regular(path / MANIFEST, MAX_MANIFEST_BYTES)
+    try:
+        content = unseal(data)
+    except ValueError as error:
+        raise DamagedError(f"{MANIFEST}: {error}") from error
+    try:
+        info = _info(path, content)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedError(f"{MANIFEST}: not the content of a manifest ({error!r})") from error
+    if path.name.partition("-")[0] != info.name:
+        raise DamagedError(f"{MANIFEST}: it belongs to {info.name}")
+    return info
+
+
+def _info(path: Path, content: dict[str, Any]) -> CheckpointInfo:
+    """Return the checked content of a manifest."""
+    schema, score = content["schema"], content["score"]
+    if type(schema) is not int or schema < 1:
+        raise ValueError(f"schema {schema!r}")
+    if schema != SCHEMA:
+        version = content["versions"]["maze_train"]
+        remedy = f"continue the run with maze_train {version}, or start a new one"
+        raise RunDirectoryError(
+            f"checkpoint {path} was written by maze_train {version} with schema {schema}, this "
+            f"version reads schema {SCHEMA}: "
+            f"{'install a newer maze_train' if schema > SCHEMA else remedy}"
+        )
+    files = {n: FileDigest(item["sha256"], item["bytes"]) for n, item in content["files"].items()}
+    values = {key: content[key] for key in KINDS}
+    if (
+        STATE not in files
+        or any(not re.fullmatch(r"[\w-][\w.-]*", name) for name in files)
+        or any(type(item.nbytes) is not int for item in files.values())
+        or any(type(values[key]) is not kind for key, kind in KINDS.items())
+        or any(values[key] < 0 for key, kind in KINDS.items() if kind is int)
+        or type(score) not in (type(None), float)
+        or not math.isfinite(score or 0.0)
+    ):
+        raise ValueError("a value is of the wrong type")
+    return CheckpointInfo(**values, score=score, path=path, files=files)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read the checkpoint in `path` and verify all of its files.
+
+    Parts are verified now, and read (and verified) again on access.
+
+    Raises:
+        DamagedError: If a file is missing or damaged.
+        RunDirectoryError: If an older or a newer version wrote it.
+    """
+    info = read_manifest(path)
+    for file_name, expected in info.files.items():
+        if file_name != STATE:
+            for _ in verified_blocks(path / file_name, expected):
+                pass
+    parts = {}
+
+    def open_part(tree_path: TreePath, version: str, file_name: str) -> StatePart:
+        check_content(file_name in info.files, f"the part {file_name!r} is not in {MANIFEST}")
+        file = PartFile(path, info.files[file_name])
+        check_content(file.name == file_name, f"{file_name} is not a part")
+        parts[tree_path, version] = file
+        return StatePart(version, file.read)
+
+    data = b"".join(verified_blocks(path / STATE, info.files[STATE]))
+    try:
+        state = loads(data, STATE, open_part)
+    except RunDirectoryError as error:
+        raise DamagedError(str(error)) from error
+    return Checkpoint(**vars(info), state=state, parts=parts)
+
+
+class FilesWriter:
+    """Writes the files of one checkpoint; contents are synced to disk, but not the directory.
+
+    Args:
+        directory: Empty directory to write to.
+        final: Final name of the directory.
+        earlier: Written or verified parts of an earlier checkpoint; equal path and version mean
+            equal contents.
+    """
+
+    def __init__(self, directory: Path, final: Path, earlier: Parts) -> None:
+        self._directory = directory
+        self._final = final
+        self._earlier = earlier
+        self.digests: dict[str, FileDigest] = {}
+        self.parts: dict[tuple[TreePath, str], PartFile] = {}
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file; raises OSError if writing fails."""
+        write_synced(self._directory / name, data)
+        self.digests[name] = FileDigest.of(data)
+
+    def write_part(self, path: TreePath, part: StatePart) -> str:
+        """Write a part of the state or share it with the earlier checkpoint; return its file name.
+
+        Raises:
+            TypeError: If the part contains an unsupported type.
+            OSError: If writing fails.
+        """
+        key = (path, part.version)
+        file = self._earlier.get(key)
+        if file is None or not self._share(file):
+            data = dumps(part.read())
+            file = PartFile(self._final, FileDigest.of(data))
+            if file.name not in self.digests:
+                write_synced(self._directory / file.name, data)
+        self.digests[file.name] = file.digest
+        self.parts[key] = PartFile(self._final, file.digest)
+        return file.name
+
+    def _share(self, file: PartFile) -> bool:
+        """Link or copy a file of an earlier checkpoint; return whether it was undamaged."""
+        source, target = file.directory / file.name, self._directory / file.name
+        if file.name in self.digests:
+            return True
+        try:
+            if os.lstat(source).st_size == file.digest.nbytes:
+                os.link(source, target)
+                return True
+        except OSError:  # Hard links are not supported, or there are too many.
+            with suppress(FileNotFoundError):  # A network file system may have created it anyway.
+                target.unlink()
+        try:
+            write_synced(target, b"".join(verified_blocks(source, file.digest)))
+        except DamagedError:
+            return False
+        return True
 
 
 class CheckpointStore:
@@ -87,8 +331,7 @@ class CheckpointStore:
         self._settings = settings
         self._sign = 1.0 if mode == "max" else -1.0
         self._warn = warn
-        self._parts: Parts = {}
-        """Parts of the checkpoint last written or loaded."""
+        self._parts: Parts = {}  # Of the checkpoint last written or loaded.
         self.latest: Path | None = None
         """Checkpoint last written, or from which the run was resumed."""
         self._position: Position | None = None
@@ -186,11 +429,7 @@ class CheckpointStore:
         return path.with_name(f".tmp-{path.name}-{os.getpid()}")
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint atomically.
-
-        Raises:
-            OSError: If the checkpoint does not exist or cannot be removed.
-        """
+        """Remove a checkpoint atomically; raises OSError if it cannot be removed."""
         work = self._work(path)
         shutil.rmtree(work, ignore_errors=True)
         with suppress(OSError):  # For example, on a full disk.
@@ -232,17 +471,13 @@ class CheckpointStore:
     def clean(self) -> None:
         """Remove files left by killed processes; call it before training."""
         remove_leftovers(self.directory)
-        for path in self._paths():
+        for path in self.directory.glob(".tmp-*"):
             found = re.fullmatch(r"\.tmp-.+-(\d+)", path.name)
             if found and (int(found[1]) == os.getpid() or not process_runs(int(found[1]))):
                 shutil.rmtree(path, ignore_errors=True)
 
     def point_to(self, info: CheckpointInfo) -> None:
-        """Make `latest` name the checkpoint to resume from; later ones become an abandoned branch.
-
-        Raises:
-            OSError: If writing fails.
-        """
+        """Make `latest` name the checkpoint to resume from; later ones are an abandoned branch."""
         if self._pointer() != info.path.name:
             self._point_to(info.path.name)
             fsync_directory(self.directory)
@@ -301,15 +536,9 @@ class CheckpointStore:
         return paths, bool(named)
 
     def find(self, name: str | None = None) -> CheckpointInfo | None:
-        """Return the manifest of the checkpoint that `load` would load.
+        """Return the manifest of the checkpoint that `load` would load; None if there is none.
 
         Only manifests are read, so `load` returns an earlier checkpoint if another file is damaged.
-
-        Args:
-            name: Name of a checkpoint; None: the checkpoint to resume from.
-
-        Returns:
-            The manifest; None if the checkpoint does not exist or its manifest is unreadable.
         """
         for path in self._in_order()[0] if name is None else self._directories():
             if name in (None, path.name):
@@ -337,15 +566,10 @@ class CheckpointStore:
             return None
         return words[0] if words and sort_key(words[0]) else None
 
-    def _paths(self) -> tuple[Path, ...]:
-        try:
-            return tuple(self.directory.iterdir())
-        except OSError:
-            return ()
-
     def _directories(self) -> tuple[Path, ...]:
         """Return the directories of all checkpoints, including damaged ones, oldest first."""
-        found = [path for path in self._paths() if sort_key(path.name) and path.is_dir()]
+        paths = self.directory.glob("epoch_*")
+        found = [path for path in paths if sort_key(path.name) and path.is_dir()]
         return tuple(sorted(found, key=lambda path: sort_key(path.name)))
 
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:

@@ -14,7 +14,6 @@ import yaml
 
 from maze_train import ConfigError, load_config
 from maze_train.config.loading import merged
-from maze_train.config.resuming import stored_settings
 from maze_train.config.stored import PARTS, modules_to_trust, parsed_settings, read_settings
 from maze_train.config.writing import config_text, write_config
 from maze_train.core.conversion import config_to_dict
@@ -22,7 +21,7 @@ from maze_train.core.targets import Given, build_targets
 from maze_train.envs.backends import build_native
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.registered import module_of_argument, module_of_id
-from maze_train.run.checkpoints import how_to_go_on
+from maze_train.run.resuming import how_to_go_on, stored_settings
 from maze_train.training.callbacks import Callback
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from maze_train.cli import main
-from maze_train.run.pipeline import PreparedRun
 
 
 class CommandLine:
@@ -25,11 +24,10 @@ class CommandLine:
         """The exit code for these arguments."""
         return main(argv)
 
-    def runner_of(self, given: Any) -> SimpleNamespace:
+    def runner_of(self, config: Any) -> SimpleNamespace:
         """What takes the place of a runner of training or of rollouts."""
-        config = given.config if isinstance(given, PreparedRun) else given
         self.configs.append(config)
-        return SimpleNamespace(run=lambda: self.outcome(self.train(config)))
+        return SimpleNamespace(run=lambda: self.outcome(self.train(config)), resumption=None)
 
     def outcome(self, value: Any) -> SimpleNamespace:
         """What a run returns."""
@@ -55,7 +53,6 @@ def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
         module = ModuleType(f"maze_train.run.{where}")
         setattr(module, name, command_line.runner_of)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("maze_train.jobs.prepare", PreparedRun)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)

@@ -13,16 +13,16 @@ import torch
 
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.algorithms.sac.learner import SACLearner
-from maze_train.tracking import writers
+from maze_train.tracking import tracker
 from maze_train.tracking.tracker import Tracker
-from maze_train.training import checkpoint_files
+from maze_train.training import checkpoints
 
 RUN = Path("run")
 
 
 def disk_full() -> None:
     """From the second checkpoint on the disk is full."""
-    original = checkpoint_files.write_synced
+    original = checkpoints.write_synced
 
     def write(path: Path, data: bytes) -> None:
         if "epoch_00000" in str(path) and "epoch_000001" not in str(path):
@@ -30,13 +30,13 @@ def disk_full() -> None:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         original(path, data)
 
-    checkpoint_files.write_synced = write
+    checkpoints.write_synced = write
 
 
 def disk_full_for_a_while() -> None:
     """Rows and checkpoints of the second and third epoch cannot be written."""
     full = False
-    write_line, write_file = writers.csv_text, checkpoint_files.write_synced
+    write_line, write_file = tracker.csv_text, checkpoints.write_synced
 
     def line(*args: Any, **kwargs: Any) -> str:
         if full:
@@ -52,8 +52,8 @@ def disk_full_for_a_while() -> None:
         nonlocal full
         full = row["epoch"] in (2, 3)
 
-    writers.csv_text = line
-    checkpoint_files.write_synced = write
+    tracker.csv_text = line
+    checkpoints.write_synced = write
     original = Tracker.write
 
     def write_row(self: Tracker, row: Any) -> None:

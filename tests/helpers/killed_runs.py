@@ -40,7 +40,7 @@ MOMENTS: dict[str, tuple[str, str]] = {
     "update": ("maze_train.learner.learner:Learner", "apply_gradients"),
     "evaluation": ("maze_train.collect.episode_runner:BatchedAgent", "act"),
     "writing": ("maze_train.tracking.tracker:Tracker", "write"),
-    "saving": ("maze_train.training.checkpoint_files", "write_synced"),
+    "saving": ("maze_train.training.checkpoints", "write_synced"),
     "renaming": ("maze_train.training.checkpoints", "fsync_directory"),
 }
 CALLS = {

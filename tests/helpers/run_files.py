@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
 from maze_train.config.writing import config_text, write_config
-from maze_train.tracking.tracker import RunInfo
-from maze_train.tracking.writers import CSVWriter
+from maze_train.tracking.tracker import CSVWriter, RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

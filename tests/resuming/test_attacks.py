@@ -18,7 +18,7 @@ import pytest
 from strangers import COMMANDS, MARKER, QUIET, SMALL, WORDS, change, line, run, trained
 
 from maze_train import MazeTrainError, load_learner, search, train
-from maze_train.tracking.report import write_leagues
+from maze_train.tracking.curves import write_leagues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ with names of folders in which other programs make links; `several` holds runs, 
 told to write into one of them."""
 
 KINDS = ("a link", "a dangling link", "a link to a folder", "a link by a folder", "a pipe")
-CSV = {"_target_": "maze_train.tracking.writers.CSVWriter", "columns": [f"$(touch {MARKER})"]}
+CSV = {"_target_": "maze_train.tracking.tracker.CSVWriter", "columns": [f"$(touch {MARKER})"]}
 TOO_LONG_S = 30
 """Far more than a command takes that is refused, on a busy machine."""
 
@@ -299,7 +299,7 @@ def test_no_attack_succeeds(
     kinds: str,
 ) -> None:
     """Nothing outside changes, nothing runs, and whoever would write says why not."""
-    monkeypatch.setattr("maze_train.tracking.report.save_picture", lambda *_, dpi: None)
+    monkeypatch.setattr("maze_train.core.report.save_picture", lambda *_, dpi: None)
     planted = {key: attack for key, attack in ATTACKS.items() if attack.where == where}
     links = [key for key in planted if key.startswith(f"{where}/")]
     shifts = {key: (i - i // len(KINDS)) % len(KINDS) for i, key in enumerate(links)}
@@ -323,5 +323,5 @@ def test_a_rating_of_a_stranger_leads_nowhere(tmp_path: Path) -> None:
     """Names of policies in `metrics.csv` become names of files only where they are such."""
     (tmp_path / "run").mkdir()
     row = {"epoch": 1, "league/a/../../../own@1/win_rate": 0.5}
-    write_leagues([row], tmp_path / "run", "")
+    write_leagues([row], tmp_path / "run" / "plots", "")
     assert [path.name for path in tmp_path.rglob("*")] == ["run"]

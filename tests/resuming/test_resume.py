@@ -22,7 +22,7 @@ from strangers import change
 from maze_train import MetricsWriter, load_policy, run_rollout, train
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import exclusive, seal
-from maze_train.run.checkpoints import fitting
+from maze_train.run.resuming import fitting
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -44,7 +44,7 @@ RARE = {"skipped_steps", "zeroed_gradients", "loss", "compile_s"}
 
 # What each algorithm reports, and what of it only where something is set or goes wrong.
 REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "ppo": (("actor_critic.batch.ActorCriticEvents",), RARE),
+    "ppo": (("actor_critic.learner.ActorCriticEvents",), RARE),
     "impala": (
         (
             "impala.learner.ImpalaEvents",

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from maze_train.run.pipeline import configure, prepare
+from maze_train.config.loading import load_config
 from maze_train.run.runner import TrainingRunner
 from maze_train.training.contexts import available_disk, available_memory, find_device
 
@@ -158,6 +158,6 @@ def test_auto_is_the_accelerator_of_this_machine(monkeypatch, kind):
     assert find_device("auto") == (device or CPU)
     for key in ("algorithm.device", "learner_group.device"):
         for algorithm, expected in (("ppo", device or CPU), ("es", CPU)):
-            config = configure({"env": "CartPole-v1", "algorithm": algorithm, key: "auto"})
-            with TrainingRunner(prepare(config)) as runner:
+            config = load_config({"env": "CartPole-v1", "algorithm": algorithm, key: "auto"})
+            with TrainingRunner(config) as runner:
                 assert runner.builder.context.device == expected

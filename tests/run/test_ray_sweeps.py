@@ -18,7 +18,7 @@ from leftovers import left_of
 from short_runs import rows
 
 from maze_train.cli import main
-from maze_train.config.ray_jobs import JobPool
+from maze_train.config.ray_jobs import WorkerJobs
 from maze_train.config.sweeps import JobRecord, ProcessJob, StartedJob
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.workers.places import ThisProcess
@@ -61,7 +61,7 @@ def test_workers_start_processes(tmp_path: Path) -> None:
 
     works = [good, lambda: sys.exit(3), lambda: os.kill(os.getpid(), signal.SIGKILL)]
     jobs = [job_of(number, tmp_path, work) for number, work in enumerate(works)]
-    JobPool(ended.append, ThisProcess(), 3, [str(tmp_path)]).run(jobs)
+    WorkerJobs(ended.append, ThisProcess(), 3, [str(tmp_path)]).run(jobs)
     found = [(job.outcome.objective, job.outcome.error) for job in ended]
     assert found[0] == (3.0, "")
     assert [error for _, error in found[1:]] == [
@@ -73,7 +73,7 @@ def test_workers_start_processes(tmp_path: Path) -> None:
 
 def test_machines_share_the_folders(tmp_path: Path) -> None:
     """One that has not got them is named, before a job begins."""
-    pool = JobPool(print, ThisProcess(), 1, [str(tmp_path), str(tmp_path / "s")])
+    pool = WorkerJobs(print, ThisProcess(), 1, [str(tmp_path), str(tmp_path / "s")])
     with pytest.raises(ConfigError, match=r"hydra/launcher = 'ray': .* has no folder .*/s; "):
         pool.run([])
 
@@ -146,7 +146,7 @@ def play(machines: Machines, folder: Path, n_jobs: int = 3) -> list[str]:
     ended: list[StartedJob] = []
     jobs = [job_of(number, folder, SimpleNamespace) for number in range(n_jobs)]
     try:
-        JobPool(ended.append, machines, n_jobs, []).run(jobs)
+        WorkerJobs(ended.append, machines, n_jobs, []).run(jobs)
     finally:
         assert machines.calls[-1] == "close"
         errors = [f"{job.outcome.number}: {job.outcome.error}" for job in ended]
@@ -180,7 +180,7 @@ def test_signals_end_jobs(tmp_path: Path) -> None:
     machines = Machines([None, cancelled])
     machines.ready = interrupted(machines, 2, 3, 4)  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        JobPool(ended.append, machines, 1, []).run([job_of(0, tmp_path, SimpleNamespace)])
+        WorkerJobs(ended.append, machines, 1, []).run([job_of(0, tmp_path, SimpleNamespace)])
     assert machines.calls[-3:] == [(0, "cancel"), (0, "cancel"), "close"]
     assert ended[0].outcome.error == "killed"
 

@@ -27,7 +27,7 @@ from maze_train.core.step_end import TERMINATED
 from maze_train.data.datasets import open_dataset
 from maze_train.run.rollout import RolloutRunner
 from maze_train.run.rollout_report import RolloutProgress
-from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
+from maze_train.tracking.tracker import CSVWriter, JSONSummaryWriter
 
 DICT_ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}}
 LOCAL: dict[str, Any] = {"runner": "local", "runner.n_workers": 2}

@@ -18,7 +18,6 @@ from maze_train import EnvConfig, load_config, train
 from maze_train.run import assembly, repeatability
 from maze_train.run.assembly import is_examined
 from maze_train.run.notes import TimeLimitNote, has_vector_form, start_notes, worker_notes
-from maze_train.run.pipeline import shortened
 from maze_train.tracking.tracker import RunInfo
 from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS
 
@@ -65,7 +64,7 @@ def test_a_trial_stays_a_trial(algorithm: str, key: str, most: int) -> None:
     settings = {"runner.fast_dev_run": True, f"algorithm.{key}": 65536}
     data = {"runner.dataset": "data"} if algorithm == "bc" else {}
     config = load_config({"algorithm": algorithm, "env": "Pendulum-v1", **settings, **data})
-    assert getattr(shortened(config).algorithm, key) == most
+    assert getattr(config.shortened().algorithm, key) == most
 
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["es", "ppo"]))

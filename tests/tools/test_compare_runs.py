@@ -15,11 +15,10 @@ from run_files import RETURN, write_run
 
 from maze_train import Comparison, ConfigError, RunDirectoryError, compare_runs
 from maze_train.config.sweeps import JobRecord, read_jobs, write_jobs
-from maze_train.core.text import markdown_table
+from maze_train.core.report import markdown_table, save_picture
 from maze_train.tools.compare import MAX_ROWS, drawn_groups
 from maze_train.tools.compare_report import COLORS, N_POINTS, draw_comparison
 from maze_train.tools.runs import algorithm_name, read_run, task_name
-from maze_train.tracking.report import save_picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +35,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Figure]:
     def keep(figure: Figure, path: Path, dpi: int) -> None:
         found[path] = figure
 
-    monkeypatch.setattr("maze_train.tracking.report.save_picture", keep)
+    monkeypatch.setattr("maze_train.core.report.save_picture", keep)
     return found
 
 
@@ -105,7 +104,7 @@ def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
     (shown,) = comparison.sections()["CartPole-v1"]
     assert [shown[name] for name in ("reached 5", "at step", "after")] == ["1 of 2", "-", "-"]
     (line,) = table(tmp_path)
-    assert line["steps_to_threshold"] == ""
+    assert line["steps_to_threshold"] == "NaN"
 
 
 def test_settings_that_differ_are_columns(
@@ -301,7 +300,7 @@ def test_jobs_of_a_sweep(tmp_path: Path) -> None:
     jobs = read_jobs(sweep)
     assert [job.run_dir for job in jobs] == [str(sweep / "0"), str(elsewhere), *failed]
     assert [job.objective for job in jobs[:2]] == [1.0, 0.1 + 0.2]
-    assert "\n2,seed=2,2,," in (sweep / "jobs.csv").read_text()
+    assert "\n2,seed=2,2,NaN," in (sweep / "jobs.csv").read_text()
     comparison = compared(tmp_path, "a sweep", "elsewhere", "a *")  # each once
     assert comparison.rows[0]["seeds"] == "1 0 5"
     assert [(left.name, left.reason) for left in comparison.left_out] == [
@@ -425,7 +424,7 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (edges.min(), edges.max()) == (0.0, 4.0)
     assert (len(by_steps.collections), by_steps.get_title(loc="left")) == (1, "CartPole-v1")
     assert by_time.get_title(loc="right") == "band: range of fewer than 4 runs"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PPO", "A2C"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A2C", "PPO"]
     assert "matplotlib.pyplot" not in sys.modules
 
 

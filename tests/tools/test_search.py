@@ -17,9 +17,9 @@ import yaml
 from cases import everyday
 from command_lines import CommandLine, maze_run
 
+from maze_train.core.report import save_picture
 from maze_train.tools.compare import compare_runs
 from maze_train.tools.search import open_journal, open_study, search
-from maze_train.tracking.report import save_picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,9 +93,8 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Runs that do not train."""
     found = Runs()
-    monkeypatch.setattr("maze_train.tools.search.prepare", lambda config: config)
     monkeypatch.setattr("maze_train.tools.search.TrainingRunner", found.runner_of)
-    monkeypatch.setattr("maze_train.tracking.report.save_picture", found.save_picture)
+    monkeypatch.setattr("maze_train.core.report.save_picture", found.save_picture)
     return found
 
 

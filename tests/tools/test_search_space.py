@@ -8,10 +8,10 @@ import pytest
 from cases import sweep
 
 from maze_train import ConfigError, TrainConfig, config_to_dict
+from maze_train.config.loading import load_config
 from maze_train.config.options import list_options
 from maze_train.config.search_config import SearchConfig, load_search_config, without_search
 from maze_train.core.conversion import field_of_key
-from maze_train.run.pipeline import configure
 from maze_train.tools.search_report import Space, short_names, shown
 
 pytest.importorskip("optuna", reason="needs the extra optuna")
@@ -140,7 +140,7 @@ def test_distributions() -> None:
     }
     settings = space.settings_of(params)
     assert list(settings.values()) == ["linear_0.002", 0.5, 128, 64, [8, 8], None]
-    config = configure({**PPO, **settings})
+    config = load_config({**PPO, **settings})
     assert space.given(config) == params
     others = {
         r"entropy_coef = 2.0: lies outside": {"algorithm.entropy_coef": 2},
@@ -153,7 +153,7 @@ def test_distributions() -> None:
     }
     for message, change in others.items():
         with pytest.raises(ConfigError, match=message):
-            space.given(configure({**PPO, **settings, **change}))
+            space.given(load_config({**PPO, **settings, **change}))
 
 
 @sweep("name", list_options("search"))
@@ -162,9 +162,9 @@ def test_shipped_ranges(name: str) -> None:
     env = {"sac": "Pendulum-v1", "td3": "Pendulum-v1"}.get(name, "CartPole-v1")
     node = {"env": env, "algorithm": name, "search": name}
     config, settings = load_search_config({**node, "runner.dataset": "x" if name == "bc" else None})
-    base = configure(settings)
+    base = load_config(settings)
     space = Space(config.ranges, settings)
-    again = configure({**settings, **space.settings_of(space.given(base))})
+    again = load_config({**settings, **space.settings_of(space.given(base))})
     assert config_to_dict(again) == config_to_dict(base)
 
 

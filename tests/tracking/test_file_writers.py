@@ -57,7 +57,7 @@ def test_csv_grows_columns(tmp_path: Path) -> None:
         "epoch,updates,env_steps,train/loss,train/new,eval/r,time/epoch_s\n"
         "1,10,1000,0.3333333333333333,,,0.1\n"
         "2,20,2000,1e-17,,,0.2\n"
-        "3,30,3000,,nan,7.0,\n"
+        "3,30,3000,,NaN,7.0,\n"
         "4,40,4000,2.0,,,\n"
     )
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maze_train import LearningCurveWriter, RunInfo
-from maze_train.tracking.report import draw_learning_curve
+from maze_train.tracking.curves import draw_learning_curve
 
 if TYPE_CHECKING:
     from pathlib import Path

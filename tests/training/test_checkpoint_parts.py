@@ -29,10 +29,10 @@ from stored_checkpoints import (
 )
 
 from maze_train.core.errors import RunDirectoryError
+from maze_train.core.files import FileDigest
 from maze_train.core.state import StatePart
 from maze_train.core.state_files import dumps
-from maze_train.training import checkpoint_files as manifests
-from maze_train.training.checkpoint_files import digest
+from maze_train.training import checkpoints as manifests
 from maze_train.training.outcome import Position
 
 
@@ -268,7 +268,7 @@ def craft(directory, files, marker):
     torch.save({"format": 2, "state": {"a": marker}}, file)
     files = {**files, STATE: file.getvalue()}
     place = Position(3, 30, 0)
-    manifest = manifests.make_manifest({n: digest(data) for n, data in files.items()}, place)
+    manifest = manifests.make_manifest({n: FileDigest.of(data) for n, data in files.items()}, place)
     path = directory / place.name
     path.mkdir()
     for name, data in {**files, MANIFEST: manifest}.items():
@@ -282,7 +282,7 @@ def marker(file, version="7"):
 
 
 GOOD = dumps({"x": 1})
-NAME = f"part_{digest(GOOD).sha256[:32]}.pt"
+NAME = f"part_{FileDigest.of(GOOD).sha256[:32]}.pt"
 """Names follow from contents."""
 
 

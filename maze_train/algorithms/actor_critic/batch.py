@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from maze_train.core.events import Event
 from maze_train.core.step_end import is_followed_by_new
 from maze_train.core.types import Sequences, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
-from maze_train.learner.events import LearnerEvents
 from maze_train.learner.parallel import SingleLearner
 from maze_train.nets.actor_critic import ActorCriticModel
 
@@ -336,20 +334,3 @@ def _episode_starts(rollout: Rollout) -> Tensor:
     starts = torch.zeros_like(rollout.end, dtype=torch.bool)
     starts[1:] = is_followed_by_new(rollout.end[:-1])
     return starts
-
-
-class ActorCriticEvents(LearnerEvents):
-    """Statistics of actor-critic learners, averaged over samples unless stated otherwise."""
-
-    policy_loss = Event("Policy loss.")
-    value_loss = Event("Value loss, without its coefficient.")
-    policy_entropy = Event("Entropy of the policy, in nats.")
-    approximate_kl = Event("Estimate of KL(old policy || new policy), in nats.")
-    clip_fraction = Event("Fraction of samples whose probability ratio is outside the clip range.")
-    explained_variance = Event(
-        "1 - Var(returns - values) / Var(returns) of the values at collection; 1 is perfect."
-    )
-    values_mean = Event("Mean value at collection.")
-    returns_mean = Event("Mean value target.")
-    clip_range = Event("Clip range in the last update.", reduce="last")
-    entropy_coef = Event("Weight of the entropy bonus in the last update.", reduce="last")

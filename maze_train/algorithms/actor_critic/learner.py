@@ -13,7 +13,6 @@ from torch import nn
 from maze_train.algorithms.actor_critic.analytic import AnalyticOutputs, has_analytic_gradients
 from maze_train.algorithms.actor_critic.batch import (
     ActorCriticBatch,
-    ActorCriticEvents,
     EvaluatedRollout,
     PreparedRollout,
     evaluate_rollout,
@@ -32,6 +31,7 @@ from maze_train.functional.returns import (
 )
 from maze_train.learner.apis import HasPolicy, HasStateValues
 from maze_train.learner.config import Freeze, Progress, number
+from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
 from maze_train.learner.loss_strategies import declares_gradients
 from maze_train.learner.reward_scaling import RewardScaler
@@ -45,6 +45,23 @@ METHODS = (
     *("outputs", "weighted_value_loss", "weighted_policy_loss", "value_loss", *PAIR),
 )
 """Methods that `analytic_loss` replaces or whose gradients it knows."""
+
+
+class ActorCriticEvents(LearnerEvents):
+    """Statistics of actor-critic learners, averaged over samples unless stated otherwise."""
+
+    policy_loss = Event("Policy loss.")
+    value_loss = Event("Value loss, without its coefficient.")
+    policy_entropy = Event("Entropy of the policy, in nats.")
+    approximate_kl = Event("Estimate of KL(old policy || new policy), in nats.")
+    clip_fraction = Event("Fraction of samples whose probability ratio is outside the clip range.")
+    explained_variance = Event(
+        "1 - Var(returns - values) / Var(returns) of the values at collection; 1 is perfect."
+    )
+    values_mean = Event("Mean value at collection.")
+    returns_mean = Event("Mean value target.")
+    clip_range = Event("Clip range in the last update.", reduce="last")
+    entropy_coef = Event("Weight of the entropy bonus in the last update.", reduce="last")
 
 
 class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Generic[Config]):

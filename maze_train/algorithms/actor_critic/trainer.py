@@ -16,8 +16,7 @@ from maze_train.core.events import Statistics
 from maze_train.core.targets import locate
 from maze_train.learner.config import Progress
 from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.training.build_context import BuildContext
-from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer

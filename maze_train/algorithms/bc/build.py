@@ -49,8 +49,7 @@ from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.spaces.masks import mask_layout
 from maze_train.tracking.tracker import VALIDATION_LOSS
-from maze_train.training.build_context import BuildContext
-from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.config import evaluation_metrics
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.evaluators import Evaluator

@@ -33,8 +33,7 @@ from maze_train.nets.acting import acting
 from maze_train.nets.joint import JointModel, members_of
 from maze_train.nets.policy_model import Policy
 from maze_train.nets.population import find_normalizer
-from maze_train.training.build_context import BuildContext, close_quietly
-from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.builder import AlgorithmBuilder, BuildContext, close_quietly
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of

@@ -9,14 +9,13 @@ import torch
 
 from maze_train.algorithms.actor_critic.batch import (
     ActorCriticBatch,
-    ActorCriticEvents,
     EvaluatedRollout,
     PreparedRollout,
     next_values_of,
     rows_of,
     with_new_states,
 )
-from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
+from maze_train.algorithms.actor_critic.learner import ActorCriticEvents, ActorCriticLearner
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.core.errors import ShapeError
 from maze_train.core.events import Event, EventInterface, Statistics

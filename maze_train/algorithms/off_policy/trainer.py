@@ -36,8 +36,7 @@ from maze_train.nets.policy_model import ActionMasking
 from maze_train.nets.population import find_normalizer
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.tensors import flat_space_of
-from maze_train.training.build_context import close_quietly
-from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.builder import AlgorithmBuilder, close_quietly
 from maze_train.training.contexts import available_disk, available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of

@@ -10,11 +10,10 @@ from torch import nn
 
 from maze_train.algorithms.actor_critic.batch import (
     ActorCriticBatch,
-    ActorCriticEvents,
     EvaluatedRollout,
     PreparedRollout,
 )
-from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
+from maze_train.algorithms.actor_critic.learner import ActorCriticEvents, ActorCriticLearner
 from maze_train.algorithms.actor_critic.trainer import ActorCritic
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.core.errors import ConfigError

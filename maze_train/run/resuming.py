@@ -1,13 +1,18 @@
-"""Resuming a run: finding its directory and checking which settings have changed."""
+"""Resuming a run: its directory, changed settings, and the state of a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.loading import PARTS, named_option, nested_values
+from maze_train.config.loading import PARTS, load_config, named_option, nested_values
+from maze_train.config.overrides import shell_word
 from maze_train.config.results import (
     content_digest,
     digests_of_run,
@@ -16,20 +21,149 @@ from maze_train.config.results import (
     place_of_name,
     texts_of,
 )
-from maze_train.config.stored import check_given, read_settings, settings_of_run
+from maze_train.config.signature import is_signed
+from maze_train.config.stored import (
+    check_given,
+    given_in_python,
+    modules_to_trust,
+    read_settings,
+    settings_of_run,
+)
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
+from maze_train.config.writing import config_text
 from maze_train.core.checks import absolute_path
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import read_regular
 from maze_train.core.names import CONFIG
-from maze_train.core.notices import notify
-from maze_train.core.run_directory import RunDirectory
-from maze_train.core.targets import TARGET, Given, has_no_name, is_within
-from maze_train.core.text import aligned
+from maze_train.core.notices import notify, warn
+from maze_train.core.report import text_table
+from maze_train.core.run_directory import FAILURES, MetricsRow, RunDirectory, checkpoint_name
+from maze_train.core.targets import TARGET, Given, arguments_for, has_no_name, is_within
 from maze_train.training.config import RANDOM_OPPONENT
 
 if TYPE_CHECKING:
-    from maze_train.training.checkpoint_files import CheckpointInfo
+    from maze_train.core.types import Tensor
+    from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore
+    from maze_train.training.trainer import Trainer
+
+
+class Resumption:
+    """Resumes a run from one of its checkpoints.
+
+    Args:
+        directory: Directory of the run.
+        resume: Setting that names the run; may name a checkpoint.
+
+    Attributes:
+        checkpoint: Checkpoint to resume from; None: the run restarts at step 0.
+    """
+
+    def __init__(self, directory: Path, resume: str | None) -> None:
+        from maze_train.training.checkpoints import CheckpointStore
+
+        self.directory = directory
+        self._name = checkpoint_name(resume)
+        self._store = CheckpointStore(RunDirectory(directory).checkpoints)
+        self.checkpoint = self._store.find(self._name)
+
+    def read(self) -> Checkpoint | None:
+        """Read the checkpoint to resume from; None without any checkpoint.
+
+        Raises:
+            RunDirectoryError: If all are damaged, or the named one is damaged or missing.
+        """
+        return self._store.load(self._name)
+
+    def checked(self, config: TrainConfig) -> TrainConfig:
+        """Compare the settings with those of the run; see `continued`."""
+        return continued(config, self.directory, self.checkpoint)
+
+    def best_metric(self, settings: str) -> float | None:
+        """Return the best metric of a run that has finished and has nothing to resume.
+
+        Args:
+            settings: Configuration of the resumed run as text.
+
+        Returns:
+            The metric; None if the run is unfinished, or its outcome is unknown.
+        """
+        last, run = self.checkpoint, RunDirectory(self.directory)
+        try:
+            # Without checkpoints, the settings are only in the configuration file.
+            stored = last.settings if last else read_regular(run.config).decode()
+            summary = run.outcome
+            is_over = str(summary["stop_reason"]) not in ("", *FAILURES)
+            is_last = last is None or last.updates == int(summary["updates"])
+            best = summary["best_metric"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        if not (is_over and is_last and stored == settings):
+            return None
+        return math.nan if best is None else float(best)
+
+    def take_up(self, store: CheckpointStore, config: TrainConfig) -> Checkpoint | None:
+        """Load the checkpoint to resume from; None if the run has none.
+
+        Args:
+            store: The checkpoints of the run, whose directory must be locked.
+            config: Configuration of the resumed run.
+
+        Raises:
+            ConfigError: If files of that checkpoint are damaged and the settings of the one loaded
+                instead do not allow the run to resume.
+            RunDirectoryError: If all checkpoints are damaged, or the named one is damaged or
+                missing.
+        """
+        found, compared = store.load(self._name), self.checkpoint
+        if found is not None:
+            if compared is None or compared.path != found.path:
+                continued(config, self.directory, found)
+            store.point_to(found)
+        return found
+
+    def restore(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
+        """Restore the state of the trainer from the checkpoint.
+
+        Raises:
+            RunDirectoryError: If the state belongs to another algorithm or to other networks.
+        """
+        from maze_train.run.saved_policies import weights_that_differ
+
+        with fitting(checkpoint):
+            saved = by_name(checkpoint.state["learners"]["learner"]["modules"])
+            if differing := weights_that_differ(saved, by_name(trainer.learners.get_weights())):
+                raise does_not_fit(checkpoint, f"weights differ: {differing}")
+            trainer.load_state_dict(checkpoint.state)
+
+    def past_rows(self, checkpoint: Checkpoint, has_table: bool) -> tuple[MetricsRow, ...]:
+        """Return the rows of metrics up to the checkpoint.
+
+        A damaged table is renamed, and the run continues without it.
+
+        Args:
+            checkpoint: The checkpoint.
+            has_table: Whether the table should have a row for each epoch.
+        """
+        run = RunDirectory(self.directory)
+        table = run.metrics
+        try:
+            rows = run.rows(checkpoint.epoch)
+        except RunDirectoryError as error:
+            aside = table.with_suffix(".damaged.csv")
+            os.replace(table, aside)
+            kept = f"it is kept as {aside.name}, and a new one begins after {checkpoint.path.name}"
+            warn(f"{error}; {kept}")
+            return ()
+        if has_table and len(rows) < checkpoint.epoch:
+            missing = f"{checkpoint.epoch - len(rows)} of {checkpoint.epoch} epochs"
+            warn(f"{table.name} lacks {missing} before {checkpoint.path.name}")
+        return tuple(rows)
+
+
+def load_resumed(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration of a run with changed settings; see `stored_settings`."""
+    return load_config(stored_settings(resume, changes))
 
 
 def run_to_resume(config: TrainConfig) -> Path | None:
@@ -220,12 +354,16 @@ def _is_given_again(before: object, now: object) -> bool:
 
 def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     """Format one line per setting in `notes`: its name, both values, and the note."""
-    rows = [("setting", "before", "now", "")]
-    for key, note in notes.items():
-        rows.append(
-            (key.removesuffix(f".{TARGET}"), repr(before.get(key)), repr(now.get(key)), note)
-        )
-    return "".join(f"\n  {line}" for line in aligned(rows, left=range(4)))
+    rows = [
+        {
+            "setting": key.removesuffix(f".{TARGET}"),
+            "before": repr(before.get(key)),
+            "now": repr(now.get(key)),
+            "": note,
+        }
+        for key, note in notes.items()
+    ]
+    return "".join(f"\n  {line}" for line in text_table(rows))
 
 
 def _without_sections(changed: list[str], *configs: TrainConfig) -> list[str]:
@@ -243,3 +381,66 @@ def _without_sections(changed: list[str], *configs: TrainConfig) -> list[str]:
         *targets,
         *(k for k in own if not k.startswith(sections) or (k in fixed and k.startswith(free))),
     ]
+
+
+@contextmanager
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
+    """Convert errors about missing or unexpected parts of a state to RunDirectoryError.
+
+    Errors of user-defined code are not converted.
+
+    Raises:
+        RunDirectoryError: If the state does not fit.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        if passes_other_code(error):
+            raise
+        problem = f"it has other parts ({error})"
+        if isinstance(error, KeyError):
+            problem = f"it has no {error}, as of another algorithm"
+        raise does_not_fit(checkpoint, problem) from error
+
+
+OUR_CODE = ("maze_train", "torch", "numpy", "contextlib")
+"""Packages that may raise the error of a state that does not fit."""
+
+
+def passes_other_code(error: BaseException) -> bool:
+    """Return whether the traceback of an exception contains packages other than `OUR_CODE`."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return any(name.partition(".")[0] not in OUR_CODE for name in names)
+
+
+def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
+    """Return the error for a checkpoint whose state does not fit its run."""
+    return RunDirectoryError(
+        f"checkpoint {checkpoint.path} does not fit this run: {problem}; is it a copy from another "
+        "run, or have the environment's spaces changed?"
+    )
+
+
+def by_name(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return all weights by module and name."""
+    return {
+        f"{module}/{name}": value
+        for module, weights in modules.items()
+        for name, value in weights.items()
+    }
+
+
+def how_to_go_on(run_dir: Path, config: TrainConfig) -> str:
+    """Return a message that explains how to resume a run.
+
+    Args:
+        run_dir: Directory of the run.
+        config: Configuration of the run.
+    """
+    modules = [] if is_signed(config_text(config)) else modules_to_trust(config)
+    given = given_in_python(config)
+    if given:
+        trust = f", trust={modules!r}" if modules else ""
+        return f"to continue: train({arguments_for(given)}, resume={str(run_dir)!r}{trust})"
+    trust = f" trust=[{','.join(modules)}]" if modules else ""
+    return f"to continue: maze-run {shell_word('resume', str(run_dir))}{trust}"

@@ -15,11 +15,11 @@ from maze_train.algorithms.off_policy.config import OffPolicyConfig
 from maze_train.config.loading import load_config
 from maze_train.config.options import list_options
 from maze_train.config.results import digests_of_files, leaves, matters
-from maze_train.config.resuming import continued, run_to_resume, stored_settings
 from maze_train.config.writing import config_text
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.run_directory import checkpoint_name
+from maze_train.run.resuming import continued, run_to_resume, stored_settings
 from maze_train.training.changes import changeable
 
 BASE: dict[str, Any] = {
@@ -151,9 +151,9 @@ def test_several_changes_are_all_named(run_dir):
         f"keep the old value, or start a new run from its policy with base_run={run_dir}; all that "
         "differ:",
         "  setting          before  now",
-        "  algorithm.gamma  0.99    0.5  refused",
-        "  seed             3       9    refused",
-        "  total_steps      100000  7",
+        "  algorithm.gamma    0.99  0.5  refused",
+        "  seed                  3    9  refused",
+        "  total_steps      100000    7",
     ]
 
 

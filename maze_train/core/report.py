@@ -1,0 +1,229 @@
+"""Reports from plain data: text tables, Markdown, CSV, and pictures of curves."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from io import StringIO
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from maze_train.core.files import atomic_write
+from maze_train.core.text import readable
+from maze_train.core.types import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def write_report(directory: Path, texts: Mapping[str, str], pictures: Mapping[str, Figure]) -> None:
+    """Write texts and pictures, by name of the file.
+
+    Raises:
+        OSError: If they cannot be written.
+    """
+    for name, text in texts.items():
+        with atomic_write(directory / name) as file:
+            file.write(text.encode())
+    for name, figure in pictures.items():
+        save_picture(figure, directory / name, dpi=110)
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+def csv_text(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None, header: bool = True
+) -> str:
+    """Format rows as CSV; values survive a round trip, missing ones are empty, NaN is `NaN`.
+
+    Args:
+        rows: Numbers and strings by column.
+        columns: Column names; None: all columns in the order of first appearance.
+        header: Whether to write a header line.
+    """
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row) if columns is None else columns
+    buffer = StringIO()
+    table = csv.writer(buffer, lineterminator="\n")
+    table.writerows([names] if header else [])
+    table.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    return buffer.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    # NumPy scalars are numbers too, but their repr is not a number.
+    number = int(value) if isinstance(value, Integral) else float(value)
+    return "NaN" if math.isnan(number) else repr(number)
+
+
+def text_table(
+    rows: Sequence[Mapping[str, str]], most: int | None = None, file: Path | None = None
+) -> list[str]:
+    """Format rows as aligned lines: words to the left, numbers to the right.
+
+    Args:
+        rows: Texts by column; the first row has all columns.
+        most: Maximum number of rows, None: no limit; a last line states how many were omitted.
+        file: File that contains all rows, for this line.
+    """
+    if not rows:
+        return []
+    columns = list(rows[0])
+    cells = [[row.get(name, "") for name in columns] for row in rows[:most]]
+    numbers = {i for line in cells for i, text in enumerate(line) if text.lstrip("-")[:1].isdigit()}
+    lines = aligned([columns, *cells], left={*range(len(columns))} - numbers)
+    more = len(rows) - len(cells)
+    return [*lines, f"and {more} more in {file}"] if more else lines
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
+    """Format rows of equal length as lines; columns in `left` are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if i in left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Format rows as a Markdown table."""
+    columns = list(rows[0]) if rows else []
+    lines = [columns, ["---"] * len(columns)] if rows else []
+    lines += [[row.get(name, "").replace("|", "\\|") for name in columns] for row in rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+# -- pictures ------------------------------------------------------------------------------------
+
+BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
+TEXT_COLOR = "#3d444d"
+
+FEW_POINTS = 40
+"""Maximum number of points of a curve that are marked."""
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure without the global state of pyplot; sizes in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def save_picture(figure: Figure, path: Path, dpi: int = 150) -> None:
+    """Write a figure as PNG.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=dpi)
+
+
+def curve(axes: Axes, x: ArrayLike, y: ArrayLike, label: str = "", **style: Any) -> None:
+    """Draw a curve, with an entry in the legend if it has a label.
+
+    Args:
+        axes: The axes.
+        x: Positions.
+        y: Values.
+        label: Text of the legend.
+        **style: Arguments of matplotlib's `Axes.plot`.
+    """
+    # A line through one or a few points is only visible with markers.
+    marker = "o" if np.size(x) <= FEW_POINTS else ""
+    style = {"linewidth": 1.8, "marker": marker, "markersize": 3.5, **style}
+    axes.plot(x, y, label=label or "_", **style)
+
+
+def band(
+    axes: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, label: str = "", color: str = BLUE
+) -> None:
+    """Draw the area between two curves, with an entry in the legend if it has a label."""
+    axes.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0, label=label or "_")
+
+
+def decorate(
+    axes: Axes,
+    x_label: str,
+    y_label: str,
+    *,
+    title: str = "",
+    note: str = "",
+    counts: bool = True,
+) -> None:
+    """Label the axes of a curve with numbers from 0 on the x axis, and draw the grid.
+
+    Args:
+        axes: The axes.
+        x_label: Name of the x axis.
+        y_label: Name of the y axis.
+        title: Title, on the left.
+        note: Small text on the right.
+        counts: Whether to write numbers on the x axis as counts: 1.5k.
+    """
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_title(title, loc="left", fontsize=12, color=TEXT_COLOR, fontweight="bold")
+    axes.set_title(note, loc="right", fontsize=8, color=TEXT_COLOR)
+    axes.set_xlabel(x_label, color=TEXT_COLOR)
+    axes.set_ylabel(y_label, color=TEXT_COLOR)
+    axes.xaxis.set_major_formatter(EngFormatter(sep="") if counts else "{x:g}")
+    axes.set_xlim(left=0)
+    axes.grid(visible=True, color="#d8dee4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=TEXT_COLOR)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#b0b8c1")
+
+
+def add_legend(figure: Figure, columns: int = 4) -> None:
+    """Add one legend for all axes below them, without repetitions.
+
+    Outside of the axes, it hides no data and needs no search for a free corner.
+    """
+    pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    found = {label: handle for own in pairs for handle, label in own}
+    if found:
+        place: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+        figure.legend(list(found.values()), list(found), ncols=columns, **place)
+
+
+def leave_out_extremes(
+    axes: Axes, values: Array, typical: Array, percentiles: tuple[float, float]
+) -> None:
+    """Exclude rare extreme values that would take more than half of the y axis, with a label.
+
+    Args:
+        axes: The axes.
+        values: The plotted values.
+        typical: Values that should remain visible, except for rare extremes.
+        percentiles: Percentiles of `typical`; values between them are never excluded.
+    """
+    values, typical = values[np.isfinite(values)], typical[np.isfinite(typical)]
+    if not len(typical):
+        return
+    lowest, highest = float(values.min()), float(values.max())
+    low, high = np.percentile(typical, percentiles)
+    low, high = low - 0.2 * (high - low), high + 0.2 * (high - low)
+    cut_low, cut_high = low - lowest > high - low > 0, highest - high > high - low > 0
+    if cut_low or cut_high:
+        shown = (low if cut_low else lowest, high if cut_high else highest)
+        margin = 0.05 * (shown[1] - shown[0])
+        axes.set_ylim(shown[0] - margin, shown[1] + margin)
+    style: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "fontsize": 8}
+    if cut_low:
+        axes.text(0.98, 0.02, f"beyond: to {readable(lowest)}", va="bottom", **style)
+    if cut_high:
+        axes.text(0.98, 0.98, f"beyond: to {readable(highest)}", va="top", **style)
