@@ -28,7 +28,7 @@ from benchmarks.scores.rows import Rows, commit, measured
 from maze_train.api import run_rollout
 from maze_train.config.loading import load_config
 from maze_train.config.options import FAILURE
-from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
+from maze_train.config.sweeps import LOG_FILE, JobRecord, LocalJobs, ProcessJob, StartedJob
 from maze_train.config.train_config import AUTO
 from maze_train.core.files import exclusive
 from maze_train.core.names import CHECKPOINTS
@@ -82,7 +82,7 @@ class Scores:
         self.runs.mkdir(parents=True, exist_ok=True)
         commit()  # that of the code that runs, whatever is committed before they end
         with exclusive(self.runs, "scores in"):
-            self.processes = JobProcesses(self._take, parallel)
+            self.processes = LocalJobs(self._take, parallel)
             try:
                 self.processes.run(self._missing(only, seeds))
             finally:
@@ -119,7 +119,7 @@ class Scores:
 
         return ProcessJob(record, directory.with_suffix(f".{LOG_FILE}"), work)
 
-    def _take(self, job: RunningJob) -> None:
+    def _take(self, job: StartedJob) -> None:
         """Store the row of a finished run."""
         record, took = job.outcome, duration(job.seconds)
         cell, seed, directory = self._jobs[record.number]
