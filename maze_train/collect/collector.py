@@ -229,7 +229,12 @@ class RolloutCollector(Collector):
                 with torch.enable_grad():
                     meanwhile()
                 began = time.perf_counter()
-            self._finish_step(step, actor, storage, reports, began)
+            batch = self._receive()
+            self.env_s += time.perf_counter() - began
+            self._obs = batch.obs
+            self._on_step()
+            storage.write_step(step, batch.obs, batch.rewards, batch.end, batch.has_gaps)
+            self._read_ends(step, batch, actor, storage, reports)
         check_resolution(large, self._obs)
         if actor.state_size:
             storage.write_hidden_state(self.num_steps, actor.hidden_state)
@@ -287,23 +292,29 @@ class RolloutCollector(Collector):
         self.env.step_async(env_actions)
         return began
 
-    def _finish_step(
+    def _receive(self) -> StepBatch[Any]:
+        """Finish a step of the environments."""
+        return self.env.receive()
+
+    def _read_ends(
         self,
         step: int,
+        batch: StepBatch[Any],
         actor: Actor,
         storage: RolloutStorage,
         reports: FinishedEpisodes,
-        began: float,
     ) -> None:
-        """Finish a step of the environments, and store the results."""
-        batch = self.env.receive()
-        self.env_s += time.perf_counter() - began
-        self._obs = batch.obs
-        self._on_step()
-        storage.write_step(step, batch.obs, batch.rewards, batch.end, batch.has_gaps)
-        if batch.ends or batch.has_gaps:
-            self._read_ends(step, batch, storage, reports)
-            actor.forget(is_followed_by_new(batch.end))
+        """Store the required final observations, and record what infos report."""
+        if not (batch.ends or batch.has_gaps):
+            return
+        for end in batch.ends:
+            if self.keeps_terminal_obs or batch.end[end.env] == TRUNCATED:
+                assert batch.final_obs is not None
+                storage.write_final_obs(step, end.env, batch.final_obs)
+            reports.add_end(end, self._info_keys, self.env.agents)
+        if batch.has_gaps:
+            reports.lost += int((batch.end == DROPPED).sum())
+        actor.forget(is_followed_by_new(batch.end))
 
     def _rollout(self, storage: RolloutStorage) -> Rollout:
         """Return the finished rollout."""
@@ -317,18 +328,6 @@ class RolloutCollector(Collector):
         rewards = self._storage.precise_rewards.numpy()
         finished = self.episodes.follow(rewards, rollout.end.numpy())
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
-
-    def _read_ends(
-        self, step: int, batch: StepBatch[Array], storage: RolloutStorage, reports: FinishedEpisodes
-    ) -> None:
-        """Store the required final observations, and record what infos report."""
-        for end in batch.ends:
-            if self.keeps_terminal_obs or batch.end[end.env] == TRUNCATED:
-                assert batch.final_obs is not None
-                storage.write_final_obs(step, end.env, batch.final_obs)
-            reports.add_end(end, self._info_keys, self.env.agents)
-        if batch.has_gaps:
-            reports.lost += int((batch.end == DROPPED).sum())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of environments, turns, recurrent policy and action noise.

@@ -14,7 +14,7 @@ from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError
 from maze_train.core.notices import notify
 from maze_train.core.seeding import distinct_seeds
-from maze_train.core.step_end import has_ended
+from maze_train.core.step_end import StepBatch, has_ended
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.envs.batch import SUCCESS
@@ -64,36 +64,35 @@ class SimulatorCollector(RolloutCollector):
         return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
 
     def _begin_step(self, step: int, acted: Acted, storage: RolloutStorage) -> float:
-        """Store the actions, and send them to the device; `_finish_step` performs the step."""
+        """Store the actions, and send them to the device; `_receive` performs the step."""
         storage.write_actions(step, acted.actions)
         began = time.perf_counter()
         self._actions = tree_map(lambda x: x.to(self.simulator.device), acted.env_actions)
         return began
 
-    def _finish_step(
+    def _receive(self) -> StepBatch[Tensor]:
+        """Step the simulator."""
+        assert self._actions is not None
+        return self.simulator.step(self._actions)
+
+    def _read_ends(
         self,
         step: int,
+        batch: StepBatch[Tensor],
         actor: Actor,
         storage: RolloutStorage,
         reports: FinishedEpisodes,
-        began: float,
     ) -> None:
-        """Step the simulator, and store the results."""
-        assert self._actions is not None
-        found = self.simulator.step(self._actions)
-        self.env_s += time.perf_counter() - began
-        self._on_step()
-        storage.write_step(step, found.obs, found.rewards, found.end)
-        self._obs = found.obs
-        self._final_given[step] = found.final_obs is not None
-        if found.final_obs is not None:
-            self._write_final(step, storage, found.final_obs)
+        """Store final observations and reported metrics without synchronising the device."""
+        self._final_given[step] = batch.final_obs is not None
+        if batch.final_obs is not None:
+            self._write_final(step, storage, batch.final_obs)
         for key in (SUCCESS, *self._info_keys):
-            if key in found.columns:
+            if key in batch.columns:
                 # Copied, because the simulator may overwrite the memory in the next step.
-                self._numbers.setdefault(key, []).append((step, found.columns[key].clone()))
+                self._numbers.setdefault(key, []).append((step, batch.columns[key].clone()))
         if actor.state_size:
-            actor.forget(has_ended(found.end).to(actor.hidden_state.device))
+            actor.forget(has_ended(batch.end).to(actor.hidden_state.device))
 
     def _write_final(self, step: int, storage: RolloutStorage, obs: TensorTree) -> None:
         """Store the final observations of a step; rows of running episodes are arbitrary."""
