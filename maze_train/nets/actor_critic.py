@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -25,9 +25,6 @@ from maze_train.nets.policy_model import (
 )
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
-
-if TYPE_CHECKING:
-    pass
 
 
 class ValueHead:
