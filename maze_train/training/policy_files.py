@@ -268,7 +268,7 @@ class TrainedPolicy:
 
         Raises:
             ShapeError: If `state` or `episode_start` has another number of rows than `observation`.
-            SpaceError: As for `act`.
+            SpaceError: See `act`.
         """
         obs, batched = self._read(observation, self._acting_view)
         actor = Actor(self.model, len(tree_leaves(obs)[0]))
