@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
@@ -24,6 +25,23 @@ FUSED_ADAMW: Callable[..., object] | None = found("_fused_adamw_")
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """Attributes of an optimizer that list its step hooks; if absent, hooks are assumed."""
+
+
+def takes_tensors(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step accepts a learning rate on the device, and the flag of `skipping`."""
+    return found("_step_supports_amp_scaling", optimizer) is True
+
+
+@contextmanager
+def skipping(optimizer: torch.optim.Optimizer, flag: torch.Tensor) -> Iterator[None]:
+    """Skip the steps of a fused optimizer if `flag` is 1 on the device, as `GradScaler` does."""
+    names = {"grad_scale": None, "found_inf": flag}
+    vars(optimizer).update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del vars(optimizer)[name]
 
 
 def replaced_check(

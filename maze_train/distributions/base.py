@@ -37,7 +37,7 @@ from gymnasium import Space
 from maze_train.core.errors import SpaceError
 from maze_train.core.types import Array, Device, Shape, Tensor, TensorTree
 
-ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
+ParamsGradient: TypeAlias = "Callable[[Tensor, float | Tensor], Tensor]"
 """Gradient of Σ (g · log_prob + h · entropy) with respect to params, `[n, param_size]`, given g
 `[n]` and the scalar h. Families with an analytic gradient define `log_prob_and_entropy_by_hand`."""
 

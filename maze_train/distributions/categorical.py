@@ -172,11 +172,11 @@ class Categorical(CategoricalFamily):
         entropy = (probs * finite).sum(-1).neg_()
         index = actions.unsqueeze(-1)
 
-        def gradient(g: Tensor, h: float) -> Tensor:
+        def gradient(g: Tensor, h: float | Tensor) -> Tensor:
             columns = g.unsqueeze(-1)
             result = (probs * columns).neg_().scatter_add_(-1, index, columns)
-            if h:
-                result.addcmul_(probs, finite + entropy.unsqueeze(-1), value=-h)
+            if isinstance(h, torch.Tensor) or h:
+                result.addcmul_(probs * -h, finite + entropy.unsqueeze(-1))
             return result
 
         return log_probs.gather(-1, index).squeeze(-1), entropy, gradient

@@ -316,7 +316,7 @@ class DiagonalGaussian(GaussianFamily):
         total_log_std = log_std.sum(-1)
         log_prob = (z_squared.sum(-1) * -0.5).add_(-dims * HALF_LOG_2PI).sub_(total_log_std)
 
-        def gradient(g: Tensor, h: float) -> Tensor:
+        def gradient(g: Tensor, h: float | Tensor) -> Tensor:
             columns = g.unsqueeze(-1)
             d_log_std = torch.addcmul(h - columns, columns, z_squared)
             if self._is_limited:

@@ -15,7 +15,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.compiler import is_compiling
 from torch.nn.functional import mse_loss
 
 from maze_train.core.checks import check_same_shape
@@ -47,7 +46,16 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
     return (log_probs * advantages.detach()).mean().neg()
 
 
-def clipped_surrogate_loss(log_ratios: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+def clip_bounds(advantages: Tensor, clip_range: float | Tensor) -> Tensor:
+    """Return A + c |A|, the largest gain of a sample in the objective of PPO."""
+    if isinstance(clip_range, torch.Tensor):
+        return torch.addcmul(advantages, advantages.abs(), clip_range.to(advantages.dtype))
+    return torch.add(advantages, advantages.abs(), alpha=clip_range)
+
+
+def clipped_surrogate_loss(
+    log_ratios: Tensor, advantages: Tensor, clip_range: float | Tensor
+) -> Tensor:
     """Clipped surrogate objective of PPO, as a loss.
 
     L = -mean(min(rho * A, clip(rho, 1 - c, 1 + c) * A)),  rho = exp(log ratio)
@@ -59,7 +67,7 @@ def clipped_surrogate_loss(log_ratios: Tensor, advantages: Tensor, clip_range: f
     Args:
         log_ratios: log pi(a|s) - log pi_old(a|s) of the joint action, [N] or any shape.
         advantages: Advantages of these actions, same shape; treated as constant.
-        clip_range: c, half-width of the interval around a ratio of 1, > 0.
+        clip_range: c, half-width of the interval around a ratio of 1, > 0; a number or 0-d.
 
     Returns:
         Loss, 0-d.
@@ -71,10 +79,7 @@ def clipped_surrogate_loss(log_ratios: Tensor, advantages: Tensor, clip_range: f
     """
     check_same_shape(log_ratios=log_ratios, advantages=advantages)
     advantages = advantages.detach()
-    if is_compiling():  # `alpha` would be a constant of the graph and cause recompilations.
-        bounds = advantages + clip_range * advantages.abs()
-    else:
-        bounds = torch.add(advantages, advantages.abs(), alpha=clip_range)
+    bounds = clip_bounds(advantages, clip_range)
     ratios = log_ratios.clamp(max=MAX_LOG_RATIO).exp()
     return torch.minimum(ratios * advantages, bounds).mean().neg()
 
@@ -98,14 +103,14 @@ def approximate_kl(log_ratios: Tensor) -> Tensor:
     return (torch.expm1(log_ratios) - log_ratios).mean()
 
 
-def clip_fraction(log_ratios: Tensor, clip_range: float) -> Tensor:
+def clip_fraction(log_ratios: Tensor, clip_range: float | Tensor) -> Tensor:
     """Fraction of samples whose probability ratio is outside the clip range.
 
     mean(|rho - 1| > c),  rho = exp(log ratio)
 
     Args:
         log_ratios: log pi(a|s) - log pi_old(a|s) of the joint action, [N] or any shape.
-        clip_range: c, half-width of the interval around a ratio of 1, > 0.
+        clip_range: c, half-width of the interval around a ratio of 1, > 0; a number or 0-d.
 
     Returns:
         Fraction in [0, 1], 0-d, in the dtype of the log ratios, without gradient.

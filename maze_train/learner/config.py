@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -40,7 +39,7 @@ class Schedule(Settings):
     from `start` to `end`; `{points: [[0, 0.001], [0.5, 0.0001]], by: progress}` interpolates
     between points; `[[0, 0.001], [50_000, 0.0001]]` does so by environment steps. `adaptive_kl`,
     `adaptive_kl_0.02` and `{adaptive_kl: 0.02, start: 0.001}` adapt the learning rate of PPO to the
-    KL divergence of each update; see `adapted`.
+    KL divergence of each update; see `learner.optimizers.adapted_rate`.
     """
 
     start: float | None = None
@@ -167,27 +166,6 @@ class Schedule(Settings):
             return {"start": self.start, "end": self.end}
         return {"points": [list(point) for point in self.points or ()], "by": self.by}
 
-    def adapted(self, rate: float, divergence: float) -> float:
-        """Return the learning rate after a minibatch, with the target t = `adaptive_kl`.
-
-        max(min, rate / 1.5) if d > 2 t;  min(max, 1.5 rate) if 0 < d < t / 2;  else the same rate.
-
-        Args:
-            rate: Current learning rate, in [`min`, `max`].
-            divergence: d, estimated KL divergence between the behaviour policy and the current
-                policy.
-
-        Source: Schulman et al. (2017), arXiv:1707.06347, section 4, which doubles and halves a
-        penalty by d; applied to the learning rate with these constants: Rudin et al. (2022),
-        arXiv:2109.11978, appendix.
-        """
-        assert self.adaptive_kl is not None
-        if divergence > 2.0 * self.adaptive_kl:
-            return max(self.min, rate / ADAPTIVE_FACTOR)
-        if 0.0 < divergence < 0.5 * self.adaptive_kl:
-            return min(self.max, rate * ADAPTIVE_FACTOR)
-        return rate
-
     @property
     def values(self) -> list[float]:
         """Values at the points, for range checks."""
@@ -291,23 +269,6 @@ def scheduled_value(setting: float | Schedule, progress: Progress) -> float:
             fraction = max(0.0, (x - left_x) / (right_x - left_x))
             return left + fraction * (right - left)
     return points[-1][1]
-
-
-def with_values(config: Any, names: Sequence[str], progress: Progress) -> Any:
-    """Return settings in which the named schedules are replaced by their current values."""
-    found = {name: getattr(config, name) for name in names}
-    if not any(isinstance(value, Schedule) for value in found.values()):
-        return config
-    config = copy(config)
-    for name, value in found.items():
-        setattr(config, name, scheduled_value(value, progress))
-    return config
-
-
-def number(setting: float | Schedule) -> float:
-    """Return a setting of `Learner.config_of` as a float; schedules are already resolved there."""
-    assert not isinstance(setting, Schedule)
-    return setting
 
 
 @dataclass(kw_only=True)

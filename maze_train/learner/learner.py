@@ -104,7 +104,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.device = torch.device(device)
         self.generator = torch.Generator().manual_seed(seed)
         self.weights_seq_no = 0
-        self.modules = LearnerModules(config, tuple(self.scheduled_settings), modules)
+        scheduled = tuple(self.scheduled_settings)
+        self.modules = LearnerModules(config, scheduled, modules, self.device)
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self.active: list[ModuleOptimizer] = []
         self._is_changing = False
@@ -241,19 +242,16 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             if self.steps.add(number, self.active):
                 self._take_step()
             self.after_minibatch(number)
-            if self.steps.have_failed:
-                break
         if self.steps.are_pending:
             self._take_step()
 
     def _take_step(self) -> None:
-        """Clip and apply the gradients of the active optimizers, if they are finite."""
+        """Clip and apply the gradients of the active optimizers."""
         self.active = self.steps.prepare(self.active)
-        norm = self.postprocess_gradients()
-        if self.steps.accepts(norm, self.active):
-            self.apply_gradients()
-            self.modules.limit_free_params()
-            self.after_gradient_step()
+        self.steps.check(self.postprocess_gradients(), self.active)
+        self.apply_gradients()
+        self.modules.limit_free_params()
+        self.after_gradient_step()
 
     def check_weights(self) -> None:
         """Check that all weights are finite.
@@ -279,7 +277,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 own, config = statistics_of(module_id, statistics), self.config_of(module_id)
                 own.record(LearnerEvents.learning_rate, rate)
                 for name, event in self.scheduled_settings.items():
-                    own.record(event, getattr(config, name))
+                    own.record(event, float(getattr(config, name)))
         self.loss_strategy.begin()
 
     @abstractmethod
@@ -397,11 +395,15 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return self.steps.clip(self.active)
 
     def apply_gradients(self) -> None:
-        """Take one step with each active optimizer."""
+        """Take one step with each active optimizer, which skips gradients that are not finite."""
         self.steps.apply(self.active)
 
     def after_gradient_step(self) -> None:
-        """Called after each applied gradient step: updates target networks."""
+        """Called after each gradient step: updates target networks.
+
+        Also called if the gradient was not finite; the host does not know it before the update
+        ends.
+        """
 
     def after_minibatch(self, number: int) -> None:
         """Called after each minibatch (counted from 0), with or without a gradient step."""
@@ -412,7 +414,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def config_of(self, module_id: str) -> Any:
         """Return the settings of a module: `config` with its `algorithm.overrides`.
 
-        Schedules in `scheduled_settings` are replaced by their current values.
+        Schedules in `scheduled_settings` are replaced by their current values, tensors (0-d) on the
+        device that the next update overwrites.
         """
         return self.modules.config_of(module_id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain
 from typing import Any, TypeAlias, TypedDict, TypeVar
@@ -20,8 +20,9 @@ from maze_train.learner.config import (
     Freeze,
     GradientSettings,
     Progress,
+    Schedule,
+    scheduled_value,
     settings_for_module,
-    with_values,
 )
 from maze_train.nets.policy_model import Policy
 
@@ -129,6 +130,13 @@ def torch_threads(count: int) -> AbstractContextManager[None]:
 
 DEFAULT_MODULE = "default"
 
+
+def current(setting: float | Schedule | Tensor) -> float | Tensor:
+    """Return a setting of `Learner.config_of`: a number, or 0-d (float64) if it has a schedule."""
+    assert not isinstance(setting, Schedule)
+    return setting
+
+
 ModuleSource: TypeAlias = "nn.Module | Callable[[], nn.Module] | Mapping[str, Tensor]"
 Data = TypeVar("Data")
 Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
@@ -155,6 +163,7 @@ class LearnerModules(dict[str, nn.Module]):
         config: Settings of the algorithm, including `overrides` of modules.
         scheduled: Names of settings that can be schedules, see `Learner.scheduled_settings`.
         module_ids: IDs of the initial modules.
+        device: Device of the modules.
 
     Attributes:
         frozen: IDs of frozen modules.
@@ -167,8 +176,15 @@ class LearnerModules(dict[str, nn.Module]):
         ConfigError: If settings are for an unknown module, or invalid.
     """
 
-    def __init__(self, config: Any, scheduled: Sequence[str], module_ids: Collection[str]) -> None:
+    def __init__(
+        self,
+        config: Any,
+        scheduled: Sequence[str],
+        module_ids: Collection[str],
+        device: torch.device,
+    ) -> None:
         super().__init__()
+        self._device = device
         self.frozen: set[str] = set()
         self.with_modes: set[str] = set()
         self.with_loss: set[str] = set()
@@ -182,6 +198,7 @@ class LearnerModules(dict[str, nn.Module]):
                 raise ConfigError("algorithm.overrides", problem, module_id)
         self.overrides: dict[str, Mapping[str, Any]] = dict(overrides)
         self._progress = Progress()
+        self._values: dict[tuple[str, str], Tensor] = {}
         self.change_settings(config)
 
     def config_of(self, module_id: str) -> Any:
@@ -191,11 +208,25 @@ class LearnerModules(dict[str, nn.Module]):
     def set_schedules(self, progress: Progress) -> None:
         """Update the values of scheduled settings."""
         self._progress = progress
-        self._shared_config = with_values(self._config, self._scheduled, progress)
+        self._shared_config = self._with_values("", self._config)
         self._configs = {
-            module_id: with_values(config, self._scheduled, progress)
-            for module_id, config in self._own_settings.items()
+            key: self._with_values(key, own) for key, own in self._own_settings.items()
         }
+
+    def _with_values(self, module_id: str, config: Any) -> Any:
+        """Return settings in which schedules are replaced by their current values, 0-d."""
+        for name in self._scheduled:
+            setting = getattr(config, name)
+            if isinstance(setting, Schedule):
+                key = module_id, name
+                if key not in self._values:
+                    # With float64, products with vectors equal those with Python numbers.
+                    zero = torch.zeros((), dtype=torch.float64, device=self._device)
+                    self._values[key] = zero
+                self._values[key].fill_(scheduled_value(setting, self._progress))
+                config = copy(config)
+                setattr(config, name, self._values[key])
+        return config
 
     def change_settings(self, config: Any) -> None:
         """Replace the settings of the algorithm; overrides of modules are kept.

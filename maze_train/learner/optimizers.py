@@ -14,8 +14,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, Given, build_target, locate
+from maze_train.core.torch_private import skipping, takes_tensors
 from maze_train.core.types import Tensor
-from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled_value
+from maze_train.learner.config import (
+    ADAPTIVE_FACTOR,
+    Progress,
+    Schedule,
+    is_adaptive,
+    scheduled_value,
+)
 from maze_train.learner.flat_parameters import FlatParameters
 from maze_train.learner.quick_steps import can_be_short, fused_adam_step, without_compiler
 
@@ -45,8 +52,7 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
     elif by == "norm" and len(gradients) > 1:
         for gradient, own_norm in zip(gradients, norms, strict=True):
             gradient.mul_(_coefficient(own_norm, bound))
-    elif norm.device.type != "cpu" or not norm.item() + NORM_EPSILON <= bound:
-        # On a GPU, reading the norm would take longer than multiplying by 1.
+    else:
         coefficient = _coefficient(norm, bound)
         for gradient in gradients:
             gradient.mul_(coefficient)
@@ -81,7 +87,7 @@ def compute_gradient_norm(params: Iterable[Tensor]) -> float:
 
 
 def _coefficient(norm: Tensor, bound: float) -> Tensor:
-    return torch.clamp(bound / (norm + NORM_EPSILON), max=1.0)
+    return (norm + NORM_EPSILON).reciprocal_().mul_(bound).clamp_(max=1.0)
 
 
 DEFAULT_OPTIMIZER = "default"
@@ -105,10 +111,17 @@ class ModuleOptimizer:
         lr_scheduler: Class and arguments of a PyTorch scheduler; None: none.
         clipping: `bound` and `by` of `clip_gradients`.
 
+    Attributes:
+        rates: Learning rates by group, 0-d on the device; empty if they are constant, or if the
+            optimizer accepts numbers only.
+        skips: 1 on the device (0-d) if the next steps are skipped, otherwise 0; None: 0.
+
     Raises:
         ConfigError: If the optimizer cannot be found, does not accept its arguments or has other
             parameters, or if there are two schedules.
     """
+
+    skips: Tensor | None = None
 
     def __init__(
         self,
@@ -124,6 +137,7 @@ class ModuleOptimizer:
         self.clipping = clipping
         self.lr = lr
         self._adapted_lr: float | None = None
+        self._adapted = torch.zeros((), dtype=torch.float64)
         groups = [(1.0, self.params)] if groups is None else groups
         trained = [(factor, [p for p in group if p.requires_grad]) for factor, group in groups]
         self._lr_factors = [factor for factor, part in trained if part]
@@ -131,6 +145,7 @@ class ModuleOptimizer:
         self._flat: list[FlatParameters] = []
         self._units: list[list[nn.Parameter]] = [[param] for param in self.params]
         self._is_fused_adam = False
+        self.rates: list[Tensor] = []
         self.optimizer: torch.optim.Optimizer | None
         if isinstance(node, torch.optim.Optimizer):
             self.optimizer = self._taken(node, params)
@@ -140,6 +155,19 @@ class ModuleOptimizer:
         if lr_scheduler is not None and self.optimizer is not None:
             self.set_lr(Progress())
             self.scheduler = self._build_scheduler(lr_scheduler)
+        if self.optimizer is not None:
+            self._allocate_rates(self.optimizer)
+
+    def _allocate_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Allocate rates on the device, if they change and the optimizer accepts tensors."""
+        device = optimizer.param_groups[0]["params"][0].device
+        self._adapted = self._adapted.to(device)
+        is_changing = self.scheduler is not None or isinstance(self.lr, Schedule)
+        if is_changing and takes_tensors(optimizer) and not self.rates:
+            # With float64, steps equal those with Python numbers; kernels of GPUs need float32.
+            dtype = torch.float64 if device.type == "cpu" else torch.float32
+            count = len(optimizer.param_groups)
+            self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in range(count)]
 
     def _taken(
         self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]
@@ -242,26 +270,43 @@ class ModuleOptimizer:
             return 0.0 if self.lr is None else scheduled_value(self.lr, progress)
         groups = self.optimizer.param_groups
         if self.lr is None or self.scheduler is not None:
-            return float(groups[0]["lr"])
-        lr = scheduled_value(self.lr, progress) if self._adapted_lr is None else self._adapted_lr
-        for group, factor in zip(groups, self._lr_factors, strict=True):
-            group["lr"] = lr * factor
+            lr = float(groups[0]["lr"])
+        else:
+            lr = scheduled_value(self.lr, progress)
+            lr = lr if self._adapted_lr is None else self._adapted_lr
+            for group, factor in zip(groups, self._lr_factors, strict=True):
+                group["lr"] = lr * factor
+        self._adapted.fill_(lr)
+        for rate, group in zip(self.rates, groups, strict=False):
+            rate.fill_(group["lr"])
         return lr
 
-    def adapt_lr(self, divergence: float) -> None:
-        """Update an `adaptive_kl` learning rate, given the current divergence."""
-        if isinstance(self.lr, Schedule) and is_adaptive(self.lr):
-            self._adapted_lr = self.lr.adapted(self.set_lr(Progress()), divergence)
-            self.set_lr(Progress())
+    def adapt_lr(self, divergence: Tensor) -> None:
+        """Update an `adaptive_kl` learning rate, given the current divergence, 0-d.
+
+        Reads the rate on the host only if the optimizer does not accept a tensor.
+        """
+        if self.optimizer is None or not (isinstance(self.lr, Schedule) and is_adaptive(self.lr)):
+            return
+        self._adapted.copy_(adapted_rate(self.lr, self._adapted, divergence))
+        for i, factor in enumerate(self._lr_factors):
+            if self.rates:
+                self.rates[i].copy_(self._adapted * factor)
+            else:
+                self.optimizer.param_groups[i]["lr"] = float(self._adapted) * factor
 
     def change(self, lr: float | Schedule | None, clipping: tuple[float, str]) -> None:
         """Change the learning rate and the clipping from the next update on."""
         if lr != self.lr:
             self.lr, self._adapted_lr = lr, None
+            if self.optimizer is not None:
+                self._allocate_rates(self.optimizer)
         self.clipping = clipping
 
     def end_update(self) -> None:
-        """Step the scheduler, even if no gradient step was taken."""
+        """Step the scheduler, even if no gradient step was taken; keep an adapted rate."""
+        if is_adaptive(self.lr):
+            self._adapted_lr = float(self._adapted)
         if self.scheduler is not None:
             with warnings.catch_warnings():
                 # Updates without a gradient step (non-finite gradient) count as well.
@@ -296,12 +341,19 @@ class ModuleOptimizer:
             if param.grad is not None
         ]
 
-    def zero_non_finite(self) -> Tensor:
-        """Replace non-finite gradient entries by 0; return their number, 0-d."""
+    def zero_non_finite(self, condition: Tensor | None) -> Tensor:
+        """Replace non-finite gradient entries by 0; return their number, 0-d.
+
+        Args:
+            condition: Whether to replace them, 0-d; None: always.
+        """
         count = torch.zeros((), device=self.params[0].device)
         for gradient in self.gradients():
-            count += torch.isfinite(gradient).logical_not().sum()
-            gradient.nan_to_num_(0.0, 0.0, 0.0)
+            is_bad = torch.isfinite(gradient).logical_not_()
+            if condition is not None:
+                is_bad &= condition
+            gradient.masked_fill_(is_bad, 0.0)
+            count += is_bad.sum()
         return count
 
     def clip(self) -> Tensor:
@@ -328,7 +380,7 @@ class ModuleOptimizer:
         }
 
     def step(self) -> None:
-        """Apply the gradients."""
+        """Apply the gradients, unless `skips` is 1."""
         if self.optimizer is None:
             return
         units = self.owned()
@@ -337,11 +389,34 @@ class ModuleOptimizer:
         for param in frozen:
             param.grad = None  # The optimizer skips such parameters.
         if self._is_fused_adam and not frozen and can_be_short(self.optimizer):
-            fused_adam_step(self.optimizer)
+            rate = self.rates[0] if self.rates else self.optimizer.param_groups[0]["lr"]
+            fused_adam_step(self.optimizer, rate, self.skips)
         else:
-            self.optimizer.step()
+            self._full_step(self.optimizer)
         for param, gradient in zip(frozen, gradients, strict=True):
             param.grad = gradient
+
+    def _full_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Apply the gradients with the `step` of the PyTorch optimizer."""
+        groups, skips = optimizer.param_groups, self.skips
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, self.rates, strict=False):
+            group["lr"] = rate
+        before = None if skips is None else _state_of(optimizer)
+        if skips is None:
+            optimizer.step()
+        elif takes_tensors(optimizer) and before is not None:
+            with skipping(optimizer, skips):
+                optimizer.step()
+        elif before is not None:
+            kept = [value.clone() for value in before]
+            optimizer.step()
+            for value, old in zip(before, kept, strict=True):
+                value.copy_(torch.where(skips > 0.0, old, value))
+        elif not skips:  # reads it on the host, usually for the first step only
+            optimizer.step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the optimizer state and settings, and the state of the scheduler."""
@@ -362,6 +437,45 @@ class ModuleOptimizer:
             self.scheduler.load_state_dict(deepcopy(state["lr_scheduler"]))
         if is_adaptive(self.lr):
             self._adapted_lr = state.get("adapted_lr")
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
+    """Return all tensors that a step changes; None if the step creates some, or changes others."""
+    found: list[Tensor] = []
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            values = optimizer.state.get(param, {}).values()
+            is_plain = isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0
+            if not (values or is_plain) or not all(isinstance(v, torch.Tensor) for v in values):
+                return None
+            found += [param.detach(), *values]
+    return found
+
+
+def adapted_rate(schedule: Schedule, rate: Tensor, divergence: Tensor) -> Tensor:
+    """Return an adaptive learning rate after a minibatch, with the target t = `adaptive_kl`.
+
+    max(min, rate / 1.5) if d > 2 t;  min(max, 1.5 rate) if 0 < d < t / 2;  else the same rate.
+
+    Args:
+        schedule: Target t, and bounds of the rate.
+        rate: Current learning rate, in [`min`, `max`], 0-d.
+        divergence: d, estimated KL divergence between the behaviour policy and the current policy,
+            0-d.
+
+    Source: Schulman et al. (2017), arXiv:1707.06347, section 4, which doubles and halves a penalty
+    by d; applied to the learning rate with these constants: Rudin et al. (2022), arXiv:2109.11978,
+    appendix.
+    """
+    target, divergence = schedule.adaptive_kl, divergence.to(rate.dtype)
+    assert target is not None
+    lower = (rate / ADAPTIVE_FACTOR).clamp(min=schedule.min)
+    higher = (rate * ADAPTIVE_FACTOR).clamp(max=schedule.max)
+    is_small = (divergence > 0.0) & (divergence < 0.5 * target)
+    rate = torch.where(is_small, higher, rate)
+    return torch.where(divergence > 2.0 * target, lower, rate)
 
 
 def _needs(step: Any, argument: str) -> bool:

@@ -46,12 +46,19 @@ def can_be_short(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer.state) and not any(hooks) and "step" not in vars(optimizer)
 
 
-def fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
+def fused_adam_step(
+    optimizer: torch.optim.Optimizer, rate: float | Tensor, skips: Tensor | None
+) -> None:
     """Take a step of a fused `torch.optim.Adam` with one parameter.
 
     Results are bit-for-bit identical to `step`, except that subnormal moments become 0.
 
     For small networks, the overhead of `step` is several times the duration of the kernel.
+
+    Args:
+        optimizer: The optimizer.
+        rate: Learning rate, a number or 0-d.
+        skips: 1 if the step is skipped, otherwise 0, 0-d; None: 0.
     """
     group = optimizer.param_groups[0]
     param: Tensor = group["params"][0]
@@ -59,6 +66,8 @@ def fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
     assert gradient is not None  # Set by `FlatParameters`.
     state, betas = optimizer.state[param], group["betas"]
     state["step"] += 1
+    if skips is not None:
+        state["step"] -= skips
     # Moments of vanished gradients become subnormal, which is 20 times slower.
     # Older versions of PyTorch lack this argument.
     is_decoupled = group.get("decoupled_weight_decay", False)
@@ -74,13 +83,14 @@ def fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
             [state["exp_avg_sq"]],
             [state["max_exp_avg_sq"]] if group["amsgrad"] else [],
             [state["step"]],
-            lr=group["lr"],
+            lr=rate,
             beta1=betas[0],
             beta2=betas[1],
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             amsgrad=group["amsgrad"],
             maximize=group["maximize"],
+            found_inf=skips,
         )
     finally:
         torch.set_flush_denormal(flushes)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import torch
 from torch import nn
@@ -19,8 +19,11 @@ from maze_train.learner.optimizers import ModuleOptimizer, joint_norm, norm_of
 class GradientSteps:
     """Applies the gradients of a learner and records the steps of an update.
 
-    For each minibatch the learner calls `add`; if a step is due, `prepare`, `clip` and `accepts`,
-    and, if the gradient is finite, `apply`. Optimizers skip frozen parameters.
+    For each minibatch the learner calls `add`; if a step is due, `prepare`, `clip`, `check` and
+    `apply`. Optimizers skip frozen parameters, and steps whose gradient is not finite.
+
+    No value is read on the host before `finish`, since reading would synchronise the device and
+    could not be captured in a CUDA graph.
 
     Args:
         device: Device of the parameters.
@@ -37,28 +40,23 @@ class GradientSteps:
         self, device: torch.device, on_non_finite: str, accumulation: int, scales_losses: bool
     ) -> None:
         self.on_non_finite = on_non_finite
-        self.scaler = LossScaler() if scales_losses else None
+        self.scaler = LossScaler(device) if scales_losses else None
         self.empty_updates = 0
         self._device, self._accumulation = device, Accumulation(accumulation)
+        # Kernels of fused optimizers require float32.
+        self._has_failed = torch.zeros((), dtype=torch.float32, device=device)
         self.begin()
 
     def begin(self) -> None:
         """Begin an update."""
         self._accumulation.clear()
-        # Reading a norm synchronises the GPU, so on a GPU all norms are checked after the update.
-        self._checks_each = (
-            self._device.type == "cpu" or self.on_non_finite == "skip" or self.scaler is not None
-        )
-        self._number = self._overflows = 0
+        self._has_failed.zero_()
+        self._number = 0
+        self._numbers: list[int] = []
         self._norms: list[Tensor] = []
-        self._clipped: list[Tensor] = []
+        self._scales: list[Tensor] = []
+        self._clipped: dict[int, Tensor] = {}
         self._zeroed: list[Tensor] = []
-        self._skipped: list[int] = []
-
-    @property
-    def have_failed(self) -> bool:
-        """Whether a gradient was not finite, so that the update ends with an error."""
-        return bool(self._skipped) and self.on_non_finite == "raise"
 
     @property
     def are_pending(self) -> bool:
@@ -82,15 +80,17 @@ class GradientSteps:
     def prepare(self, active: list[ModuleOptimizer]) -> list[ModuleOptimizer]:
         """Return the optimizers of a step, with accumulated, unscaled gradients.
 
-        With `on_non_finite=zero`, entries that are not finite become 0.
+        With `on_non_finite=zero`, entries that are not finite become 0, unless a smaller factor of
+        losses may avoid them.
 
         Args:
             active: The optimizers of the last minibatch.
         """
         if self._accumulation.is_pending:
             active = self._accumulation.take()
-        if self.on_non_finite == "zero" and not self._may_have_overflowed(active):
-            self._zeroed += [optimizer.zero_non_finite() for optimizer in active]
+        if self.on_non_finite == "zero":
+            is_unscaled = None if self.scaler is None else self.scaler.scale <= 1.0
+            self._zeroed += [optimizer.zero_non_finite(is_unscaled) for optimizer in active]
         if self.scaler is not None:
             self.scaler.unscale(g for optimizer in active for g in optimizer.gradients())
         return active
@@ -99,36 +99,39 @@ class GradientSteps:
         """Clip the gradients of each optimizer; return the joint norm before clipping, 0-d."""
         return joint_norm([optimizer.clip() for optimizer in active]).to(self._device)
 
-    def accepts(self, norm: Tensor, active: Sequence[ModuleOptimizer]) -> bool:
-        """Return whether a gradient may be applied, and record its norm; False: not finite.
+    def check(self, norm: Tensor, active: Sequence[ModuleOptimizer]) -> None:
+        """Record the norm of a gradient; if it is not finite, optimizers will skip the step.
+
+        With `on_non_finite=raise`, they also skip the other steps of the update.
 
         Args:
             norm: Joint norm before clipping, 0-d.
             active: The optimizers that hold the clipped gradients.
         """
-        if self._checks_each and not math.isfinite(norm):
-            if self.scaler is not None and self.scaler.lower():
-                self._overflows += 1
-            else:
-                self._skipped.append(self._number)
-            return False
-        self._norms.append(norm)
+        is_bad = (norm - norm).ne_(0.0).float()  # 1 for NaN and infinity
         if any(optimizer.clipping[0] > 0 for optimizer in active):
-            self._clipped.append(norm_of([g for o in active for g in o.gradients()]))
+            gradients = [g for optimizer in active for g in optimizer.gradients()]
+            self._clipped[len(self._norms)] = norm_of(gradients)
+        self._numbers.append(self._number)
+        self._norms.append(norm)
+        has_failed = is_bad
         if self.scaler is not None:
-            self.scaler.count_step()
-        return True
+            self._scales.append(self.scaler.scale.clone())
+            has_failed = is_bad * (self.scaler.scale <= 1.0)
+            self.scaler.update(is_bad)
+        if self.on_non_finite != "skip":
+            torch.maximum(self._has_failed, has_failed, out=self._has_failed)
+            if self.scaler is None:
+                is_bad = self._has_failed
+            else:
+                is_bad = torch.maximum(self._has_failed, is_bad)
+        for optimizer in active:
+            optimizer.skips = is_bad
 
     def apply(self, active: Sequence[ModuleOptimizer]) -> None:
         """Take one step of each optimizer."""
         for optimizer in active:
             optimizer.step()
-
-    def _may_have_overflowed(self, active: Sequence[ModuleOptimizer]) -> bool:
-        """Return whether a non-finite gradient may be due to the loss scale."""
-        if self.scaler is None or self.scaler.scale <= 1.0:
-            return False
-        return not math.isfinite(norm_of([g for own in active for g in own.gradients()]))
 
     def finish(self, statistics: Statistics, epoch: int, update: int, most_empty: int) -> None:
         """Record the steps of an update, or raise if gradients were not finite.
@@ -142,8 +145,20 @@ class GradientSteps:
         Raises:
             TrainingError: If a gradient was not finite, or with `skip`, in too many updates.
         """
-        bad = self._non_finite()
-        self.empty_updates = self.empty_updates + 1 if bad and not self._norms else 0
+        # The only read of an update: it synchronises the device.
+        tensors = [*self._norms, *self._clipped.values(), *self._zeroed, *self._scales]
+        values = iter(torch.stack(tensors).tolist() if tensors else ())
+        norms = dict(enumerate(islice(values, len(self._norms))))
+        clipped = dict(zip(self._clipped, values, strict=False))
+        zeroed = list(islice(values, len(self._zeroed)))
+        scales = list(values) or [1.0] * len(norms)
+        taken = [i for i, norm in norms.items() if math.isfinite(norm)]
+        bad = [
+            self._numbers[i]
+            for i, norm in norms.items()
+            if not math.isfinite(norm) and scales[i] <= 1.0
+        ]
+        self.empty_updates = self.empty_updates + 1 if bad and not taken else 0
         skips = self.on_non_finite == "skip"
         if bad and not (skips and self.empty_updates < most_empty):
             advice = "; algorithm.on_non_finite=skip skips such steps"
@@ -152,24 +167,16 @@ class GradientSteps:
             where = f"epoch {epoch + 1}, update {update}"
             # The weights can only be the cause once a step has changed them.
             raise _non_finite_error(where, bad[0], statistics, bool(update or bad[0]), advice)
-        statistics.record(LearnerEvents.gradient_steps, float(len(self._norms)))
-        for event, values in (
-            (LearnerEvents.grad_norm, self._norms),
-            (LearnerEvents.grad_norm_clipped, self._clipped),
-            (LearnerEvents.zeroed_gradients, self._zeroed),
+        statistics.record(LearnerEvents.gradient_steps, float(len(taken)))
+        for event, recorded in (
+            (LearnerEvents.grad_norm, [norms[i] for i in taken]),
+            (LearnerEvents.grad_norm_clipped, [clipped[i] for i in taken if i in clipped]),
+            (LearnerEvents.zeroed_gradients, zeroed),
         ):
-            for value in values:
+            for value in recorded:
                 statistics.record(event, value)
-        if self._skipped or self._overflows:
-            left_out = float(len(self._skipped) + self._overflows)
-            statistics.record(LearnerEvents.skipped_steps, left_out)
-
-    def _non_finite(self) -> list[int]:
-        """Minibatches (on a GPU: steps) whose gradient was not finite."""
-        if self._checks_each or not self._norms:
-            return self._skipped
-        norms = torch.stack(self._norms).tolist()  # Synchronises the device once per update.
-        return [number for number, norm in enumerate(norms) if not math.isfinite(norm)]
+        if len(taken) < len(norms):
+            statistics.record(LearnerEvents.skipped_steps, float(len(norms) - len(taken)))
 
 
 def _non_finite_error(
@@ -250,7 +257,11 @@ class Accumulation:
 class LossScaler:
     """Factor of the loss that keeps gradients in float16 from underflowing.
 
-    The factor is halved when a gradient overflows, and doubled after many steps.
+    The factor is halved when a gradient overflows, and doubled after many steps. It is on the
+    device, as is the number of steps since it changed.
+
+    Args:
+        device: Device of the losses.
 
     Source: Micikevicius et al. (2018), arXiv:1710.03740, section 3.2.
     """
@@ -258,34 +269,29 @@ class LossScaler:
     FIRST = 65536.0
     STEPS_TO_GROW = 2000
 
-    def __init__(self) -> None:
-        self.scale = self.FIRST
-        self._steps = 0
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.tensor(self.FIRST, dtype=torch.float32, device=device)
+        self._steps = torch.zeros_like(self.scale)
 
     def unscale(self, gradients: Iterable[Tensor]) -> None:
         """Divide gradients by the factor, in place."""
         for gradient in gradients:
             gradient.div_(self.scale)
 
-    def lower(self) -> bool:
-        """Halve the factor after an overflow; return False if it is already 1."""
-        self._steps = 0
-        if self.scale <= 1.0:
-            return False
-        self.scale /= 2.0
-        return True
+    def update(self, overflows: Tensor) -> None:
+        """Halve the factor if `overflows`, 0-d, is 1, but not below 1; else count a step."""
+        self._steps.add_(1.0).mul_(1.0 - overflows)
+        grows = self._steps >= self.STEPS_TO_GROW
+        halved = (self.scale / 2.0).clamp_(min=1.0)
+        kept = torch.where(grows, self.scale * 2.0, self.scale)
+        self.scale.copy_(torch.where(overflows > 0.0, halved, kept))
+        self._steps.masked_fill_(grows, 0.0)
 
-    def count_step(self) -> None:
-        """Count a step without an overflow."""
-        self._steps += 1
-        if self._steps == self.STEPS_TO_GROW:
-            self._steps = 0
-            self.scale *= 2.0
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, float]:
         """Return the factor and the number of steps since it changed."""
-        return {"scale": self.scale, "steps": self._steps}
+        return {"scale": float(self.scale), "steps": float(self._steps)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore `state`."""
-        self.scale, self._steps = state["scale"], state["steps"]
+        self.scale.fill_(state["scale"])
+        self._steps.fill_(state["steps"])

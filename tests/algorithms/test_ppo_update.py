@@ -66,7 +66,7 @@ class Rates(Recorder):
         super().__init__(*args, **kwargs)
 
     def apply_gradients(self):
-        self.rates.append([group["lr"] for group in self.active[0].optimizer.param_groups])
+        self.rates.append(list(map(float, self.active[0].rates)))
         super().apply_gradients()
 
 

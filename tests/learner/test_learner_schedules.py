@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from maze_train.config.loading import load_config
 from maze_train.core.checks import check_at_least
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Progress, Schedule, check_schedule, scheduled_value
+from maze_train.learner.optimizers import adapted_rate
 
 
 def test_a_number_is_its_own_schedule():
@@ -130,7 +132,8 @@ def test_what_is_written_is_what_was_read(given, written):
 )
 def test_an_adaptive_learning_rate(rate, divergence, expected):
     """Falls where the policy moves too far and grows where it hardly moves, within its bounds."""
-    assert Schedule.from_text("adaptive_kl").adapted(rate, divergence) == expected
+    rate, divergence = torch.tensor(rate, dtype=torch.float64), torch.tensor(divergence)
+    assert float(adapted_rate(Schedule.from_text("adaptive_kl"), rate, divergence)) == expected
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,10 @@ class AnalyticOutputs:
         return log_probs, entropies
 
     def backward(
-        self, d_values: Tensor, d_log_probs: Tensor | None = None, d_entropy: float = 0.0
+        self,
+        d_values: Tensor,
+        d_log_probs: Tensor | None = None,
+        d_entropy: float | Tensor = 0.0,
     ) -> None:
         """Add the gradients of a loss to the `.grad` of the parameters.
 
@@ -86,7 +89,7 @@ class AnalyticOutputs:
             d_values: Gradient with respect to `raw_values`, `[n, 1]`.
             d_log_probs: Gradient with respect to log-probabilities, `[n]`; None: the loss does not
                 depend on the policy.
-            d_entropy: Gradient with respect to the entropy of each sample.
+            d_entropy: Gradient with respect to the entropy of each sample, a number or 0-d.
         """
         has_trunk = self._model.trunk is not None
         gradients = []

@@ -30,10 +30,11 @@ from maze_train.functional.returns import (
     normalize_advantages,
 )
 from maze_train.learner.apis import HasPolicy, HasStateValues
-from maze_train.learner.config import Freeze, Progress, number
+from maze_train.learner.config import Freeze, Progress
 from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
 from maze_train.learner.loss_strategies import declares_gradients
+from maze_train.learner.modules import current
 from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
 
@@ -290,7 +291,8 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         entropy, size = entropies.mean(), batch.size
         statistics.record(ActorCriticEvents.policy_loss, policy_loss, size)
         statistics.record(ActorCriticEvents.policy_entropy, entropy, size)
-        return config.policy_loss_coef * policy_loss - number(config.entropy_coef) * entropy
+        bonus = torch.mul(entropy, current(config.entropy_coef)).to(entropy.dtype)
+        return config.policy_loss_coef * policy_loss - bonus
 
     def has_analytic_loss(self, module_id: str) -> bool:
         """Whether the model has analytic gradients, and all methods of the loss declare theirs."""
@@ -316,7 +318,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         )
         d_log_probs = self.policy_loss_gradient(log_probs, batch.advantages, batch, config)
         d_log_probs.mul_(config.policy_loss_coef)
-        d_entropy = -number(config.entropy_coef) / size
+        d_entropy = -current(config.entropy_coef) / size
         return loss, partial(outputs.backward, d_values, d_log_probs, d_entropy)
 
     def outputs(self, module_id: str, batch: ActorCriticBatch) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -189,14 +189,17 @@ def _part_metrics(
         assert isinstance(recorded, torch.Tensor)
         deviation = (chosen.double() - recorded.double()).abs()
         return [(ImitationEvents.box_mean_abs_deviation, deviation.mean())]
-    sizes = torch.tensor(choice_sizes(space))
-    ranks = _ranks(sizes.tolist(), part, params, actions)
+    sizes = choice_sizes(space)
+    ranks = _ranks(sizes, part, params, actions)
     events = ImitationEvents
     found = [(events.discrete_accuracy, _share(ranks, 1))]
-    if (sizes > TOP_5_MIN).any():
-        found.append((events.discrete_top_5_accuracy, _share(ranks[:, sizes > TOP_5_MIN], 5)))
-    if (sizes > TOP_10_MIN).any():
-        found.append((events.discrete_top_10_accuracy, _share(ranks[:, sizes > TOP_10_MIN], 10)))
+    for event, k, least in (
+        (events.discrete_top_5_accuracy, 5, TOP_5_MIN),
+        (events.discrete_top_10_accuracy, 10, TOP_10_MIN),
+    ):
+        columns = [column for column, size in zip(ranks.T, sizes, strict=True) if size > least]
+        if columns:
+            found.append((event, _share(torch.stack(columns), k)))
     return [*found, (events.discrete_action_rank, ranks.double().mean())]
 
 
@@ -205,7 +208,7 @@ def _share(ranks: Tensor, k: int) -> Tensor:
     return (ranks <= k).double().mean()
 
 
-def _ranks(sizes: list[int], part: Distribution, params: Tensor, actions: Tensor) -> Tensor:
+def _ranks(sizes: Sequence[int], part: Distribution, params: Tensor, actions: Tensor) -> Tensor:
     """Return the rank of each choice by probability, from 1, `[n, K]`; ties are ranked in order.
 
     A choice has rank 1 exactly if it is the mode.

@@ -23,11 +23,13 @@ from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import (
     MAX_LOG_RATIO,
     approximate_kl,
+    clip_bounds,
     clip_fraction,
     clipped_surrogate_loss,
 )
-from maze_train.learner.config import Progress, is_adaptive, number
+from maze_train.learner.config import Progress, is_adaptive
 from maze_train.learner.events import statistics_of
+from maze_train.learner.modules import current
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.nets.actor_critic import ActorCriticModel
 
@@ -136,7 +138,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         divergence = approximate_kl(log_ratios)
         if config.target_kl > 0 or is_adaptive(config.lr):
             self._divergences[module_id] = divergence
-        events, clip_range = ActorCriticEvents, number(config.clip_range)
+        events, clip_range = ActorCriticEvents, current(config.clip_range)
         statistics.record(events.approximate_kl, divergence, batch.size)
         statistics.record(events.clip_fraction, clip_fraction(log_ratios, clip_range), batch.size)
 
@@ -150,7 +152,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     ) -> Tensor:
         """Clipped surrogate loss, 0-d."""
         log_ratios = log_probs - batch.old_log_probs
-        return clipped_surrogate_loss(log_ratios, advantages, number(config.clip_range))
+        return clipped_surrogate_loss(log_ratios, advantages, current(config.clip_range))
 
     def policy_loss_gradient(
         self,
@@ -161,7 +163,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     ) -> Tensor:
         """Gradient of the policy loss: -r A / n where not clipped, else 0, `[n]`."""
         log_ratios = log_probs - batch.old_log_probs
-        bounds = torch.add(advantages, advantages.abs(), alpha=number(config.clip_range))
+        bounds = clip_bounds(advantages, current(config.clip_range))
         gains = log_ratios.clamp(max=MAX_LOG_RATIO).exp().mul_(advantages)
         inside = (gains <= bounds) & (log_ratios <= MAX_LOG_RATIO)
         return gains.mul_(inside).mul_(-1.0 / gains.numel())
@@ -185,18 +187,18 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         Learning rates of `adaptive_kl` are adapted here, before each gradient step except the
         first, since the policy then still equals the one that acted.
         """
-        divergences: dict[str, float] = {}
+        divergences: dict[str, Tensor] = {}
         for module_id, divergence in self._divergences.items():
             self.parallel.turn_to(module_id)
-            divergences[module_id] = float(self.parallel.mean(divergence))
+            divergences[module_id] = self.parallel.mean(divergence)
         self._divergences.clear()
         if self._has_moved:
             for module_id, found in divergences.items():
                 for _, optimizer in self.get_optimizers_for_module(module_id):
                     optimizer.adapt_lr(found)
         bound = self.config.target_kl
-        if bound > 0:
-            self._stopped |= {key for key, found in divergences.items() if found > bound}
+        if bound > 0:  # read on the host: it decides whether there is another gradient step
+            self._stopped |= {key for key, found in divergences.items() if float(found) > bound}
         return bool(self._stopped) and divergences.keys() <= self._stopped
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
