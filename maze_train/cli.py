@@ -23,19 +23,16 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from maze_train.config.help import help_text
-from maze_train.config.options import DONE, FAILURE, PROGRAM, config_names, group_names
-from maze_train.config.other_names import ours_for
-from maze_train.config.overrides import (
-    COMPLETION,
+from maze_train.config.options import (
     DEBUG_VARIABLE,
-    OPTIONS,
-    RUN_DIR_PROBLEM,
-    completions,
+    DONE,
+    FAILURE,
+    PROGRAM,
     config_folders,
-    config_name_of,
-    overrides_of,
+    config_names,
+    group_names,
 )
-from maze_train.core.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.errors import ConfigError
 from maze_train.core.notices import notify, say
 from maze_train.training.outcome import Interrupted, Interruption
 
@@ -89,32 +86,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     """Pass the arguments to Hydra, which calls the job once, or several times in a sweep."""
-    groups = group_names()
-    is_completion = any(option in arguments for option in COMPLETION)
-    line = os.environ.get("COMP_LINE", "") if is_completion else ""
-    if is_completion:
-        folders = config_folders(line.split())
-        program, *typed = line.split(" ")
-        line = " ".join([program, *with_command(typed, config_names(folders))])
-        found = completions(line, config_names(folders))
+    from maze_train.config import hydra_input
+    from maze_train.config.plugins import completions, extended_hydra
+    from maze_train.jobs import Job
+
+    options, groups, line = hydra_input.parsed(arguments), group_names(), ""
+    config_name = "train"
+    if options.shell_completion:
+        program, *typed = os.environ.get("COMP_LINE", "").split(" ")
+        folders = config_folders(typed)
+        *typed, word = with_command(typed, config_names(folders)) or [""]
+        found = completions(" ".join([program, *typed, word]), config_names(folders))
         if found is not None:
             say("\n".join(found))
             return DONE
+        given = hydra_input.parsed(typed)
+        config_name = given.config_name or config_name
+        line = " ".join([program, *hydra_input.normalise(given.overrides, groups), word])
     else:
-        _check_spelling(arguments, config_names(folders))
-    own_groups = {name for folder in folders for name in group_names(Path(folder))}
-
-    from maze_train.config.hydra_input import check_choices, normalise, normalise_completion, start
-    from maze_train.config.plugins import extended_hydra
-    from maze_train.jobs import Job
-
+        _check_spelling(options.overrides, config_names(folders))
+        own_groups = {name for folder in folders for name in group_names(Path(folder))}
+        options.overrides = hydra_input.normalise(
+            options.overrides, groups, own_groups, options.multirun
+        )
+        hydra_input.check_choices(options.overrides, [*groups, *own_groups])
     job = Job(arguments, debug)
-    words = normalise(arguments, groups, own_groups)
-    if not is_completion:
-        check_choices(overrides_of(words), [*groups, *own_groups])
-    completed = normalise_completion(line, groups) if line else ""
-    with extended_hydra():
-        start(job, config_name_of(line) or "train", words, completed)
+    with extended_hydra(folders):
+        hydra_input.start(job, options, config_name, line)
     return job.exit_code()
 
 
@@ -139,21 +137,10 @@ def _find_modules_here() -> None:
         sys.path.append(here)  # Last, so that nothing is shadowed.
 
 
-def _check_spelling(arguments: list[str], commands: Collection[str]) -> None:
-    """Raise for words that are neither an option nor an override."""
-    for word in arguments:
-        name = word.partition("=")[0]
-        if word.startswith("-") and name not in OPTIONS:
-            close = [*nearest(name, OPTIONS, count=1), *ours_for(name.lstrip("-"))]
-            hint = did_you_mean(close, "", " ")
-            raise ConfigError(
-                name,
-                f"no such option; {hint}settings are written without dashes, such as "
-                f"algorithm.lr=0.001; {PROGRAM} --help lists the options",
-            )
-    words = overrides_of(arguments)
+def _check_spelling(words: list[str], commands: Collection[str]) -> None:
+    """Raise for words that are not an override."""
     for i, word in enumerate(words):
-        key, equals, value = word.lstrip("+~").partition("=")
+        key, equals, _ = word.lstrip("+~").partition("=")
         if not key or not (equals or word.startswith("~")):
             if whole := _split_by_shell(words, i):
                 problem = f"the shell split this argument at spaces; quote it: {shlex.quote(whole)}"
@@ -161,8 +148,6 @@ def _check_spelling(arguments: list[str], commands: Collection[str]) -> None:
             example = f"{PROGRAM} {word} ..." if word in commands else "env=CartPole-v1"
             kind = "a command comes first: " if word in commands else "such as "
             raise ConfigError(word, f"expected key=value, {kind}{example}")
-        if key == "hydra.run.dir":
-            raise ConfigError(key, RUN_DIR_PROBLEM, value)
 
 
 def _split_by_shell(words: Sequence[str], i: int) -> str:

@@ -28,7 +28,6 @@ from maze_train.config.hydra_input import (
 )
 from maze_train.config.loading import load_config, load_settings
 from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM
-from maze_train.config.overrides import shell_word
 from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
 from maze_train.config.search_config import SearchConfig, load_search_config, without_search
 from maze_train.config.sweeps import JobRecord, write_jobs
@@ -44,6 +43,7 @@ from maze_train.core.errors import (
 from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.core.run_directory import WHOLE, RunDirectory
+from maze_train.core.text import shell_word
 
 NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
 """Settings with the name and group of a run, and the maximum length of a name given by a sweep."""

@@ -11,20 +11,23 @@ a sign. Unknown keys are reported by the settings classes, which can suggest the
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
+from itertools import pairwise
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
-import hydra
 import yaml
+from hydra import version
+from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString
@@ -34,25 +37,40 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from maze_train.config.loading import unknown_option
-from maze_train.config.options import PROGRAM, config_names, group_names, list_options, shipped_root
-from maze_train.config.overrides import (
-    ASSIGNMENT,
-    COMPLETION,
+from maze_train.config.options import (
+    CONFIG_DIR,
     DEBUG_VARIABLE,
-    OPTIONS_WITH_VALUE,
-    PATHS,
-    RUN_DIR_PROBLEM,
-    SWEEP,
-    as_typed,
-    classified,
+    PROGRAM,
     config_folders,
-    overrides_of,
-    quoted,
+    config_names,
+    group_names,
+    list_options,
+    shipped_root,
 )
+from maze_train.config.other_names import ours_for
 from maze_train.config.sweeps import JobRecord
 from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, target_name
+from maze_train.core.text import quoted
 
+WITH_VALUE = ("--config-path", "-cp", "--package", "-p", "--cfg", "-c")
+"""Options whose values are not completed."""
+INFO = ("--info", "-i")
+CONFIG_NAME = ("--config-name", "-cn")
+OPTIONS = (
+    *WITH_VALUE, *INFO, *CONFIG_NAME, *CONFIG_DIR, "--shell_completion", "-sc",
+    "--shell-completion", "--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r",
+    "--multirun", "-m", "--",
+)  # fmt: skip
+"""All options of the command: Hydra's, and the ones handled before Hydra starts."""
+PATHS = re.compile(
+    r"run_dir|resume|base_run|runs?|output|output_dir|record_dir|study|film|runner\.dataset"
+    r"|runner\.working_dir|policies\.[^.]+(\.source)?|hydra\.sweep\.dir"
+)
+"""Settings that name files or directories; their values are quoted verbatim."""
+ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
+RUN_DIR_PROBLEM = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
+"""Error message for `hydra.run.dir`."""
 STAYS = "."
 """Default of `hydra.run.dir`: Hydra creates no directory for a single run."""
 
@@ -67,37 +85,66 @@ CONFIGURATION_ERRORS = (
 """Errors of the configuration: `maze-run` ends with exit code 2."""
 
 
-def normalise(
-    argv: Sequence[str], groups: Collection[str], own_groups: Collection[str] = ()
-) -> list[str]:
-    """Return the arguments with overrides in Hydra's spelling, options first.
+# -- the command line ------------------------------------------------------------------------------
 
-    Hydra's parser requires all overrides to be consecutive; `--` marks their beginning.
-    `+algorithm=ppo` becomes `algorithm=ppo`; `algorithm.lr=1` and `+algorithm.lr=1` become
-    `++algorithm.lr=1`. Paths are quoted if necessary. Options, deletions (`~key`), Hydra's
-    settings, and keys with a package (`env@eval_env`) or a path are not changed.
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options and the overrides of a command line, as Hydra's parser reads them.
 
     Args:
-        argv: The arguments after the program name.
+        argv: The arguments after the program name. Options may stand anywhere.
+
+    Raises:
+        ConfigError: If an option does not exist, or its value is missing or invalid.
+    """
+    parser = get_args_parser()
+    parser.allow_abbrev = parser.exit_on_error = False
+    # The value of `--info` is optional: an override is none.
+    words = [
+        "--info=all" if word in INFO and "=" in following else word
+        for word, following in pairwise([*argv, ""])
+    ]
+    try:
+        options, unknown = parser.parse_known_intermixed_args(words)
+    except argparse.ArgumentError as error:
+        raise ConfigError(error.argument_name or "", error.message) from error
+    for word in unknown:
+        name = word.partition("=")[0]
+        close = [*nearest(name, OPTIONS, count=1), *ours_for(name.lstrip("-"))]
+        hint = did_you_mean(close, "", " ")
+        raise ConfigError(
+            name,
+            f"no such option; {hint}settings are written without dashes, such as "
+            f"algorithm.lr=0.001; {PROGRAM} --help lists the options",
+        )
+    return options
+
+
+def overrides_of(argv: Sequence[str]) -> list[str]:
+    """Return the overrides of a valid command line."""
+    overrides: list[str] = parsed(argv).overrides
+    return overrides
+
+
+def normalise(
+    overrides: Iterable[str],
+    groups: Collection[str],
+    own_groups: Collection[str] = (),
+    is_sweep: bool = False,
+) -> list[str]:
+    """Return overrides in Hydra's spelling.
+
+    `+algorithm=ppo` becomes `algorithm=ppo`; `algorithm.lr=1` and `+algorithm.lr=1` become
+    `++algorithm.lr=1`. Paths are quoted if necessary. Deletions (`~key`), Hydra's settings, and
+    keys with a package (`env@eval_env`) or a path are not changed.
+
+    Args:
+        overrides: Overrides as the user typed them.
         groups: Groups of the shipped configuration; its defaults list names all of them.
         own_groups: Additional groups in the user's folders; their overrides are not changed.
+        is_sweep: Whether commas separate the values of a sweep.
     """
-    if any(word in COMPLETION for word in argv):
-        return list(argv)
-    options = [word for word, is_override in classified(argv) if not is_override and word != "--"]
-    is_sweep = bool({*SWEEP} & {*argv})
-    overrides = [
-        _normalise_override(word, groups, own_groups, is_sweep) for word in overrides_of(argv)
-    ]
-    return [*options, "--", *overrides] if options and overrides else options + overrides
-
-
-def normalise_completion(line: str, groups: Collection[str]) -> str:
-    """Normalise a command line for shell completion, except for the word being typed."""
-    words = line.split(" ")
-    if words[-2:-1] and words[-2] in OPTIONS_WITH_VALUE:  # No override is being typed.
-        return line
-    return " ".join([*words[:1], *normalise(words[1:-1], groups), *words[1:][-1:]])
+    return [_normalise_override(word, groups, own_groups, is_sweep) for word in overrides]
 
 
 def _normalise_override(
@@ -176,40 +223,28 @@ def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
                 raise ConfigError(key, f"expected {expected}", text)
 
 
-def start(task: Task, config_name: str, words: Sequence[str], completed: str = "") -> None:
+def start(task: Task, options: argparse.Namespace, config_name: str, completed: str = "") -> None:
     """Start Hydra, which composes the configuration and calls `task` (in a sweep, once per job).
 
     Args:
         task: Called with each composed configuration.
-        config_name: Name of the primary config, unless `words` choose one.
-        words: Arguments as `normalise` returns them.
+        options: The command line, with overrides in Hydra's spelling.
+        config_name: Name of the primary config, unless the options choose one.
         completed: Command line to complete for the shell; empty if not completing.
     """
     # Without this variable, Hydra prints errors itself and exits.
     variables = {DEBUG_VARIABLE: "1"} | ({"COMP_LINE": completed} if completed else {})
-    run = hydra.main(
-        version_base="1.3", config_path="pkg://maze_train.conf", config_name=config_name
-    )(task)
-    with _process_with(words, variables):
-        run()
-
-
-@contextmanager
-def _process_with(arguments: Sequence[str], variables: dict[str, str]) -> Iterator[None]:
-    """Temporarily replace `sys.argv` and set environment variables."""
-    before = sys.argv
-    values = {name: os.environ.get(name) for name in variables}
-    sys.argv = [PROGRAM, *arguments]
+    before, argv = {name: os.environ.get(name) for name in variables}, sys.argv
     os.environ.update(variables)
+    sys.argv = [PROGRAM]  # the script for shell completion names it
+    version.setbase("1.3")
     try:
-        yield
+        _run_hydra(options, get_args_parser(), task, "pkg://maze_train.conf", config_name)
     finally:
-        sys.argv = before
-        for name, value in values.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        sys.argv = argv
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
 
 
 class ComposedJob:
@@ -414,6 +449,16 @@ def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
     if isinstance(error, yaml.YAMLError):
         return " ".join(str(error).split())
     return str(error)
+
+
+def as_typed(message: str, argv: Sequence[str]) -> str:
+    """Replace the normalised overrides in a message of Hydra by the overrides as typed."""
+    for word in overrides_of(argv):
+        match = ASSIGNMENT.fullmatch(word)
+        if match is not None:
+            pattern = rf"(?<![\w.+])\+*{re.escape(match['key'])}="
+            message = word[: match.start("value")].join(re.split(pattern, message))
+    return message
 
 
 def unsettable(error: BaseException) -> ConfigError | None:

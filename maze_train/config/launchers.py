@@ -25,7 +25,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze_train.config.hydra_input import CONFIGURATION_ERRORS, ComposedJob, Task, stops_at_failures
 from maze_train.config.options import FAILURE
-from maze_train.config.overrides import quoted
 from maze_train.config.ray_jobs import WorkerJobs
 from maze_train.config.sweeps import (
     LOG_FILE,
@@ -41,6 +40,7 @@ from maze_train.core.checks import check_at_least, check_positive, expanded
 from maze_train.core.errors import ConfigError, MazeTrainError, TrainingError
 from maze_train.core.files import exclusive, new_directory, writable
 from maze_train.core.folders import make_folders
+from maze_train.core.text import quoted
 from maze_train.training.outcome import Interruption
 
 SWEEPS = "outputs/sweeps"

@@ -7,7 +7,7 @@ Only names, raw texts and targets are read, without Hydra or a YAML parser, so t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from maze_train.core.targets import locate
 PROGRAM = "maze-run"
 DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
 """Exit codes."""
+CONFIG_DIR = ("--config-dir", "-cd")
+DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
+"""Environment variable that enables tracebacks for all errors, as in Hydra."""
 
 
 def shipped_root() -> Path:
@@ -77,3 +80,17 @@ def config_names(folders: Iterable[str] = ()) -> list[str]:
     """Return the names of primary configs (`-cn`): the commands and the user's files."""
     roots = (*map(Path, folders), shipped_root())
     return sorted({path.stem for root in roots for path in root.glob("*.yaml")})
+
+
+def config_folders(argv: Sequence[str]) -> list[str]:
+    """Return the user's configuration folders: `--config-dir X` and local `hydra.searchpath`."""
+    folders: list[str] = []
+    for word, following in zip(argv, [*argv, ""][1:], strict=True):
+        name, equals, value = word.partition("=")
+        if name in CONFIG_DIR:
+            folders.append(value if equals else following)
+        elif name.lstrip("+") == "hydra.searchpath":
+            entries = (entry.strip(" '\"") for entry in value.strip("[]").split(","))
+            plain = (entry.removeprefix("file://") for entry in entries)
+            folders += [entry for entry in plain if "://" not in entry]
+    return [folder for folder in folders if folder]

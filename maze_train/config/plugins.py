@@ -7,11 +7,12 @@ option. The user's folders come first, so their `env/<name>.yaml` takes preceden
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from glob import escape, glob
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.conf import HydraConf, RunDir, SweepDir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -25,7 +26,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from maze_train.config.hydra_input import STAYS, Task
+from maze_train.config.hydra_input import CONFIG_NAME, OPTIONS, PATHS, STAYS, WITH_VALUE, Task
 from maze_train.config.launchers import (
     SWEEP_DIR,
     LocalLauncher,
@@ -34,8 +35,7 @@ from maze_train.config.launchers import (
     RayLauncherConf,
     SweepStart,
 )
-from maze_train.config.options import group_names, list_options
-from maze_train.config.overrides import config_folders
+from maze_train.config.options import CONFIG_DIR, group_names, list_options
 from maze_train.core.targets import import_for_id
 from maze_train.envs.config import SIMULATORS
 
@@ -102,13 +102,41 @@ class GymnasiumSource(ConfigSource):
 class MazeTrainSearchPath(SearchPathPlugin):
     """Search path: the user's folders, then the shipped folder, then registered environments."""
 
+    folders: ClassVar[Sequence[str]] = ()
+    """The user's folders."""
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the folders from the command line and `gymnasium://`."""
-        for folder in reversed(config_folders(sys.argv[1:])):
+        """Add the folders and `gymnasium://`."""
+        for folder in reversed(self.folders):
             if Path(folder).is_dir():  # Hydra itself reports missing folders.
                 path = f"file://{Path(folder).absolute()}"
                 search_path.prepend(provider="user", path=path, anchor="main")
         search_path.append(provider="maze_train", path="gymnasium://")
+
+
+def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
+    """Return completions of the last word of a command line: options, values of `-cn`, or paths.
+
+    Args:
+        line: The command line up to the cursor.
+        config_names: Allowed values of `-cn`.
+
+    Returns:
+        The completions; None for any other override, which Hydra completes.
+    """
+    before, _, word = line.rpartition(" ")
+    previous = before.rpartition(" ")[2]
+    if previous in CONFIG_NAME:
+        return [name for name in sorted(config_names) if name.startswith(word)]
+    if previous in WITH_VALUE:
+        return []
+    if word.startswith("-"):
+        return [option for option in OPTIONS if option.startswith(word)]
+    key, equals, value = word.rpartition("=")
+    if not (previous in CONFIG_DIR or (equals and PATHS.fullmatch(key.lstrip("+")))):
+        return None
+    found = sorted(glob(f"{escape(value)}*"))
+    return [f"{key}{equals}{path}{'/' if os.path.isdir(path) else ''}" for path in found]
 
 
 def completing_values(shell: type[CompletionPlugin]) -> type[CompletionPlugin]:
@@ -134,13 +162,17 @@ def completing_values(shell: type[CompletionPlugin]) -> type[CompletionPlugin]:
 
 
 @contextmanager
-def extended_hydra() -> Iterator[None]:
+def extended_hydra(folders: Sequence[str] = ()) -> Iterator[None]:
     """Register the plug-ins and defaults for Hydra's settings; restore Hydra on exit.
 
     The defaults apply to all primary configs, including `-cn config` with the file of an earlier
     run. Hydra creates no files for a single run, and one directory with numbered job directories
     for a sweep. Logging is not configured.
+
+    Args:
+        folders: The user's configuration folders.
     """
+    MazeTrainSearchPath.folders = folders
     Plugins.instance().register(GymnasiumSource)
     Plugins.instance().register(MazeTrainSearchPath)
     store = ConfigStore.instance()
@@ -169,6 +201,7 @@ def extended_hydra() -> Iterator[None]:
     try:
         yield
     finally:
+        MazeTrainSearchPath.folders = ()
         del plugins.instantiate_sweeper
         plugins.plugin_type_to_subclass_list[CompletionPlugin] = shells
         store.repo["hydra"]["config.yaml"] = before

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from maze_train.config.loading import place_of
-from maze_train.config.overrides import shell_word
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, is_within
+from maze_train.core.text import shell_word
 from maze_train.training.config import RANDOM
 
 REACHES: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -1,10 +1,11 @@
-"""Formatting of numbers, and flat names of nested values."""
+"""Formatting of numbers and of words for the shell, and flat names of nested values."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,3 +70,20 @@ def readable(number: float) -> str:
     if size >= 1000:
         return f"{number:,.0f}"
     return f"{number:.1f}" if size >= 100 else f"{number:.2f}" if size >= 1 else f"{number:.4f}"
+
+
+PLAIN = re.compile(r"[A-Za-z0-9_/.:+%@-]+")
+"""Values that Hydra parses without quotes."""
+
+
+def shell_word(key: str, value: str) -> str:
+    """Return the override `key=value`, quoted for Hydra's grammar and the shell if necessary."""
+    is_plain = PLAIN.fullmatch(value) is not None
+    word = f"{key}={value if is_plain else quoted(value)}"
+    return shlex.quote(word) if is_plain or set(word) & set('"$`\\!') else f'"{word}"'
+
+
+def quoted(text: str) -> str:
+    """Quote and escape a text so that Hydra reads it verbatim."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
+    return f"'{escaped}'"

@@ -12,7 +12,6 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import PARTS, load_config, named_option, nested_values
-from maze_train.config.overrides import shell_word
 from maze_train.config.results import (
     content_digest,
     digests_of_run,
@@ -40,6 +39,7 @@ from maze_train.core.notices import notify, warn
 from maze_train.core.report import text_table
 from maze_train.core.run_directory import FAILURES, MetricsRow, RunDirectory, checkpoint_name
 from maze_train.core.targets import TARGET, Given, arguments_for, has_no_name, is_within
+from maze_train.core.text import shell_word
 from maze_train.training.config import RANDOM_OPPONENT
 
 if TYPE_CHECKING:

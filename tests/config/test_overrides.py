@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from maze_train.config.hydra_input import normalise
-from maze_train.config.overrides import as_typed, shell_word
+from maze_train.config.hydra_input import as_typed, normalise, parsed
+from maze_train.core.errors import ConfigError
+from maze_train.core.text import shell_word
 
 GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tracking")
 
@@ -33,8 +34,6 @@ GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tr
         ("~algorithm.lr", "~algorithm.lr"),
         ("+env@eval_env=CartPole-v1", "+env@eval_env=CartPole-v1"),
         ("algorithm/sub=x", "algorithm/sub=x"),
-        ("-m", "-m"),
-        ("--config-dir=a", "--config-dir=a"),
         ("word", "word"),
         ("env.kwargs.mode=-m", "++env.kwargs.mode=-m"),
         ("algorithm=3", "algorithm='3'"),
@@ -92,27 +91,44 @@ def test_a_path_is_taken_letter_by_letter(given: str, paths: Any) -> None:
 
 def test_commas_divide_the_paths_of_a_sweep() -> None:
     """With and without what needs quotes."""
-    argv = ["--multirun", "run_dir=it's,b", "output_dir=a,b", "resume=a"]
+    words = ["run_dir=it's,b", "output_dir=a,b", "resume=a"]
     sweep = ["++run_dir='it\\'s',b", "++output_dir=a,b", "++resume=a"]
-    assert normalise(argv, GROUPS) == ["--multirun", "--", *sweep]
+    assert normalise(words, GROUPS, is_sweep=True) == sweep
 
 
 @pytest.mark.parametrize(
     ("argv", "options", "overrides"),
     [
-        (["algorithm=ppo", "-m", "seed=0,1"], ["-m"], ["algorithm=ppo", "++seed=0,1"]),
-        (["seed=1", "-cn", "config", "a=b"], ["-cn", "config"], ["++seed=1", "++a=b"]),
-        (["--config-dir", "a.b=c", "seed=1"], ["--config-dir", "a.b=c"], ["++seed=1"]),
-        (["--info", "seed=1"], ["--info"], ["++seed=1"]),
-        (["--info", "defaults", "seed=1"], ["--info", "defaults"], ["++seed=1"]),
-        (["-m", "--", "seed=1"], ["-m"], ["++seed=1"]),
+        (["algorithm=ppo", "-m", "seed=0,1"], {"multirun": True}, ["algorithm=ppo", "seed=0,1"]),
+        (["seed=1", "-cn", "config", "a=b"], {"config_name": "config"}, ["seed=1", "a=b"]),
+        (["--config-dir", "a.b=c", "seed=1"], {"config_dir": "a.b=c"}, ["seed=1"]),
+        (["--info", "seed=1"], {"info": "all"}, ["seed=1"]),
+        (["--info", "defaults", "seed=1"], {"info": "defaults"}, ["seed=1"]),
+        (["-m", "--", "seed=1"], {"multirun": True}, ["seed=1"]),
+        (["a=-m", "~b", "word"], {"multirun": False}, ["a=-m", "~b", "word"]),
     ],
 )
-def test_options_come_before_overrides(
-    argv: list[str], options: list[str], overrides: list[str]
+def test_options_may_stand_anywhere(
+    argv: list[str], options: dict[str, Any], overrides: list[str]
 ) -> None:
-    """Options may stand anywhere; a value of one whose name looks like an override is none."""
-    assert normalise(argv, GROUPS) == [*options, "--", *overrides]
+    """A value of one whose name looks like an override is none."""
+    found = parsed(argv)
+    assert found.overrides == overrides
+    assert {name: getattr(found, name) for name in options} == options
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-cn"], "--config-name/-cn: expected one argument"),
+        (["--cfg", "x"], "--cfg/-c: invalid choice: 'x'"),
+        (["a=b", "--multi"], r"--multi: no such option; did you mean --multirun\?"),
+    ],
+)
+def test_an_option_that_is_wrong(argv: list[str], message: str) -> None:
+    """The option is named, with what it takes."""
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        parsed(argv)
 
 
 @pytest.mark.parametrize(
