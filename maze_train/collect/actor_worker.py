@@ -17,6 +17,7 @@ from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.collect.simulators import collector_class
 from maze_train.core.errors import TrainingError
+from maze_train.core.step_end import StepBatch
 from maze_train.core.types import Array, Tensor
 from maze_train.data.rollout import rollout_columns, slots_in
 from maze_train.envs.building import close_all
@@ -387,7 +388,7 @@ class ActorWorker(Worker):
                 allow_new_episodes=policy.allow_new_episodes,
                 records_log_probs=policy.records_log_probs,
                 info_keys=policy.info_keys,
-                on_step=partial(self._context.count, env.num_envs),
+                on_step=partial(self._count_step, env.num_envs),
             )
             collector.keeps_terminal_obs = policy.keeps_terminal_obs
             self._collectors[actor] = collector
@@ -395,6 +396,9 @@ class ActorWorker(Worker):
             continued.append(None if lost is None else (lost, collector.is_exact))
             self._context.count()  # Restoring environments may take long.
         return continued
+
+    def _count_step(self, num_envs: int, batch: StepBatch[Any]) -> None:
+        self._context.count(num_envs)
 
     def collect(self, actor: int, slot: int, calls: Sequence[EnvCall]) -> CollectedRollout:
         """Collect a rollout of an actor with the newest weights into a slot.

@@ -68,6 +68,11 @@ class Collector(ABC):
     def __init__(self) -> None:
         self.turns: Turns = OneModule()
 
+    @property
+    def stepping(self) -> RolloutCollector | None:
+        """The collector that steps environments; None if actors do."""
+        return None
+
     def split_turns(self, turns: Turns, *, records_log_probs: bool = False) -> None:
         """Split rollouts by the policies of a multi-agent model.
 
@@ -134,8 +139,8 @@ class RolloutCollector(Collector):
         allow_new_episodes: Whether an environment that cannot be restored begins a new episode;
             otherwise an error is raised.
         records_log_probs: See `Collector`.
-        on_step: Called after each step. If it raises, the rollout is aborted, and the environments
-            can only be closed.
+        on_step: Called with the results of each step. If it raises, the rollout is aborted, and the
+            environments can only be closed.
         info_keys: Keys of final infos to report with the episodes.
         calls: All calls of the environments so far, a growing list; new ones are made before a
             rollout.
@@ -151,7 +156,7 @@ class RolloutCollector(Collector):
         device: torch.device | str = "cpu",
         allow_new_episodes: bool = False,
         records_log_probs: bool = False,
-        on_step: Callable[[], object] | None = None,
+        on_step: Callable[[StepBatch[Any]], object] = lambda batch: None,
         info_keys: Sequence[str] = (),
         calls: Sequence[EnvCall] = (),
     ) -> None:
@@ -166,12 +171,17 @@ class RolloutCollector(Collector):
         self._allow_new_episodes = allow_new_episodes
         self.records_log_probs = records_log_probs
         self._info_keys = info_keys
-        self._on_step = on_step or (lambda: None)
+        self.on_step = on_step
         self._obs: Any = None
         self._memory: Tensor | None = None
         self._model: nn.Module | None = None
         self._actor: Actor | None = None
         self._storage: RolloutStorage | None = None
+
+    @property
+    def stepping(self) -> RolloutCollector:
+        """This collector."""
+        return self
 
     @property
     def obs_nbytes(self) -> int:
@@ -232,7 +242,7 @@ class RolloutCollector(Collector):
             batch = self._receive()
             self.env_s += time.perf_counter() - began
             self._obs = batch.obs
-            self._on_step()
+            self.on_step(batch)
             storage.write_step(step, batch.obs, batch.rewards, batch.end, batch.has_gaps)
             self._read_ends(step, batch, actor, storage, reports)
         check_resolution(large, self._obs)

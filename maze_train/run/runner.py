@@ -273,6 +273,7 @@ class TrainingRunner:
             env_calls=self.builder.context.env_calls,
         )
         trainer = self.builder.build_trainer(model, services)
+        trainer.connect_callbacks()
         trainer.learners.first.watch = clock.watch
         if self.resumption is not None and resumed is not None:
             self.resumption.restore(trainer, resumed)

@@ -9,12 +9,17 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from html import escape
 from http.client import HTTPException
+from io import BytesIO
 from itertools import chain, count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
+
+import numpy as np
 
 from maze_train.core.checks import expanded
 from maze_train.core.errors import ConfigError
@@ -24,6 +29,8 @@ from maze_train.core.names import BEST, SERVICES
 from maze_train.core.run_directory import FAILURES
 from maze_train.core.targets import import_extra
 from maze_train.core.text import flattened
+from maze_train.core.types import Array
+from maze_train.tracking.media import animation
 from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
 FILMS = "*.mp4"
@@ -42,6 +49,9 @@ DEFAULT_PROJECT = "maze_train"
 
 PARENT_RUN, GROUP_TAG = "mlflow.parentRunId", "group_of_runs"
 """Tags of MLflow runs: the id of the parent run, and the group that a parent stands for."""
+
+MOST_VALUES = 10_000
+"""Largest number of values whose histogram has bins by their distribution."""
 
 _MLFLOW_PARAMS_PER_CALL = 100  # Limit of MLflow's REST interface.
 _MLFLOW_PARAM_LENGTH = 500  # Limit of MLflow versions before 2.8 on a database.
@@ -180,6 +190,27 @@ class WandbWriter(ServiceWriter):
         self._env_steps = int(row[ENV_STEPS])
         if self._env_steps >= self._run.step:
             self._run.log(dict(row), step=self._env_steps)
+
+    def log_image(self, name: str, image: Array, env_steps: int) -> bool:
+        """Log an image."""
+        return self._log(name, self._wandb.Image(image), env_steps)
+
+    def log_histogram(self, name: str, values: Array, env_steps: int) -> bool:
+        """Log a histogram."""
+        return self._log(name, self._wandb.Histogram(values), env_steps)
+
+    def log_video(self, name: str, frames: Array, fps: float, env_steps: int) -> bool:
+        """Log a video as an animated GIF."""
+        video = self._wandb.Video(BytesIO(animation(frames, fps)), format="gif")
+        return self._log(name, video, env_steps)
+
+    def log_text(self, name: str, text: str, env_steps: int) -> bool:
+        """Log a text."""
+        return self._log(name, self._wandb.Html(f"<pre>{escape(text)}</pre>"), env_steps)
+
+    def _log(self, name: str, value: Any, env_steps: int) -> bool:
+        self._run.log({name: value}, step=env_steps)
+        return True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, and upload policy and videos."""
@@ -340,6 +371,35 @@ class MLflowWriter(ServiceWriter):
         with self._calls():
             self._client.log_batch(self._run_id, metrics=metrics)
 
+    def log_image(self, name: str, image: Array, env_steps: int) -> bool:
+        """Store an image as an artifact."""
+        with self._calls():
+            self._client.log_image(self._run_id, image, f"{_artifact(name, env_steps)}.png")
+        return True
+
+    def log_histogram(self, name: str, values: Array, env_steps: int) -> bool:
+        """Store counts and edges of the bins as an artifact."""
+        counts, edges = np.histogram(values, "auto" if len(values) < MOST_VALUES else 64)
+        content = {"counts": counts.tolist(), "edges": edges.tolist()}
+        with self._calls():
+            self._client.log_dict(self._run_id, content, f"{_artifact(name, env_steps)}.json")
+        return True
+
+    def log_video(self, name: str, frames: Array, fps: float, env_steps: int) -> bool:
+        """Store a video as an artifact, an animated GIF."""
+        path = _artifact(name, env_steps)
+        with TemporaryDirectory() as folder, self._calls():
+            file = Path(folder, f"{Path(path).name}.gif")
+            file.write_bytes(animation(frames, fps))
+            self._client.log_artifact(self._run_id, str(file), str(Path(path).parent))
+        return True
+
+    def log_text(self, name: str, text: str, env_steps: int) -> bool:
+        """Store a text as an artifact."""
+        with self._calls():
+            self._client.log_text(self._run_id, text, f"{_artifact(name, env_steps)}.md")
+        return True
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Log the outcome as tags, and upload policy and videos."""
         self._note_outcome(summary)
@@ -417,6 +477,11 @@ def _database_opened(uri: str) -> Iterator[None]:
     folder = Path(uri.removeprefix(SQLITE)).parent
     with one_at_a_time(folder) if uri.startswith(SQLITE) else nullcontext():
         yield
+
+
+def _artifact(name: str, env_steps: int) -> str:
+    """Return the path of what a callback logged, without an ending."""
+    return f"{_mlflow_name(name)}/step_{env_steps:012d}"
 
 
 def _mlflow_name(name: str) -> str:

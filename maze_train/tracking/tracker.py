@@ -22,6 +22,8 @@ from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.report import csv_text
 from maze_train.core.run_directory import EPOCH, MetricsRow
 from maze_train.core.text import flattened
+from maze_train.core.types import Array
+from maze_train.tracking.media import Kind, animation
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -122,6 +124,22 @@ class MetricsWriter:
             env_steps: Environment steps since the start of training.
         """
 
+    def log_image(self, name: str, image: Array, env_steps: int) -> bool:
+        """Store an image `[H, W, C]`, uint8, that a callback logs; return whether it was stored."""
+        return False
+
+    def log_histogram(self, name: str, values: Array, env_steps: int) -> bool:
+        """Store a histogram of values `[n]`; return whether it was stored."""
+        return False
+
+    def log_video(self, name: str, frames: Array, fps: float, env_steps: int) -> bool:
+        """Store a video `[T, H, W, C]`, uint8; return whether it was stored."""
+        return False
+
+    def log_text(self, name: str, text: str, env_steps: int) -> bool:
+        """Store a text in Markdown; return whether it was stored."""
+        return False
+
     def sync(self) -> None:
         """Flush all rows to disk; called before a checkpoint is written."""
 
@@ -156,6 +174,7 @@ class Tracker:
         self._writers = list(writers)
         self._failing: set[MetricsWriter] = set()
         self._dropped: list[MetricsWriter] = []
+        self._not_stored: set[str] = set()
         self._warn = warn
 
     @property
@@ -184,6 +203,17 @@ class Tracker:
             env_steps: Environment steps since the start of training.
         """
         self._forward("advance", progress_fraction, env_steps)
+
+    def log(self, kind: Kind, name: str, *content: Any, env_steps: int) -> None:
+        """Forward what a callback logs, with the arguments of `MetricsWriter.log_<kind>`.
+
+        If no writer stores this kind, a warning is printed once.
+        """
+        is_stored = any(self._forward(f"log_{kind}", name, *content, env_steps))
+        if not is_stored and kind not in self._not_stored:
+            self._not_stored.add(kind)
+            who = "tracking.tensorboard, WandbWriter and MLflowWriter do"
+            self._warn(f"{name} is not stored: no writer of this run stores a {kind}; {who}")
 
     def sync(self) -> None:
         """Flush all rows to disk."""
@@ -222,10 +252,11 @@ class Tracker:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _forward(self, call: str, *args: Any) -> None:
+    def _forward(self, call: str, *args: Any) -> list[Any]:
+        results = []
         for writer in tuple(self._writers):
             try:
-                getattr(writer, call)(*args)
+                results.append(getattr(writer, call)(*args))
                 if call != "advance":
                     self._failing.discard(writer)
             except OSError as error:
@@ -235,6 +266,7 @@ class Tracker:
                     self._failing.add(writer)
                     name = type(writer).__name__
                     self._warn(f"{name} could not write, and will try again: {error}")
+        return results
 
     def _drop(self, writer: MetricsWriter, error: OSError) -> None:
         self._writers.remove(writer)
@@ -414,6 +446,37 @@ class TensorBoardWriter(MetricsWriter):
             if name != ENV_STEPS:
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()  # Errors of later writes occur in its thread.
+
+    def log_image(self, name: str, image: Array, env_steps: int) -> bool:
+        """Add an image."""
+        if self._writer is not None:
+            self._writer.add_image(name, image, env_steps, dataformats="HWC")
+        return self._writer is not None
+
+    def log_histogram(self, name: str, values: Array, env_steps: int) -> bool:
+        """Add a histogram."""
+        if self._writer is not None:
+            self._writer.add_histogram(name, values, env_steps)
+        return self._writer is not None
+
+    def log_video(self, name: str, frames: Array, fps: float, env_steps: int) -> bool:
+        """Add a video as an animated image."""
+        if self._writer is not None:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            (height, width, channels), data = frames.shape[1:], animation(frames, fps)
+            image = Summary.Image(
+                height=height, width=width, colorspace=channels, encoded_image_string=data
+            )
+            summary = Summary(value=[Summary.Value(tag=name, image=image)])
+            self._writer.file_writer.add_summary(summary, env_steps)  # type: ignore[attr-defined]
+        return self._writer is not None
+
+    def log_text(self, name: str, text: str, env_steps: int) -> bool:
+        """Add a text."""
+        if self._writer is not None:
+            self._writer.add_text(name, text, env_steps)
+        return self._writer is not None
 
     def sync(self) -> None:
         """Flush all points to the event file."""

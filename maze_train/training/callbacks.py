@@ -14,10 +14,13 @@ from maze_train.core.errors import CallbackError, ConfigError, one_of
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify, tell_traceback, warn
 from maze_train.core.run_directory import FAILURES, MetricsRow
+from maze_train.core.step_end import StepBatch
+from maze_train.data.rollout import Rollout
 from maze_train.envs.calls import EnvCall, EnvCalls
 from maze_train.learner.config import Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
+from maze_train.tracking.media import Kind, as_numbers, as_pixels
 from maze_train.tracking.tracker import Tracker
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
@@ -103,6 +106,7 @@ class TrainingView:
         self._last_epoch = last_epoch
         self._hook = ""
         self._row: dict[str, float] | None = None
+        self._seen: Any = None
 
     @property
     def progress(self) -> Progress:
@@ -111,7 +115,7 @@ class TrainingView:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name; in `on_epoch_end`, of the whole epoch including evaluation.
+        """Metrics by name; in `on_evaluation_end`, of the evaluation; in `on_epoch_end`, of both.
 
         In other methods, the metrics of the updates of the current epoch so far.
         """
@@ -150,6 +154,20 @@ class TrainingView:
         return None if checkpoints is None else checkpoints.latest
 
     @property
+    def rollouts(self) -> Mapping[str, Rollout]:
+        """In `on_rollout_end`, the new rollouts by module ID; read-only, valid until the next one.
+
+        Empty for es, and in other methods.
+        """
+        return self._seen or {} if self._hook == "on_rollout_end" else {}
+
+    @property
+    def step(self) -> StepBatch[Any] | None:
+        """In `on_step`, the results of the step, see `StepBatch`; read-only. Otherwise None."""
+        step: StepBatch[Any] | None = self._seen if self._hook == "on_step" else None
+        return step
+
+    @property
     def stop_reason(self) -> str:
         """Why training ends or ended; empty while it continues."""
         return self._trainer.stop_reason
@@ -168,6 +186,35 @@ class TrainingView:
             self._row[event.tag] = float(value)
         else:
             self._trainer.statistics.record(event, float(value))
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Log `callback/<name>` to TensorBoard and services, at the current environment step.
+
+        Args:
+            name: Name of the image.
+            image: Array or tensor `[H, W]` or `[H, W, C]` with 1, 3 or 4 channels, uint8 or floats
+                in [0, 1].
+
+        Raises:
+            ConfigError: If it is not an image.
+        """
+        self._log("image", name, as_pixels(name, image))
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Log the distribution of values, an array or a tensor; otherwise like `log_image`."""
+        self._log("histogram", name, as_numbers(name, values))
+
+    def log_video(self, name: str, frames: Any, fps: float = 30.0) -> None:
+        """Log a video, frames `[T, H, W, C]`, as an animated image; otherwise like `log_image`."""
+        self._log("video", name, as_pixels(name, frames, has_frames=True), fps)
+
+    def log_text(self, name: str, text: str) -> None:
+        """Log a text; otherwise like `log_image`."""
+        self._log("text", name, text)
+
+    def _log(self, kind: Kind, name: str, *content: Any) -> None:
+        tag, steps = f"{PREFIX}/{name}", self.progress.env_steps
+        self._trainer.tracker.log(kind, tag, *content, env_steps=steps)
 
     def call_envs(self, method: str, /, *args: Any, evaluate: bool = False, **kwargs: Any) -> None:
         """Call a method of every training environment, before the next step.
@@ -271,8 +318,23 @@ class Callback:
     def on_run_start(self, run: TrainingView) -> None:
         """Called before the first update, and when a run is resumed."""
 
+    def on_step(self, run: TrainingView) -> None:
+        """Called after each step of the environments; `run.step` has the results.
+
+        Only if this process steps them: not with actors, es, impala and bc.
+        """
+
+    def on_rollout_end(self, run: TrainingView) -> None:
+        """Called after a rollout was collected, before an update uses it; see `run.rollouts`.
+
+        Not called by bc. `run.progress` does not include the rollout yet.
+        """
+
     def on_update_end(self, run: TrainingView) -> None:
         """Called after each update."""
+
+    def on_evaluation_end(self, run: TrainingView) -> None:
+        """Called after each evaluation; `run.metrics` are its metrics."""
 
     def on_epoch_end(self, run: TrainingView) -> None:
         """Called after each epoch and its evaluation, before its row of metrics is written."""
@@ -304,6 +366,15 @@ class Callbacks:
         self._trainer = trainer
         self._view = TrainingView(trainer, 0)
         self._failure: CallbackError | None = None
+        self._defining = {
+            hook: [c for c in callbacks if getattr(type(c), hook) is not getattr(Callback, hook)]
+            for hook in vars(Callback)
+            if hook.startswith("on_")
+        }
+
+    def defining(self, hook: str) -> list[str]:
+        """Return the names of the callbacks that define a method."""
+        return [_name(callback) for callback in self._defining[hook]]
 
     @contextmanager
     def running(self, last_epoch: int) -> Iterator[None]:
@@ -327,21 +398,23 @@ class Callbacks:
         self.call("on_run_end")
         self.check()
 
-    def call(self, hook: str, row: dict[str, float] | None = None) -> None:
+    def call(
+        self, hook: str, row: dict[str, float] | None = None, seen: object | None = None
+    ) -> None:
         """Call a method of all callbacks; an exception is kept for `check`.
 
         Args:
             hook: Name of the method.
-            row: Metrics of the epoch that ended, which callbacks may extend.
+            row: Metrics of an evaluation or epoch that ended, which callbacks may extend.
+            seen: The rollouts of `on_rollout_end`, or the results of `on_step`.
         """
-        wanted = [
-            c for c in self._callbacks if getattr(type(c), hook) is not getattr(Callback, hook)
-        ]
-        if self._failure is not None or not wanted:
+        defining = self._defining[hook]
+        if self._failure is not None or not defining:
             return
-        self._view._row, self._view._hook = row, hook
+        view = self._view
+        view._row, view._hook, view._seen = row, hook, seen
         with generators_kept():
-            for callback in wanted:
+            for callback in defining:
                 try:
                     getattr(callback, hook)(self._view)
                 except Exception as error:
@@ -349,7 +422,7 @@ class Callbacks:
                     self._failure = CallbackError(problem)
                     self._failure.__cause__ = error
                     break
-        self._view._row, self._view._hook = None, ""
+        view._row, view._hook, view._seen = None, "", None
 
     def check(self) -> None:
         """Raise the pending exception of a callback; called where the training state is consistent.

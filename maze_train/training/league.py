@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from maze_train.collect.collector import Collector
+from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes, return_of_team
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
@@ -385,6 +385,11 @@ class LeagueCollector(Collector):
         self._agents = list(model.agents)
         self._epoch_length, self._rollouts = epoch_length, 0
         make_snapshots(learners, module_ids)
+
+    @property
+    def stepping(self) -> RolloutCollector | None:
+        """The collector that steps the environments; None if actors do."""
+        return self._collector.stepping
 
     def collect_steps(
         self, model: nn.Module, meanwhile: Callable[[], object] | None = None

@@ -35,6 +35,8 @@ from maze_train.training.outcome import Interrupted, Interruption, Limits, Posit
 if TYPE_CHECKING:
     from typing import Self
 
+    from maze_train.collect.collector import RolloutCollector
+
 
 PROGRESS = (
     "epoch",
@@ -131,6 +133,24 @@ class Trainer(ABC):
         self.learners.change_settings(self.algorithm_config)
 
     @property
+    def stepping(self) -> RolloutCollector | None:
+        """The collector that steps environments in this process; None if there is none."""
+        return None
+
+    def connect_callbacks(self) -> None:
+        """Have `on_step` called after each step, if a callback defines it.
+
+        Raises:
+            ConfigError: If no environments are stepped in this process.
+        """
+        names = self.callbacks.defining("on_step")
+        if names and self.stepping is None:
+            problem = "is only called if this process steps the environments, not with actors, es, "
+            raise ConfigError("on_step", f"{problem}impala and bc; use on_rollout_end", names[0])
+        if names and self.stepping is not None:
+            self.stepping.on_step = lambda batch: self.callbacks.call("on_step", seen=batch)
+
+    @property
     def epoch_length(self) -> int:
         """Updates per epoch."""
         return self.algorithm_config.epoch_length
@@ -171,6 +191,7 @@ class Trainer(ABC):
             check_at_least("n_epochs", n_epochs, 1)
         elif not any(asdict(self.limits).values()):
             raise ConfigError("limits", "nothing would end training; set one, or pass n_epochs")
+        self.connect_callbacks()
         self._resumed_at = time.perf_counter() - self.wall_time_s
         last_epoch = self.limits.n_epochs if n_epochs is None else self.epoch + n_epochs
         self._last_epoch = last_epoch
@@ -212,7 +233,7 @@ class Trainer(ABC):
             self._updates_in_epoch += 1
             self._score = None  # Belongs to other weights.
             self.wall_time_s = time.perf_counter() - self._resumed_at
-            self.stop_reason = self._limit_reached()
+            self.stop_reason = self.stop_reason or self._limit_reached()
             self.callbacks.call("on_update_end")
             if not self.stop_reason:
                 self.tracker.advance(self._updates_in_epoch / length, self.env_steps)
@@ -305,6 +326,7 @@ class Trainer(ABC):
             started = time.perf_counter()
             metrics = self._evaluate_unless_interrupted(self.evaluator)
             self._select(metrics)
+            self.callbacks.call("on_evaluation_end", metrics)
             metrics[TimeEvents.evaluate_s.tag] = time.perf_counter() - started
         if self.model_selection is not None and not self.model_selection.updates:
             check_metric(self.selection_metric, {*row, *metrics}, self.model)

@@ -74,6 +74,16 @@ class Changes(Callback):
                 run.set(f"algorithm.{key}", value)
 
 
+class Logs(Callback):
+    """Logs one of each kind after evaluations."""
+
+    def on_evaluation_end(self, run: Any) -> None:
+        run.log_image("image", np.linspace(0, 1, 12).reshape(3, 4))
+        run.log_histogram("values", next(run.model.parameters()))
+        run.log_video("video", np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3), fps=5)
+        run.log_text("text", f"**{run.progress.env_steps}**")
+
+
 class StopAtReturn(Callback):
     """Ends training after the first evaluation with a mean return that is enough."""
 

@@ -13,6 +13,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from maze_train import ConfigError, MLflowWriter, RunInfo, Tracker, WandbWriter
@@ -432,3 +433,21 @@ def test_a_place_that_mlflow_does_not_have(tmp_path: Path) -> None:
         tracker,
     ):
         pass
+
+
+def test_what_callbacks_log(tmp_path: Path) -> None:
+    """Images, histograms, videos and texts are stored with their step."""
+    pixels = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
+    for name, make in (("w", WandbWriter), ("m", MLflowWriter)):
+        folder = tmp_path / name
+        folder.mkdir()
+        with Tracker([make()], RunInfo(run_dir=folder)) as tracker:
+            tracker.log("image", "callback/image", pixels[0], env_steps=7)
+            tracker.log("histogram", "callback/values", np.arange(9.0), env_steps=7)
+            tracker.log("video", "callback/video", pixels, 5.0, env_steps=7)
+            tracker.log("text", "callback/text", "<b>", env_steps=7)
+    media = {path.suffix for path in (tmp_path / "w").rglob("media/*/callback/*")}
+    assert media == {".png", ".gif", ".html"}
+    stored = (tmp_path / "m").rglob("callback/*/step_000000000007.*")
+    found = {f"{path.parent.name}{path.suffix}" for path in stored}
+    assert found == {"image.png", "values.json", "video.gif", "text.md"}

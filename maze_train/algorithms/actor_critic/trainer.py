@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.collect.collector import Collector
+from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.targets import locate
@@ -39,6 +39,11 @@ class ActorCritic(Trainer):
         super().__init__(*args)
         self.collector = collector
 
+    @property
+    def stepping(self) -> RolloutCollector | None:
+        """The collector that steps the environments; None if actors do."""
+        return self.collector.stepping
+
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Collect one rollout and learn from it."""
         started = time.perf_counter()
@@ -46,6 +51,7 @@ class ActorCritic(Trainer):
         collected = time.perf_counter()
         episodes.record(statistics)
         episodes.check_steps()
+        self.callbacks.call("on_rollout_end", seen=experience)
         statistics.merge(self.learners.update(experience, progress))
         statistics.record(TimeEvents.collect_s, collected - started)
         statistics.record(TimeEvents.env_s, self.collector.env_s)

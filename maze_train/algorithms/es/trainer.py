@@ -76,6 +76,7 @@ class ESTrainer(Trainer):
         pairs = self._play(noise_stddev, episodes)
         played = time.perf_counter()
         episodes.record(statistics)
+        self.callbacks.call("on_rollout_end")
         statistics.merge(self.learners.update(self._populations(pairs), progress))
         num_steps = sum(pair.num_steps for pair in pairs)
         self._trained_steps += num_steps

@@ -63,6 +63,7 @@ class IMPALA(Trainer):
         gathered.episodes.record(statistics)
         batch, steps = gathered.rollouts, gathered.episodes.steps
         self.check_lost(steps)
+        self.callbacks.call("on_rollout_end", seen=batch)
         batch |= {key: replay.mix(batch[key]) for key, replay in self.replay.items()}
         learners = self.learners
         if isinstance(learners, LearnerGroup) and learners.settings.queue_size:

@@ -16,7 +16,7 @@ from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
 from maze_train.algorithms.off_policy.demonstrations import read_demonstrations
 from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEvents
 from maze_train.algorithms.off_policy.random_agents import RandomAgents
-from maze_train.collect.collector import Collector
+from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.collect.fixed_policies import GivenPolicy, RandomPolicy
 from maze_train.core.errors import ConfigError, SpaceError, TrainingError
 from maze_train.core.events import Event, Statistics
@@ -81,6 +81,11 @@ class OffPolicy(Trainer):
         # Number of stored transitions for which gradient steps are due.
         self._learned_from = 0
 
+    @property
+    def stepping(self) -> RolloutCollector | None:
+        """The collector that steps the environments; None if actors do."""
+        return self.collector.stepping
+
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Step the environments and take the gradient steps that are due."""
         started = time.perf_counter()
@@ -104,6 +109,7 @@ class OffPolicy(Trainer):
             self._learned_from += steps
         if self._has_statistics:  # Avoids sending rollouts to all learners.
             self.learners.foreach_learner(lambda learner: learner.observe(rollouts))  # type: ignore[attr-defined]  # an OffPolicyLearner
+        self.callbacks.call("on_rollout_end", seen=rollouts)
         statistics.record(ReplayEvents.size, float(self.stored))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
         statistics.record(TimeEvents.env_s, self.collector.env_s)
