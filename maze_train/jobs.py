@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -34,16 +35,18 @@ from maze_train.config.sweeps import JobRecord, write_jobs
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.core.checks import expanded
 from maze_train.core.errors import (
+    ConfigError,
     EnvError,
     MazeTrainError,
     RunDirectoryError,
     failed_in_user_code,
     foreign_cause,
 )
-from maze_train.core.names import JOBS
+from maze_train.core.files import atomic_write, writable
+from maze_train.core.names import JOBS, OUTPUTS, POLICIES_TABLE
 from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.core.run_directory import WHOLE, RunDirectory
-from maze_train.core.text import shell_word
+from maze_train.core.text import aligned, csv_text, readable, shell_word
 
 NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
 """Settings with the name and group of a run, and the maximum length of a name given by a sweep."""
@@ -204,6 +207,12 @@ def _given_directory(select: Callable[[str], object]) -> str | None:
 # Each function checks its settings and returns the function that runs the command. The latter
 # imports its modules when called, because PyTorch and matplotlib are slow to import.
 
+OF_POLICY = (
+    *("return_mean", "return_std", "return_min", "return_max"),
+    *("length_mean", "success_rate", "episodes"),
+)
+"""Columns of the table of several policies, from `RolloutSummary`."""
+
 Work: TypeAlias = Callable[[], float]
 
 
@@ -247,16 +256,48 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
 
 
 def roll_out(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
-    """Play episodes with a policy."""
+    """Play episodes with a policy, or with each of those that a pattern in `run` matches."""
     if values.get("output_dir") is None:
         values["output_dir"] = directory
-    return partial(_roll_out, load_rollout_config(values))
+    run = values.get("run")
+    if not (isinstance(run, str) and glob.has_magic(run)):
+        return partial(_roll_out, load_rollout_config(values))
+    found = sorted(filter(os.path.isdir, glob.glob(expanded(run))), key=lambda x: (len(x), x))
+    if not found:
+        raise ConfigError("run", "no directory matches this pattern", run)
+    output = Path(values["output_dir"] or f"{OUTPUTS}/rollouts/{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    common = os.path.commonpath([os.path.dirname(path) for path in found])
+    configs = {}
+    for path in found:
+        name = os.path.relpath(path, common).replace(os.sep, "-")
+        configs[name] = load_rollout_config(
+            {**values, "run": path, "output_dir": str(output / name)}
+        )
+    return partial(_roll_out_all, configs, output)
 
 
 def _roll_out(config: RolloutConfig) -> float:
     from maze_train.run.rollout import RolloutRunner
 
     return RolloutRunner(config).run().summary.return_mean
+
+
+def _roll_out_all(configs: Mapping[str, RolloutConfig], output: Path) -> float:
+    """Play episodes with several policies; return the largest mean return."""
+    from maze_train.run.rollout import RolloutRunner
+
+    summaries = {name: RolloutRunner(config).run().summary for name, config in configs.items()}
+    rows = [
+        {"policy": name, **{key: getattr(found, key) for key in OF_POLICY}}
+        for name, found in summaries.items()
+    ]
+    with writable("output_dir", output), atomic_write(output / POLICIES_TABLE) as file:
+        file.write(csv_text(rows).encode())
+    shown = [key for key in OF_POLICY if not all(math.isnan(row[key]) for row in rows)]
+    titles = ["policy", *(key.replace("_", " ") for key in shown)]
+    cells = [[row["policy"], *(readable(row[key]) for key in shown)] for row in rows]
+    say("\n".join(["", *aligned([titles, *cells], left=[0]), "", f"results: {output}"]))
+    return max(found.return_mean for found in summaries.values())
 
 
 def search(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:

@@ -36,7 +36,8 @@ class RolloutConfig(Settings):
     run: str | None = None
     """Policy to play: a run directory (its best policy), a saved policy
     (<run>/policies/epoch_<n>), <run>@final, <run>@epoch_<n>, latest (the run that started last in
-    outputs/), or hf://<owner>/<name> for a policy on the Hugging Face hub."""
+    outputs/), or hf://<owner>/<name> for a policy on the Hugging Face hub. On the command line, a
+    pattern such as 'runs/a/policies/*' plays each policy and writes a table, policies.csv."""
 
     policy: str | dict[str, Any] | None = None
     """Policy to play instead of `run`: `random`, or `{_target_: dotted path, key: value}` with a

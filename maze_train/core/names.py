@@ -16,7 +16,7 @@ WEIGHTS, SPACES, SCORE = "policy.pt", "spaces.json", "score.json"
 POLICY_FILES = (WEIGHTS, SPACES, CONFIG, SCORE)
 """Files of a saved policy."""
 
-JOBS = "jobs.csv"
+JOBS, POLICIES_TABLE = "jobs.csv", "policies.csv"
 JOURNAL, STUDY_FILE = "study.journal", "study.yaml"
 
 OF_RUN = (BEST, CHECKPOINTS, METRICS, WEIGHTS, SUMMARY)
