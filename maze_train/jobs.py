@@ -42,11 +42,12 @@ from maze_train.core.errors import (
     failed_in_user_code,
     foreign_cause,
 )
-from maze_train.core.files import atomic_write, writable
+from maze_train.core.files import writable
 from maze_train.core.names import JOBS, OUTPUTS, POLICIES_TABLE
 from maze_train.core.notices import notify, say, tell_traceback, warn
+from maze_train.core.report import csv_text, text_table, write_report
 from maze_train.core.run_directory import WHOLE, RunDirectory
-from maze_train.core.text import aligned, csv_text, readable, shell_word
+from maze_train.core.text import readable, shell_word
 
 NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
 """Settings with the name and group of a run, and the maximum length of a name given by a sweep."""
@@ -291,12 +292,19 @@ def _roll_out_all(configs: Mapping[str, RolloutConfig], output: Path) -> float:
         {"policy": name, **{key: getattr(found, key) for key in OF_POLICY}}
         for name, found in summaries.items()
     ]
-    with writable("output_dir", output), atomic_write(output / POLICIES_TABLE) as file:
-        file.write(csv_text(rows).encode())
+    with writable("output_dir", output):
+        write_report(output, {POLICIES_TABLE: csv_text(rows)}, {})
     shown = [key for key in OF_POLICY if not all(math.isnan(row[key]) for row in rows)]
-    titles = ["policy", *(key.replace("_", " ") for key in shown)]
-    cells = [[row["policy"], *(readable(row[key]) for key in shown)] for row in rows]
-    say("\n".join(["", *aligned([titles, *cells], left=[0]), "", f"results: {output}"]))
+    table = text_table(
+        [
+            {
+                "policy": row["policy"],
+                **{key.replace("_", " "): readable(row[key]) for key in shown},
+            }
+            for row in rows
+        ]
+    )
+    say("\n".join(["", *table, "", f"results: {output}"]))
     return max(found.return_mean for found in summaries.values())
 
 
