@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.core.checks import (
@@ -16,7 +15,7 @@ from maze_train.core.checks import (
     check_fields,
     check_positive,
 )
-from maze_train.core.conversion import Settings, replaced
+from maze_train.core.conversion import IN_RUN, ON_RESUME, Settings, replaced
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET
 
@@ -315,13 +314,78 @@ class Freeze(Settings):
 
 
 @dataclass(kw_only=True)
-class GradientSettings(Settings):
+class OptimizerSettings(Settings):
+    """Settings that every learner has; `GradientSettings` adds those of gradient-based learners."""
+
+    module_settings: ClassVar[tuple[str, ...]] = ("lr", "optimizer", "max_grad_norm")
+    """Additional settings that can be overridden per module."""
+
+    lr: float | Schedule = field(default=1e-3, metadata=IN_RUN)
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
+
+    optimizer: dict[str, Any] = field(default_factory=lambda: {TARGET: "torch.optim.Adam"})
+    """Optimizer class and its arguments without the learning rate."""
+
+    max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
+    """Maximum gradient norm (or value, see `grad_clip_by`), >= 0; 0: no clipping."""
+
+    on_non_finite: Literal["raise", "skip", "zero"] = field(default="raise", metadata=ON_RESUME)
+    """What to do if an observation, reward, loss or gradient is NaN or infinite: raise: stop with
+    an error that names it; skip: drop (and count) the episode or the gradient step; zero: like
+    skip, but replace only the non-finite entries of gradients by 0."""
+
+    @property
+    def accumulated_minibatches(self) -> int:
+        """Number of minibatches per gradient step."""
+        return 1
+
+    def gradient_settings(self) -> GradientSettings:
+        """Return these settings with the defaults of the others."""
+        return GradientSettings(
+            lr=self.lr,
+            optimizer=self.optimizer,
+            max_grad_norm=self.max_grad_norm,
+            on_non_finite=self.on_non_finite,
+        )
+
+    def for_module(self, module_id: str, overrides: Mapping[str, Any] | None = None) -> Self:
+        """Return the settings of a module.
+
+        Args:
+            module_id: ID of the module.
+            overrides: Settings of this module; None: those in the configuration, if any.
+
+        Raises:
+            ConfigError: If a setting is unknown, cannot be set per module, or has an invalid value.
+        """
+        return self._with_overrides(module_id, overrides or {})
+
+    def _with_overrides(self, module_id: str, own: Mapping[str, Any]) -> Self:
+        key = f"overrides.{module_id}"
+        settings = replaced(self, own, key)
+        bases = reversed(type(self).__mro__)
+        known = dict.fromkeys(n for base in bases for n in vars(base).get("module_settings", ()))
+        for name in own:
+            if name not in known:
+                problem = f"cannot be set per module; these settings can: {', '.join(known)}"
+                raise ConfigError(f"{key}.{name}", problem, own[name])
+        return settings
+
+
+@dataclass(kw_only=True)
+class GradientSettings(OptimizerSettings):
     """Settings of all gradient-based algorithms."""
 
-    module_settings: ClassVar[tuple[str, ...]] = (
-        *("lr", "lr_scheduler", "optimizer", "max_grad_norm", "grad_clip_by"),
-    )
-    """Additional settings that can be overridden per module."""
+    module_settings: ClassVar[tuple[str, ...]] = ("lr_scheduler", "grad_clip_by")
+
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    """What `max_grad_norm` limits: the norm of the whole gradient, the norm of each parameter's
+    gradient, or the absolute value of each entry."""
+
+    matmul_precision: Literal["highest", "high", "medium"] | None = None
+    """Precision of matrix products in updates: `highest`: float32; `medium`: bfloat16 factors with
+    float32 accumulation, about twice as fast on processors that support it; `high`: in between, on
+    GPUs; null: PyTorch's current setting."""
 
     lr_scheduler: dict[str, Any] | None = None
     """PyTorch scheduler of a constant learning rate, stepped after each update (off-policy
@@ -372,45 +436,11 @@ class GradientSettings(Settings):
         reason = "algorithm.lr_scheduler changes the learning rate; set a schedule instead"
         return dict.fromkeys(("lr", "critic_lr", "entropy_coef_lr"), reason)
 
+    def gradient_settings(self) -> GradientSettings:
+        """Return the settings themselves."""
+        return self
+
     def for_module(self, module_id: str, overrides: Mapping[str, Any] | None = None) -> Self:
-        """Return the settings of a module.
-
-        Args:
-            module_id: ID of the module.
-            overrides: Settings of this module; None: the settings in `overrides`.
-
-        Raises:
-            ConfigError: If a setting is unknown, cannot be set per module, or has an invalid value.
-        """
+        """Return the settings of a module; None selects those in `overrides`."""
         own = self.overrides.get(module_id, {}) if overrides is None else overrides
-        settings: Self = settings_for_module(self, module_id, own)
-        return settings
-
-
-def gradient_settings(config: Any) -> GradientSettings:
-    """Return the `GradientSettings` of an algorithm, whose settings may be of any class."""
-    if isinstance(config, GradientSettings):
-        return config
-    names = {f.name for f in fields(GradientSettings) if hasattr(config, f.name)} - {"overrides"}
-    return GradientSettings(**{name: getattr(config, name) for name in names})
-
-
-def settings_for_module(config: Any, module_id: str, own: Mapping[str, Any]) -> Any:
-    """Return the settings of an algorithm with the overrides of one module applied.
-
-    Raises:
-        ConfigError: If a setting is unknown, cannot be set per module, or has an invalid value.
-    """
-    key = f"overrides.{module_id}"
-    if isinstance(config, GradientSettings):
-        config = replaced(replace(config, overrides={}), own, key)
-    bases = (GradientSettings, *reversed(type(config).__mro__))
-    known = dict.fromkeys(name for base in bases for name in vars(base).get("module_settings", ()))
-    for name in own:
-        if name not in known:
-            problem = f"cannot be set per module; these settings can: {', '.join(known)}"
-            raise ConfigError(f"{key}.{name}", problem, own[name])
-    if isinstance(config, GradientSettings):
-        return config
-    shared = {name: getattr(config, name) for name in dir(config) if not name.startswith("__")}
-    return SimpleNamespace(**{**shared, **own})
+        return replace(self, overrides={})._with_overrides(module_id, own)

@@ -17,7 +17,7 @@ from maze_train.core.targets import function_of
 from maze_train.core.types import Tensor
 from maze_train.learner.apis import check_apis
 from maze_train.learner.components import FUNCTION, merged, read, select, write
-from maze_train.learner.config import Freeze, Progress, Schedule, gradient_settings
+from maze_train.learner.config import Freeze, OptimizerSettings, Progress, Schedule
 from maze_train.learner.events import LearnerEvents, statistics_of
 from maze_train.learner.loss_strategies import Analytic, Autograd
 from maze_train.learner.modules import (
@@ -55,9 +55,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     Args:
         modules: Independently trained modules by ID; a single module gets the ID `default`.
-        config: Settings of the algorithm. Required: `optimizer`, `lr`, `max_grad_norm` and
-            `on_non_finite`. Optional: `grad_clip_by`, `gradient_accumulation`, `matmul_precision`,
-            and the fields of `GradientSettings`.
+        config: Settings of the algorithm, such as a dataclass derived from `GradientSettings`.
         device: Device of the modules.
         seed: Seed of the learner's random generator (order of minibatches).
     """
@@ -72,7 +70,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     """Settings for which `analytic_loss` computes the losses that this class defines. Autograd
     computes the gradients of a subclass that defines losses without this attribute."""
 
-    config: Any
+    config: OptimizerSettings
     policies_to_train: Chosen = None
     """IDs of modules to train, or a function of ID and experience; None: all modules that are not
     frozen."""
@@ -92,7 +90,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def __init__(
         self,
         modules: nn.Module | Mapping[str, Any],
-        config: Any,
+        config: OptimizerSettings,
         *,
         device: torch.device | str = "cpu",
         seed: int = 0,
@@ -100,7 +98,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         if isinstance(modules, nn.Module):
             modules = {DEFAULT_MODULE: modules}
         self.config = config
-        self.settings = gradient_settings(config)
+        self.settings = config.gradient_settings()
         self.device = torch.device(device)
         self.generator = torch.Generator().manual_seed(seed)
         self.weights_seq_no = 0
@@ -120,7 +118,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.steps = GradientSteps(
             self.device,
             config.on_non_finite,
-            getattr(config, "gradient_accumulation", 1),
+            config.accumulated_minibatches,
             self.settings.autocast == "float16",
         )
         self.loss_strategy = self._loss_strategy(self.settings.compile)
@@ -210,8 +208,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> Statistics:
         """Run the gradient steps of an update and finish it."""
         if module_ids:
-            precision = getattr(self.config, "matmul_precision", None)
-            with matmul_precision(precision), self.modules.in_training(module_ids):
+            with (
+                matmul_precision(self.settings.matmul_precision),
+                self.modules.in_training(module_ids),
+            ):
                 self._take_steps(minibatches, self.parallel.begin(statistics))
                 self.parallel.end(statistics)
             update, most_empty = self.weights_seq_no, self.most_empty_updates
@@ -542,9 +542,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             ConfigError: If the name is taken, another optimizer owns one of the parameters, or the
                 learning rate is neither a number nor a schedule.
         """
-        config, factors = self.config_of(module_id), self.settings.lr_factors
+        config = self.config_of(module_id).gradient_settings()
         lr = convert(lr_or_lr_schedule, float | Schedule | None, "lr")
-        clipping = (config.max_grad_norm, getattr(config, "grad_clip_by", "global_norm"))
+        clipping = (config.max_grad_norm, config.grad_clip_by)
         if self._is_changing and (module_id, name) in self.optimizers:
             self.optimizers[module_id, name].change(lr, clipping)
             return
@@ -554,18 +554,20 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 params,
                 optimizer,
                 lr,
-                groups=self.modules.grouped(module_id, params, factors, self.freeze_rules()),
-                lr_scheduler=gradient_settings(config).lr_scheduler,
+                groups=self.modules.grouped(
+                    module_id, params, self.settings.lr_factors, self.freeze_rules()
+                ),
+                lr_scheduler=config.lr_scheduler,
                 clipping=clipping,
             )
 
-    def change_settings(self, config: Any) -> None:
+    def change_settings(self, config: OptimizerSettings) -> None:
         """Replace the settings of the algorithm, of which only those marked `IN_RUN` may differ.
 
         `configure_optimizers_for_module` is called again for modules with optimizers; it then
         changes learning rates and clipping of the existing optimizers.
         """
-        self.config, self.settings = config, gradient_settings(config)
+        self.config, self.settings = config, config.gradient_settings()
         self.modules.change_settings(config)
         self._is_changing = True
         try:

@@ -19,10 +19,10 @@ from maze_train.learner.apis import HasOwnLoss
 from maze_train.learner.config import (
     Freeze,
     GradientSettings,
+    OptimizerSettings,
     Progress,
     Schedule,
     scheduled_value,
-    settings_for_module,
 )
 from maze_train.nets.policy_model import Policy
 
@@ -178,7 +178,7 @@ class LearnerModules(dict[str, nn.Module]):
 
     def __init__(
         self,
-        config: Any,
+        config: OptimizerSettings,
         scheduled: Sequence[str],
         module_ids: Collection[str],
         device: torch.device,
@@ -190,7 +190,7 @@ class LearnerModules(dict[str, nn.Module]):
         self.with_loss: set[str] = set()
         self.policies: dict[str, Policy] = {}
         self._scheduled = scheduled
-        overrides = getattr(config, "overrides", {})
+        overrides = config.gradient_settings().overrides
         for module_id in overrides:
             if module_id not in module_ids:
                 close = ", ".join(nearest(module_id, module_ids) or module_ids)
@@ -213,7 +213,7 @@ class LearnerModules(dict[str, nn.Module]):
             key: self._with_values(key, own) for key, own in self._own_settings.items()
         }
 
-    def _with_values(self, module_id: str, config: Any) -> Any:
+    def _with_values(self, module_id: str, config: OptimizerSettings) -> OptimizerSettings:
         """Return settings in which schedules are replaced by their current values, 0-d."""
         for name in self._scheduled:
             setting = getattr(config, name)
@@ -228,7 +228,7 @@ class LearnerModules(dict[str, nn.Module]):
                 setattr(config, name, self._values[key])
         return config
 
-    def change_settings(self, config: Any) -> None:
+    def change_settings(self, config: OptimizerSettings) -> None:
         """Replace the settings of the algorithm; overrides of modules are kept.
 
         Raises:
@@ -236,7 +236,7 @@ class LearnerModules(dict[str, nn.Module]):
         """
         self._config = config
         self._own_settings = {
-            module_id: settings_for_module(config, module_id, own)
+            module_id: config.for_module(module_id, own)
             for module_id, own in self.overrides.items()
         }
         self.set_schedules(self._progress)
@@ -248,7 +248,7 @@ class LearnerModules(dict[str, nn.Module]):
             ConfigError: If a setting is unknown, cannot be set per module, or is invalid.
         """
         if overrides:
-            own = settings_for_module(self._config, module_id, overrides)
+            own = self._config.for_module(module_id, overrides)
             self.overrides[module_id], self._own_settings[module_id] = overrides, own
         self.set_schedules(self._progress)
 

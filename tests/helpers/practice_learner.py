@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ ADAM = {"_target_": "torch.optim.Adam"}
 
 @dataclass(kw_only=True)
 class LineSettings(GradientSettings):
-    """Settings that every learner reads."""
+    """Settings of the learner below."""
 
-    optimizer: dict[str, Any] = field(default_factory=lambda: ADAM)
     lr: Any = 0.1
-    max_grad_norm: float = 0.0
-    on_non_finite: str = "raise"
+    gradient_accumulation: int = 1
+
+    @property
+    def accumulated_minibatches(self) -> int:
+        return self.gradient_accumulation
 
 
 def make_module(seed=0):
@@ -43,10 +45,7 @@ class LineLearner(Learner[torch.Tensor, torch.Tensor, torch.Tensor]):
     def __init__(self, modules, batch_size=4, refused=(), stop_at=None, seed=0, **settings):
         self.calls = []
         self.batch_size, self.refused, self.stop_at = batch_size, refused, stop_at
-        known = LineSettings.__dataclass_fields__
-        config = LineSettings(**{key: settings[key] for key in settings if key in known})
-        vars(config).update(settings)  # those that a learner reads only if there are any
-        super().__init__(modules, config, seed=seed)
+        super().__init__(modules, LineSettings(**settings), seed=seed)
 
     def note(self, call):
         """Record a call."""

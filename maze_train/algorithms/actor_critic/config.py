@@ -60,10 +60,6 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     max_grad_norm: float = field(default=0.5, metadata=IN_RUN)
     """Maximum gradient norm (or value, see `grad_clip_by`), >= 0; 0: no clipping."""
 
-    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What `max_grad_norm` limits: the norm of the whole gradient, the norm of each parameter's
-    gradient, or the absolute value of each entry."""
-
     reward_scaling: bool | Literal["large"] | None = None
     """Whether to divide rewards by the running standard deviation of discounted returns before
     learning. Reported returns are not scaled; values are in scaled units. `large`: only while the

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_at_least, check_fields
-from maze_train.core.conversion import IN_RUN, ON_RESUME
+from maze_train.core.conversion import ON_RESUME
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET
-from maze_train.learner.config import GradientSettings, Schedule
+from maze_train.learner.config import GradientSettings
 from maze_train.training.config import TRIAL_BATCH, AlgorithmConfig
 
 
@@ -42,9 +42,6 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     batch_size: int = 256
     """Number of transitions per update. >= 1."""
 
-    lr: float | Schedule = field(default=1e-3, metadata=IN_RUN)
-    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
-
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
     )
@@ -63,9 +60,6 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of the classes of discrete actions: `balanced`: inversely proportional to their
     frequency in the training data, with mean 1."""
-
-    max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
-    """Maximum gradient norm, >= 0; 0: no clipping."""
 
     validation_percentage: float = 20.0
     """Percentage of episodes held out for validation. In [0, 100); 0: no validation."""

@@ -129,15 +129,6 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     """Maximum gradient norm of each optimizer (or value, see `grad_clip_by`), >= 0; 0: no
     clipping."""
 
-    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What `max_grad_norm` limits: the norm of the whole gradient, the norm of each parameter's
-    gradient, or the absolute value of each entry."""
-
-    matmul_precision: Literal["highest", "high", "medium"] | None = None
-    """Precision of matrix products in updates: `highest`: float32; `medium`: bfloat16 factors with
-    float32 accumulation, about twice as fast on processors that support it; `high`: in between, on
-    GPUs; null: PyTorch's current setting."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 1, "n_rollout_steps", "batch_size")

@@ -70,6 +70,11 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     recompute_advantages: bool = False
     """Whether to recompute values and advantages before each optimization epoch."""
 
+    @property
+    def accumulated_minibatches(self) -> int:
+        """Number of minibatches per gradient step."""
+        return self.gradient_accumulation
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 1, "batch_size", "n_optimization_epochs", "gradient_accumulation")
