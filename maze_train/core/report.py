@@ -15,11 +15,12 @@ from numpy.typing import ArrayLike
 
 from maze_train.core.files import atomic_write
 from maze_train.core.text import readable
-from maze_train.core.types import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from maze_train.core.types import Array  # loads PyTorch
 
 
 def write_report(directory: Path, texts: Mapping[str, str], pictures: Mapping[str, Figure]) -> None:

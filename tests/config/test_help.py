@@ -16,7 +16,13 @@ def test_help_lists_choices_and_examples(capfd: pytest.CaptureFixture[str]) -> N
     """Algorithms with what they are, groups with their options, keys, examples, exit codes."""
     assert main(["--help"]) == 0
     text = capfd.readouterr().out
-    for part in ("algorithm=ppo", "runner=dev|local", "total_steps=", "-cn rollout", "Exit codes"):
+    for part in (
+        "algorithm=ppo",
+        "runner=dev|local",
+        "total_steps=",
+        "maze-run rollout",
+        "Exit codes",
+    ):
         assert part in text
     assert max(map(len, text.splitlines())) <= 100
 
