@@ -122,7 +122,7 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: objec
 
 
 def make_env(
-    run_dir: str | Path, trust: Sequence[str] = (), training: bool = False, **kwargs: Any
+    run_dir: str | Path, trust: Sequence[str] = (), training: bool = False, **kwargs: object
 ) -> Env[Any, Any]:
     """Create an environment of a run, with its wrappers.
 

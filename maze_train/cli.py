@@ -34,7 +34,7 @@ from maze_train.config.options import (
 )
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import notify, say
-from maze_train.training.outcome import Interrupted, Interruption
+from maze_train.training.outcome import Interruption, signal_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Interruption():
             return _run(arguments, folders, debug)
     except KeyboardInterrupt as stop:
-        number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
+        number = signal_of(stop)
         name = signal.Signals(number).name
         words = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
         notify(f"{PROGRAM}: {words.get(name, f'ended by {name}')}")

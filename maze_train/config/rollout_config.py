@@ -127,7 +127,7 @@ class RolloutConfig(Settings):
         return "human" if self.render == "human" else None
 
     def _check_policy(self) -> None:
-        named = [name for name in ("run", "policy") if getattr(self, name) is not None]
+        named = [name for name in ("run", "policy") if vars(self)[name] is not None]
         if len(named) > 1 or not (named or self.policies):
             raise ConfigError(
                 "run",
@@ -152,9 +152,9 @@ class RolloutConfig(Settings):
             problem = "expected random, the directory of a run, or the key _target_"
             raise ConfigError(f"{key}.source", problem, own.source)
         for name in ("model", "frozen", "opponents"):
-            if getattr(own, name):
+            if vars(own)[name]:
                 problem = "only used for training: leave it out"
-                raise ConfigError(f"{key}.{name}", problem, getattr(own, name))
+                raise ConfigError(f"{key}.{name}", problem, vars(own)[name])
 
     def _check_env(self) -> None:
         if self.env is None and self.run is not None:
@@ -183,7 +183,7 @@ class RolloutConfig(Settings):
 
     def _check_places(self) -> None:
         for name in ("run", "output_dir", "record_dir"):
-            value = getattr(self, name)
+            value = vars(self)[name]
             if name == "record_dir" and value is not None and not self.record:
                 raise ConfigError(name, "needs record=true", value)
             if value is not None:
@@ -191,7 +191,7 @@ class RolloutConfig(Settings):
 
     def _check_runner(self) -> None:
         for name in ONLY_FOR_TRAINING:
-            value = getattr(self.runner, name)
+            value = vars(self.runner)[name]
             if value:
                 problem = "only used for training: leave it out (n_episodes limits a rollout)"
                 raise ConfigError(f"runner.{name}", problem, value)

@@ -50,7 +50,7 @@ class SearchRange(Settings):
         super().__post_init__()
         if self.choices is not None:
             others = [f.name for f in fields(self) if f.name != "choices"]
-            given = [name for name in others if getattr(self, name) not in (None, False)]
+            given = [name for name in others if vars(self)[name] not in (None, False)]
             if given or not self.choices:
                 problem = "expected either choices, at least one, or low and high"
                 raise ConfigError("choices", problem, self.choices)

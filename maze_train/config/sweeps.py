@@ -34,7 +34,7 @@ from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say
 from maze_train.core.report import csv_text
 from maze_train.core.text import duration, readable
-from maze_train.training.outcome import SIGNALS
+from maze_train.training.outcome import SIGNALS, signal_of
 from maze_train.workers.places import Portable, available_cores
 
 COLUMNS = ("job", "settings", "run_dir", "objective", "error")
@@ -128,7 +128,7 @@ def read_jobs(sweep_dir: Path) -> list[JobRecord]:
 LOG_FILE = "job.log"
 
 STOP = signal.SIGTERM
-"""Signal sent to jobs if the parent process fails or dies."""
+"""Signal that a job sends to itself if the parent process dies."""
 
 POLL_S = 1.0
 """Maximum wait for jobs in seconds, and interval at which a job checks that its parent is alive."""
@@ -215,8 +215,7 @@ class JobPool(ABC, Generic[Started]):
                     if self._running or not is_last:
                         self._collect()
             except BaseException as error:
-                is_signal = isinstance(error, KeyboardInterrupt)
-                self._end(getattr(error, "number", signal.SIGINT if is_signal else STOP))
+                self._end(signal_of(error))
                 raise
 
     def _end(self, number: int) -> None:
@@ -360,7 +359,7 @@ def work_in_process(
     try:
         record = job.work()
     except KeyboardInterrupt as stop:
-        sys.exit(128 + getattr(stop, "number", signal.SIGINT))
+        sys.exit(128 + signal_of(stop))
     if record is not None:
         sender.send(record)
 

@@ -92,7 +92,7 @@ class RunnerConfig(Settings):
         """Create the place for the workers from the settings specific to this runner."""
         shared = {field.name for field in fields(RunnerConfig)}
         own = [field.name for field in fields(self) if field.name not in shared]
-        settings = {name.replace("worker_timeout", "timeout"): getattr(self, name) for name in own}
+        settings = {name.replace("worker_timeout", "timeout"): vars(self)[name] for name in own}
         place: Place = locate(self.place_class)(**settings)
         return place
 
@@ -324,7 +324,7 @@ class TrainConfig(Settings):
         Relative paths are resolved because an environment may change the working directory.
         """
         for key in ("run_dir", "base_run", "resume"):
-            name = getattr(self, key)
+            name = vars(self)[key]
             if name is not None and (key, name) != ("resume", AUTO):
                 setattr(self, key, absolute_path(key, name))
         if self.total_steps is None:
@@ -373,12 +373,12 @@ class TrainConfig(Settings):
             raise ConfigError("env", CHOOSE_ENV)
         is_made = isinstance(self.env.target, Given) and self.env.target.is_made()
         for key in ("n_episodes", "final_episodes") if is_made else ():
-            if getattr(self.evaluation, key):
+            if vars(self.evaluation)[key]:
                 problem = (
                     "a vector environment given as an instance is only used for training; expected "
                     "0, or give a class or function that creates one, with env.backend=native"
                 )
-                raise ConfigError(f"evaluation.{key}", problem, getattr(self.evaluation, key))
+                raise ConfigError(f"evaluation.{key}", problem, vars(self.evaluation)[key])
         if self.evaluation.metric.startswith("validation/") and not self.evaluation.evaluators:
             problem = f"not reported: {name} has no validation data; leave it out"
             raise ConfigError("evaluation.metric", problem, self.evaluation.metric)
@@ -428,7 +428,7 @@ class RayRunnerConfig(RemoteRunnerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("cpus_per_worker", "cpus_per_learner"):
-            check_at_least(name, getattr(self, name), 1e-3)
+            check_at_least(name, vars(self)[name], 1e-3)
         check_fields(self, 0, "gpus_per_worker", "gpus_per_learner")
         if self.working_dir is not None:
             self.working_dir = absolute_path("working_dir", self.working_dir)

@@ -60,7 +60,7 @@ class Settings:
             ConfigError: If a value cannot be converted to the type.
         """
         for name, hint in hints_of(type(self)).items():
-            setattr(self, name, convert(getattr(self, name), hint, key_of_field(name)))
+            setattr(self, name, convert(vars(self)[name], hint, key_of_field(name)))
 
     @property
     def fixed_settings(self) -> dict[str, str]:
@@ -85,7 +85,7 @@ class Settings:
         cls = type(self)
         node: dict[str, object] = {} if cls is hint else {TARGET: dotted_name(cls)}
         for name, hint_of_field in hints_of(cls).items():
-            node[key_of_field(name)] = _written(getattr(self, name), hint_of_field)
+            node[key_of_field(name)] = _written(vars(self)[name], hint_of_field)
         return node
 
 
@@ -151,15 +151,15 @@ def when_changeable(settings: Settings, key: str) -> tuple[str, str]:
         `run` (see `IN_RUN`), `resume` or empty; and the reason if `fixed_settings` has one.
     """
     when, reason = "", ""
-    node: Any = settings
+    node: object = settings
     for part in key.split("."):
         name = field_of_key(type(node)).get(part) if isinstance(node, Settings) else None
-        if name is None:
+        if name is None or not isinstance(node, Settings):
             break
         reason = node.fixed_settings.get(name, "")
         marks = next(f.metadata for f in fields(node) if f.name == name)
         when = "" if reason else marks.get(CHANGES, when)
-        node = getattr(node, name)
+        node = vars(node)[name]
     return when, reason
 
 

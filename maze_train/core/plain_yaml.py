@@ -25,7 +25,7 @@ def load_yaml(text: str) -> Any:
     return yaml.load(text, LOADER)
 
 
-def dump_yaml(values: Any, **style: Any) -> str:
+def dump_yaml(values: object, **style: Any) -> str:
     """Dump plain values, keys in insertion order; `style` is passed to `yaml.dump`."""
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, **style)
     return text

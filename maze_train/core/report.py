@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from io import StringIO
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -58,7 +58,7 @@ def csv_text(
     return buffer.getvalue()
 
 
-def _cell(value: Any) -> str:
+def _cell(value: str | SupportsFloat | None) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     # NumPy scalars are numbers too, but their repr is not a number.

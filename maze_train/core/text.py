@@ -13,7 +13,7 @@ _NOT_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
 _AS_JSON = {"Infinity": "1e999", "-Infinity": "-1e999", "NaN": "null"}
 
 
-def json_text(value: Any, indent: int | None = None, sort_keys: bool = False) -> str:
+def json_text(value: object, indent: int | None = None, sort_keys: bool = False) -> str:
     """Format a value as JSON that every parser reads, unlike `json.dumps`.
 
     JSON has no infinity, but parsers read an overflowing number as infinity, so infinite values are

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 
-def found(path: str, root: Any = torch) -> Any:
+def found(path: str, root: object = torch) -> Any:
     """Return an attribute of `root` by dotted path, or None if PyTorch does not have it."""
     return reduce(lambda owner, name: getattr(owner, name, None), path.split("."), root)
 
@@ -176,7 +177,7 @@ def compiler_parts() -> CompilerParts:
     )
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> ModuleType | None:
     try:
         return import_module(name)
     except ImportError:

@@ -82,7 +82,7 @@ def tree_leaves(tree: T | dict[str, T]) -> list[T]:
     return [tree]
 
 
-def leaves_by_key(tree: Any) -> dict[str, Any]:
+def leaves_by_key(tree: T | dict[str, T]) -> dict[str, T]:
     """Return the leaves of a tree by key; a single leaf has the key ""."""
     return tree if isinstance(tree, dict) else {"": tree}
 

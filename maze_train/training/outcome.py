@@ -145,6 +145,13 @@ class Interrupted(KeyboardInterrupt):
         self.checkpoint: Path | None = None
 
 
+def signal_of(error: BaseException) -> int:
+    """Return the signal behind an error; SIGTERM for one that no signal caused."""
+    if isinstance(error, Interrupted):
+        return error.number
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+
+
 class Interruption:
     """Handles signals during a run.
 
