@@ -26,6 +26,7 @@ NAMES = {
     *("env._target_", "env.id"),  # matters of trust
     *("algorithm.freeze.params", "algorithm.lr_factors", "algorithm.overrides"),  # of weights
     *(
+        "curriculum.metric",
         "evaluation.metric",
         "tracking.info_keys",
         "tracking.name",
@@ -37,7 +38,8 @@ NAMES = {
 }
 """Settings that take any text which names nothing outside of the run."""
 
-NODES = {*PARTS, "algorithm.loss_function", "env.kwargs"} - REACHES.keys()
+CHANGES = {"curriculum.stages.attributes", "curriculum.stages.calls"}
+NODES = {*PARTS, *CHANGES, "algorithm.loss_function", "env.kwargs"} - REACHES.keys()
 """Settings with texts at any depth, which are judged by their form."""
 
 
@@ -95,6 +97,7 @@ REACHING: list[tuple[dict[str, Any], str]] = [
     ({"tracking": {"writers": [WRITER]}}, "tracking.writers=[...]"),
     ({"tracking": {"writers": [{"_target_": "maze_train:WandbWriter"}]}}, "tracking.writers=[...]"),
     ({"env": {"kwargs": {"a": [{"b": "/x"}]}}}, "env.kwargs.a=[...]"),
+    ({"curriculum": {"stages": [{"calls": {"a": ["/x"]}}]}}, "curriculum.stages=[...]"),
     *(
         ({"env": {"kwargs": {"x": text}}}, "env.kwargs.x=")
         for text in ("/x", "~/x", "$HOME/x", "x/../../y", "..", "http://x", "a\nfile://x", "C:\\x")

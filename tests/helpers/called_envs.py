@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from goal_envs import PointToGoal
 from gymnasium import spaces
 
 from benchmarks.tensor_cartpole import TensorCartPole
@@ -117,3 +118,12 @@ class LevelSimulator(TensorCartPole):
     def step(self, actions: Any) -> Any:
         obs, rewards, *rest = super().step(actions)
         return obs, rewards * self.size + self.level, *rest
+
+
+class ReachEnv(PointToGoal):
+    """A goal is reached within a distance that may change."""
+
+    reach = 1.0
+
+    def _reached(self, achieved_goal: Any, desired_goal: Any) -> Any:
+        return np.linalg.norm(achieved_goal - desired_goal, axis=-1) < self.reach

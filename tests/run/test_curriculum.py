@@ -200,6 +200,23 @@ def test_resumed_runs_continue_their_curriculum(algorithm: str, tmp_path: Path) 
         go_on(resume=str(tmp_path / "halves"), trust=["called_envs"], **{"curriculum.window": 2})
 
 
+def test_relabelled_rewards_follow_the_curriculum(tmp_path: Path) -> None:
+    """Hindsight replay compares the rewards of environments with those that it computes."""
+    stages = [{"attributes": {"reach": 0.9}}, {"steps": 100, "attributes": {"reach": 0.3}}]
+    given: dict[str, Any] = {
+        **SMALL,
+        **ALGORITHMS["sac"],
+        "algorithm": "sac",
+        "algorithm.replay_buffer": "her",
+        "env": {"_target_": "called_envs.ReachEnv"},
+        "curriculum.stages": stages,
+    }
+    train(**given, run_dir=str(tmp_path / "straight"))
+    train(**{**given, **TWO_EPOCHS, "run_dir": str(tmp_path / "halves")})
+    go_on(resume=str(tmp_path / "halves"), trust=["called_envs"], **{"algorithm.n_epochs": 0})
+    assert_same_training(tmp_path / "halves", tmp_path / "straight")
+
+
 @pytest.mark.usefixtures("empty_directory")
 def test_the_console_tells_stages(capsys: pytest.CaptureFixture[str]) -> None:
     """When they begin, and in the line of each epoch."""
