@@ -112,7 +112,7 @@ class SliceEpisodes(Episodes):
 
     def step(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
         """Step the environments that are playing; see `Episodes`."""
-        envs, rows = self.envs, self.playing
+        envs, rows = self.envs, self.envs.rows
         for key, column in leaves_by_key(actions).items():
             envs.actions[key][rows] = column[: len(rows)]
         report = envs.step()

@@ -83,6 +83,7 @@ class EnvSlice(Worker):
         observation: View of the observation space.
         action: View of the action space.
         playing: Rows of the environments that are not resting, in increasing order.
+        rows: The same as an array.
         resting: Rows of the resting environments.
         seeds: Seed of the running or last episode of each environment.
         obs: Observations to act on, `[n, ...]` per leaf.
@@ -256,6 +257,7 @@ class EnvSlice(Worker):
     def _arrange(self) -> None:
         """Update the lists of environments that are stepped."""
         self.playing = [i for i in range(len(self.envs)) if i not in self.resting]
+        self.rows = np.array(self.playing, np.int64)
         self._in_turn = [(i, self.envs[i]) for i in self.playing]
 
     def _reset(self, i: int, seed: int, options: dict[str, Any] | None) -> Reset:
@@ -368,7 +370,7 @@ class EnvSlice(Worker):
 
     def _next_actions(self) -> Iterable[Any]:
         """Return copies of the actions, because environments may keep or modify them."""
-        rows = self.playing
+        rows = self.rows
         if len(rows) == len(self.envs):
             columns = {key: column.copy() for key, column in self.actions.items()}
         else:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -186,8 +185,8 @@ class BatchedPopulation(Population):
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__(model, row_blocks(count))
-        self._row_at = np.arange(self.rows)
-        self._place_of = np.arange(self.rows)
+        self._row_at = list(range(self.rows))
+        self._place_of = list(range(self.rows))
         self._active: list[int] = []
         policies: Any = policies_of(model)
         self._policies = {key: batched_params(own, self._view) for key, own in policies.items()}
@@ -202,33 +201,36 @@ class BatchedPopulation(Population):
         """Choose the actions of some copies, for all agents; see `Population.act`."""
         if rows != self._active:
             self._activate(rows)
-        params = self._params(len(rows), tree_map(lambda x: x[self._observed], obs))
+        obs = tree_map(lambda x: x.index_select(0, self._observed), obs)
+        params = self._params(len(rows), obs)
         if self._order is not None:
-            params = params[self._order]
+            params = params.index_select(0, self._order)
         if isinstance(self.model, JointModel):
             return self.model.acted_with(params, noise, deterministic)
-        state = params.new_zeros(len(params), 0)
-        return acted_with(self.model.distribution, params, state, noise, deterministic)
+        return acted_with(self.model.distribution, params, self._state, noise, deterministic)
 
     def _activate(self, rows: Sequence[int]) -> None:
         """Move some copies to the front, and note how to convert between their two orders."""
-        numbers, size = np.asarray(rows), row_blocks(len(rows))
-        self._move_to_front(numbers)
-        self._active, lying = list(rows), self._row_at[: len(rows)]
-        self._observed = torch.from_numpy(np.resize(lying, size))
+        count, filler = len(rows), row_blocks(len(rows)) - len(rows)
+        self._move_to_front(rows)
+        self._active, lying = list(rows), self._row_at[:count]
+        self._observed = torch.tensor(lying + lying[:1] * filler)
+        self._state = torch.zeros(len(self._observed), 0)
         self._order = None
-        if not np.array_equal(lying, numbers):
-            self._order = torch.from_numpy(np.resize(self._place_of[numbers], size))
+        if lying != self._active:
+            places = [self._place_of[row] for row in rows]
+            self._order = torch.tensor(places + places[:1] * filler)
 
-    def _move_to_front(self, rows: npt.NDArray[np.int64]) -> None:
+    def _move_to_front(self, rows: Sequence[int]) -> None:
         """Swap active copies with inactive ones, so that the active ones come first."""
-        behind = rows[self._place_of[rows] >= len(rows)]
-        free = np.flatnonzero(~np.isin(self._row_at[: len(rows)], rows)) if len(behind) else behind
+        count, active = len(rows), set(rows)
+        behind = [row for row in rows if self._place_of[row] >= count]
+        free = [place for place in range(count) if self._row_at[place] not in active]
         for row, place in zip(behind, free, strict=True):
             other, old = self._row_at[place], self._place_of[row]
             self._weights[[place, old]] = self._weights[[old, place]]
-            self._row_at[[place, old]] = row, other
-            self._place_of[[row, other]] = place, old
+            self._row_at[place], self._row_at[old] = row, other
+            self._place_of[row], self._place_of[other] = place, old
 
     def _params(self, count: int, obs: TensorTree) -> Tensor:
         """Return the distribution parameters of the first copies in memory order."""

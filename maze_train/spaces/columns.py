@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 CACHE_LINE = 64
 
 DTYPES = {
-    **{name: name for name in ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")},
-    "uint16": "int32",
-    "uint32": "int64",
+    **{np.dtype(x): np.dtype(x) for x in ("float32", "uint8", "int8", "int16", "int32", "int64")},
+    np.dtype("bool"): np.dtype("bool"),
+    np.dtype("uint16"): np.dtype("int32"),
+    np.dtype("uint32"): np.dtype("int64"),
 }
 """Storage dtype for each dtype of an observation leaf."""
 
@@ -123,9 +124,9 @@ def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
     PyTorch supports (uint16 to int32, uint32 to int64). Floats are stored as float32, the dtype of
     the networks, and so is uint64 if the upper bound exceeds the int64 range.
     """
-    dtype = np.dtype(space.dtype if space.dtype is not None else np.float32)
-    if dtype.name in DTYPES:
-        return np.dtype(DTYPES[dtype.name])
+    dtype = np.dtype(space.dtype if space.dtype is not None else np.float32).newbyteorder("=")
+    if dtype in DTYPES:
+        return DTYPES[dtype]
     if dtype.kind != "u":
         return np.dtype(np.float32)
     exceeds = isinstance(space, spaces.Box) and (space.high > np.iinfo(np.int64).max).any()
