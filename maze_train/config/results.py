@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import TUPLE, config_to_dict, when_changeable
-from maze_train.core.files import LOCK, read_regular
+from maze_train.core.errors import RunDirectoryError
+from maze_train.core.files import LOCK, read_json
 from maze_train.core.names import DIGESTS
 from maze_train.training.config import RANDOM
 
@@ -98,8 +99,7 @@ def digests_of_files(config: TrainConfig) -> dict[str, str]:
 
 def digests_of_run(directory: Path) -> dict[str, str]:
     """Return the digests stored when a run started; empty if they cannot be read."""
-    try:
-        found = json.loads(read_regular(directory / DIGESTS, MOST_FILES_NBYTES))
+    with suppress(RunDirectoryError):
+        found = read_json(directory / DIGESTS, MOST_FILES_NBYTES)
         return {str(key): str(digest) for key, digest in found.items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return {}
+    return {}

@@ -85,6 +85,23 @@ def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
         return file.read(size)  # `at_most` bytes would be allocated at once
 
 
+def read_json(path: Path, at_most: int = MAX_TEXT_NBYTES) -> dict[str, Any]:
+    """Read a JSON object; empty if there is no file.
+
+    Raises:
+        RunDirectoryError: If the file is damaged.
+    """
+    try:
+        found = json.loads(read_regular(path, at_most))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise RunDirectoryError(f"{path} is damaged: expected values by name")
+    return found
+
+
 class DamagedError(Exception):
     """A file is damaged; the message names the file and the fault."""
 

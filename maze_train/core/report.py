@@ -98,6 +98,11 @@ def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
     ]
 
 
+def field_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Format names and values as indented lines."""
+    return [f"  {line}" for line in aligned(rows, left=range(2))]
+
+
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Format rows as a Markdown table."""
     columns = list(rows[0]) if rows else []

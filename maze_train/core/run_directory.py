@@ -17,7 +17,6 @@ rollouts/, before/       results of rollouts, and of an earlier run that was res
 from __future__ import annotations
 
 import csv
-import json
 import os
 import shutil
 from contextlib import AbstractContextManager, suppress
@@ -29,6 +28,7 @@ from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import (
     exclusive,
     new_directory,
+    read_json,
     read_regular,
     remove_leftovers,
     results_directory,
@@ -166,15 +166,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: If the file is damaged.
         """
-        try:
-            found = json.loads(read_regular(self.path / SUMMARY))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunDirectoryError(f"{SUMMARY} is damaged: {error}") from error
-        if not isinstance(found, dict):
-            raise RunDirectoryError(f"{SUMMARY} is damaged: expected values by name")
-        return found
+        return read_json(self.path / SUMMARY)
 
     @property
     def outcome(self) -> dict[str, Any]:

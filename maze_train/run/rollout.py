@@ -23,6 +23,7 @@ from maze_train.core.hub import is_on_hub
 from maze_train.core.names import CONFIG, SUMMARY
 from maze_train.core.notices import notify, warn
 from maze_train.core.plain_yaml import dump_yaml
+from maze_train.core.report import field_lines
 from maze_train.core.run_directory import RunDirectory
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
@@ -329,14 +330,15 @@ class RolloutRunner:
         lines = ["", *(f"  {line}" for line in summary.lines()), ""]
         if summary.agents:
             lines += [*(f"  {line}" for line in summary.agent_lines()), ""]
+        rows = []
         if summary.lost:
-            lines.append(f"  lost      {summary.lost:,} episodes (non-finite values)")
-        lines.append(f"  results   {output_dir}")
+            rows.append(("lost", f"{summary.lost:,} episodes (non-finite values)"))
+        rows.append(("results", str(output_dir)))
         if self.config.record:
-            lines.append(f"  dataset   {self.config.record_dir or output_dir / TRAJECTORIES}")
+            rows.append(("dataset", str(self.config.record_dir or output_dir / TRAJECTORIES)))
         if self.config.video:
-            lines.append(f"  videos    {output_dir / VIDEOS}")
-        return lines
+            rows.append(("videos", str(output_dir / VIDEOS)))
+        return lines + field_lines(rows)
 
 
 def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:

@@ -26,6 +26,7 @@ from maze_train.core.checks import absolute_path, check_one_of
 from maze_train.core.errors import ConfigError, ExportError, MazeTrainError
 from maze_train.core.files import atomic_write, versions, writable
 from maze_train.core.notices import warn
+from maze_train.core.report import field_lines
 from maze_train.core.targets import import_extra
 from maze_train.core.text import json_text
 from maze_train.core.types import Array, Tensor, as_tree, leaves_by_key
@@ -445,7 +446,7 @@ class Export:
         rows = [("file", f"{self.path}, {self.path.stat().st_size:,} bytes")]
         rows += [("input", f"{name}: {form}") for name, form in self.inputs.items()]
         rows += [("output", f"{name}: {form}") for name, form in self.outputs.items()]
-        return "\n".join(f"  {word:<9}{text}" for word, text in [*rows, ("compared", found)])
+        return "\n".join(field_lines([*rows, ("compared", found)]))
 
 
 def run_export(config: ExportConfig) -> Export:

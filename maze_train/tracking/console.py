@@ -15,6 +15,7 @@ from rich.text import Text
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import printable
 from maze_train.core.notices import CONSOLE, abandon_output
+from maze_train.core.report import field_lines
 from maze_train.core.run_directory import EPOCH, FAILURES
 from maze_train.core.text import compact, duration, readable
 from maze_train.tracking.tracker import (
@@ -223,11 +224,8 @@ class ConsoleWriter(MetricsWriter):
         self.close()
         if self._status.epoch == 0 and summary.get("stop_reason") in FAILURES:
             return
-        lines = self._status.outcome(summary, self._clock())
-        width = max(len(name) for name, _ in lines)
-        self._display.say("")
-        for name, text in lines:
-            self._display.say(f"  {name:<{width}}  {text}")
+        for line in ["", *field_lines(self._status.outcome(summary, self._clock()))]:
+            self._display.say(line)
 
     def close(self) -> None:
         """Show pending output and restore the terminal."""

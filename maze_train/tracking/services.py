@@ -8,7 +8,7 @@ import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from html import escape
 from http.client import HTTPException
 from io import BytesIO
@@ -22,8 +22,8 @@ from urllib.request import urlopen
 import numpy as np
 
 from maze_train.core.checks import expanded
-from maze_train.core.errors import ConfigError
-from maze_train.core.files import atomic_write, one_at_a_time, open_own, read_regular
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import atomic_write, one_at_a_time, open_own, read_json
 from maze_train.core.folders import files_below, make_folders
 from maze_train.core.names import BEST, SERVICES
 from maze_train.core.run_directory import FAILURES
@@ -99,11 +99,9 @@ class ServiceWriter(MetricsWriter):
 
 def _service_ids(run_dir: Path) -> dict[str, str]:
     """Return the ids of a run by service; empty if there are none, or the file is damaged."""
-    try:
-        found = json.loads(read_regular(run_dir / SERVICES))
-    except (OSError, ValueError):
-        return {}
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    with suppress(RunDirectoryError):
+        return {str(k): str(v) for k, v in read_json(run_dir / SERVICES).items()}
+    return {}
 
 
 def _named_files(directory: Path, pattern: str) -> dict[str, Path]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import nn
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
-from maze_train.core.files import atomic_write, read_regular
+from maze_train.core.files import atomic_write, read_json, read_regular
 from maze_train.core.names import CONFIG, SCORE, SPACES, WEIGHTS
 from maze_train.core.text import json_text
 from maze_train.core.types import Array, TensorTree, tree_leaves, tree_map
@@ -129,16 +128,7 @@ def read_score(directory: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: If the file is damaged.
     """
-    path = directory / SCORE
-    try:
-        score = json.loads(read_regular(path))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    if not isinstance(score, dict):
-        raise RunDirectoryError(f"{path} is damaged: expected a score by name")
-    return score
+    return read_json(directory / SCORE)
 
 
 def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -149,13 +139,13 @@ def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """
     path = directory / SPACES
     try:
-        data = json.loads(read_regular(path))
+        data = read_json(path)
         observation_space, action_space = (
             _checked_space(data[key]) for key in ("observation_space", "action_space")
         )
     except SpaceError as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
     return observation_space, action_space
 

@@ -65,8 +65,8 @@ def test_the_command(env, arguments, file, source, capsys):
     write_policy(env)
     assert main(["-cn", "export", "run=run", "format=torch_export", *arguments]) == 0
     said = capsys.readouterr()
-    assert f"  file     {Path(file).absolute()}, {Path(file).stat().st_size:,} bytes" in said.out
-    assert f"  compared 1,000 observations of {source}, largest difference " in said.out
+    assert f"  file      {Path(file).absolute()}, {Path(file).stat().st_size:,} bytes" in said.out
+    assert f"  compared  1,000 observations of {source}, largest difference " in said.out
     assert ("instead of episodes: " in said.err) == ("trust=[agent_envs]" in said.err)
     assert ("trust=[agent_envs]" in said.err) == (source == "the space")
 
