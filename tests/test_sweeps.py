@@ -102,7 +102,7 @@ def test_a_sweep_ends_with_its_comparison(
     assert rows == [
         "job,settings,run_dir,objective,error",
         f"0,{settings}=0,0,0.0,",
-        f"1,{settings}=1,1,,ValueError: a bug",
+        f"1,{settings}=1,1,NaN,ValueError: a bug",
         f"2,{settings}=2,2,2.0,",
         f"3,{settings}=3,3,3.0,",
     ]

@@ -316,8 +316,8 @@ def test_a_configuration_that_was_edited(half, capsys):
     told = (
         f"changed since {place}:\n"
         "  setting             before  now\n"
-        "  algorithm.n_epochs  2       0\n"
-        "  total_steps         256     192\n"
+        "  algorithm.n_epochs       2    0\n"
+        "  total_steps            256  192\n"
     )
     assert told in capsys.readouterr().err
     edit_settings(half, lambda node: node["algorithm"].update(gamma=0.5))

@@ -276,7 +276,7 @@ def entry(sha256="0" * 64, nbytes=0):
 CRAFTED = [
     *({"schema": value} for value in (0, -1, True, "1", 1.0, None, ...)),
     *({"epoch": value} for value in (-1, "2", 2.0, None, ..., True, 10**30, 3)),
-    *({"score": value} for value in ("1", 1, True, [], math.nan)),
+    *({"score": value} for value in ("1", 1, True, [], math.inf)),
     *({"files": value} for value in ([], {}, None, {STATE: 1}, {STATE: {}}, {"": entry()})),
     *({"files": {STATE: entry(nbytes=value)}} for value in (-1, "1", 2**70, True)),
     *({"files": {STATE: entry(), name: entry()}} for name in ("../x", "a/b", "/x", ".x", "y")),
