@@ -178,33 +178,12 @@ def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any
         if isinstance(values.get(key), str) and section_of(hint) is not None
     }
     if cls is TrainConfig and isinstance(values.get(PRESETS), str):
-        options = _preset(values.pop(PRESETS), options)
+        options = named_option(PRESETS, values.pop(PRESETS), options)
     values = merged(options, values)
     for key, value in node.items():
         if "." in key:
             set_dotted(values, key, value)
     return values
-
-
-def _preset(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a preset, merged over the options that it selects.
-
-    Args:
-        name: Name of the preset.
-        options: Values of options that the user selected, by group; they replace the preset's
-            options.
-
-    Raises:
-        ConfigError: If there is no such preset.
-    """
-    text = read_option(PRESETS, name)
-    if text is None:
-        raise unknown_option(PRESETS, name)
-    content: dict[str, Any] = load_yaml(text)
-    choices = [entry for entry in content.pop("defaults", ()) if entry != "_self_"]
-    own = {key.rpartition("/")[2]: name for entry in choices for key, name in entry.items()}
-    own = {group: named_option(group, name) for group, name in own.items() if group not in options}
-    return merged({**own, **options}, content)
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,8 +278,15 @@ def _listing(group: str, folders: Iterable[str] = ()) -> str:
     return "".join(f"\n  {name:<{width}}  {text}".rstrip() for name, text in options.items())
 
 
-def named_option(group: str, name: str) -> dict[str, Any]:
-    """Return the settings of the option `name` of a group.
+def named_option(
+    group: str, name: str, given: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the settings of the option `name` of a group, merged over its defaults, as in Hydra.
+
+    Args:
+        group: The group.
+        name: Name of the option; a preset selects options of other groups.
+        given: Options that the user selected, by group; they replace those of a preset.
 
     Raises:
         ConfigError: If there is no such option.
@@ -312,10 +298,14 @@ def named_option(group: str, name: str) -> dict[str, Any]:
         raise unknown_option(group, name)
     content: dict[str, Any] = load_yaml(text)
     values: dict[str, Any] = {}
-    for base in content.pop("defaults", ()):  # Base options, as in Hydra's defaults list.
-        if base != "_self_":
-            values.update(named_option(group, base))
-    return values | content
+    for entry in content.pop("defaults", ()):
+        if isinstance(entry, Mapping):  # `override /<group>: <name>`, in a preset.
+            choices = {key.rpartition("/")[2]: option for key, option in entry.items()}
+            new = choices.keys() - given.keys()
+            values.update({key: named_option(key, choices[key]) for key in new})
+        elif entry != "_self_":  # An option of the same group.
+            values = merged(values, named_option(group, entry))
+    return merged({**values, **given}, content)
 
 
 def set_dotted(values: dict[str, Any], key: str, value: object) -> None:
