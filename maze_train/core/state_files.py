@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -89,7 +90,11 @@ def _packed(value: Any, path: TreePath, write_part: WritePart | None) -> Any:
         for key in value:
             if type(key) not in (str, int):
                 raise _error(path, f"has the key {key!r}: keys are str or int")
-        return {key: _packed(item, (*path, key), write_part) for key, item in value.items()}
+        # Equal keys as one object, because pickle writes references to it: bytes then depend on
+        # values only.
+        keys = [sys.intern(key) if isinstance(key, str) else key for key in value]
+        items = zip(keys, value.values(), strict=True)
+        return {key: _packed(item, (*path, key), write_part) for key, item in items}
     return _packed_object(value, path, write_part)
 
 

@@ -399,3 +399,11 @@ def test_files_run_no_code(tmp_path):
     assert not mark.exists()
     pickle.loads(pickled)
     assert mark.exists()
+
+
+def test_bytes_depend_on_values_only():
+    """Equal keys may be one object or several, as in a state that was loaded."""
+    key = "agents/first"
+    copy = "/".join(["agents", "first"])
+    assert key is not copy
+    assert dumps({"obs": {key: 1}, "end": {copy: 2}}) == dumps({"obs": {key: 1}, "end": {key: 2}})
