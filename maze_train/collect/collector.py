@@ -142,7 +142,7 @@ class RolloutCollector(Collector):
         on_step: Called with the results of each step. If it raises, the rollout is aborted, and the
             environments can only be closed.
         info_keys: Keys of final infos to report with the episodes.
-        calls: All calls of the environments so far, a growing list; new ones are made before a
+        calls: All calls of the environments so far, a list that grows; new calls are made before a
             rollout.
     """
 
@@ -294,7 +294,7 @@ class RolloutCollector(Collector):
         return self.env.reset(seed=seed)[0]
 
     def _begin_step(self, step: int, acted: Acted, storage: RolloutStorage) -> float:
-        """Store the actions, and begin a step of the environments; return the time of its begin."""
+        """Store the actions and start a step of the environments; return the start time."""
         env_actions = as_arrays(acted.env_actions)
         is_same = acted.actions is acted.env_actions
         storage.write_actions(step, env_actions if is_same else as_arrays(acted.actions))

@@ -175,7 +175,7 @@ class PlayerWorker(Worker):
         self._runner = EpisodeRunner(self._episodes, agent, self._recorder, self._context.count)
 
     def begin_round(self, calls: Sequence[EnvCall], *args: Any) -> None:
-        """Make new ones of all calls, and tell the agent that a round begins."""
+        """Make the calls that are new, and notify the agent that a round begins."""
         assert self._runner is not None, "set_agent() comes first"
         self._envs.make_calls(calls[self._num_called :])
         self._num_called = len(calls)
@@ -219,7 +219,7 @@ class PlayerPool:
         place: Backend of the workers; None selects this process.
         on_non_finite: What to do about non-finite values: `raise` or `skip`.
         report_s: See `PlayerWorker`.
-        calls: All calls of the environments so far, a growing list; new ones are made before a
+        calls: All calls of the environments so far, a list that grows; new calls are made before a
             round.
 
     Attributes:

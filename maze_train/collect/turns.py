@@ -12,7 +12,7 @@ def turns_of(model: JointModel, **settings: Any) -> TurnSplitter:
     """Create the splitter of rollouts for the policies of a multi-agent model.
 
     Args:
-        model: The policies, and which agent uses which.
+        model: The policies and their agents.
         **settings: Other arguments of `TurnSplitter`.
     """
     sizes, centralized = model.state_sizes, model.centralized

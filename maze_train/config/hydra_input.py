@@ -167,7 +167,7 @@ def _normalise_override(
 
 
 def _parsed(words: Iterable[str]) -> list[Override]:
-    """Return the overrides that Hydra can parse; it reports the others itself."""
+    """Return the overrides that Hydra can parse; Hydra reports the others."""
     parser, found = OverridesParser.create(), []
     for word in words:
         with suppress(HydraException):
@@ -215,7 +215,7 @@ def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
         texts = (str, QuotedString, Glob if is_group else bool)
         for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
             if is_group and isinstance(choice, dict):
-                continue  # a mapping of settings may replace the name of an option
+                continue  # A mapping of settings may replace the name of an option.
             entries = choice if isinstance(choice, list) else [choice]
             if not all(isinstance(entry, texts) for entry in entries):
                 expected = "the name of an option" if is_group else "true, false or names"

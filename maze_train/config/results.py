@@ -21,7 +21,7 @@ MOST_HASHED_NBYTES, MOST_FILES_NBYTES = 1 << 26, 1 << 20
 
 
 def matters(key: str, config: TrainConfig) -> bool:
-    """Return whether changing a setting on resume would change the results in unwanted ways.
+    """Return whether a setting must not change on resume, because it determines the results.
 
     Fields marked as `IN_RUN` or `ON_RESUME` may change.
     """

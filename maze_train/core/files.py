@@ -272,9 +272,9 @@ def new_directory(parent: Path) -> Path:
 
 
 def link_latest(link: Path, directory: Path) -> None:
-    """Let a link refer to a directory beside or below it; nothing happens where links do not work.
+    """Create a link to a directory beside or below it; does nothing if links are not supported.
 
-    An existing link is replaced, so that it exists at any time; another file is left alone.
+    An existing link is replaced atomically; another file is not changed.
     """
     temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
     if link.exists() and not link.is_symlink():

@@ -36,9 +36,6 @@ def write_report(directory: Path, texts: Mapping[str, str], pictures: Mapping[st
         save_picture(figure, directory / name, dpi=110)
 
 
-# -- tables --------------------------------------------------------------------------------------
-
-
 def csv_text(
     rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None, header: bool = True
 ) -> str:
@@ -110,8 +107,6 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     lines += [[row.get(name, "").replace("|", "\\|") for name in columns] for row in rows]
     return [f"| {' | '.join(line)} |" for line in lines]
 
-
-# -- pictures ------------------------------------------------------------------------------------
 
 BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
 TEXT_COLOR = "#3d444d"

@@ -95,8 +95,8 @@ def global_entropy() -> int:
 def seed_generators(*key: int) -> None:
     """Seed the global generators of Python, NumPy and PyTorch.
 
-    If PyTorch is not imported yet, its generator is seeded as soon as it is: worker processes
-    import PyTorch only if an environment does, which may happen within a step.
+    If PyTorch is not imported yet, its generator is seeded on import: worker processes import
+    PyTorch only if an environment does, which may happen within a step.
 
     Args:
         key: Integers >= 0; different keys give independent streams.

@@ -123,7 +123,7 @@ class Stored(str):
     def refusal(self) -> tuple[str, str] | None:
         """Return why the name may not be imported: a note, and the module to trust (may be empty).
 
-        None if it may, or if it does not exist, which is reported when it is located.
+        None if the name is allowed, or does not exist (reported when it is located).
         """
         # Objects created in Python, such as a lambda, have no importable name.
         if self in self.trust.names or "<" in self:

@@ -20,7 +20,7 @@ def json_text(value: object, indent: int | None = None, sort_keys: bool = False)
     written as `1e999` and `-1e999`; NaN is written as null.
 
     Raises:
-        TypeError: If the value contains other types than those of JSON.
+        TypeError: If the value contains types that JSON does not support.
     """
     text = json.dumps(value, indent=indent, sort_keys=sort_keys)
     return _NOT_JSON.sub(lambda found: _AS_JSON.get(found[0], found[0]), text)

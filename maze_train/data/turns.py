@@ -24,7 +24,7 @@ from maze_train.spaces.tensors import (
 
 @dataclass(frozen=True)
 class _Steps:
-    """T steps of one agent in E environments, or of several agents in C columns.
+    """T steps of one agent in E environments, or of multiple agents in C columns.
 
     Attributes:
         obs: `[T + 1, E, ...]`
@@ -47,7 +47,7 @@ class _Steps:
 
     @staticmethod
     def joined(parts: Sequence[_Steps], dim: int) -> _Steps:
-        """Concatenate steps in time (dimension 0), or of several agents (dimension 1)."""
+        """Concatenate steps along time (dimension 0) or agents (dimension 1)."""
         columns: dict[str, Any] = {
             name: None if column is None else joined([vars(own)[name] for own in parts], dim)
             for name, column in vars(parts[0]).items()

@@ -69,7 +69,7 @@ def numbers_of(
 
 
 def number_at(info: Mapping[str, Any], key: str) -> float | None:
-    """Return the scalar at a path of an info; None if there is none."""
+    """Return the scalar at a path of an info, if any."""
     if key in info:
         return as_number(info[key])
     head, _, rest = key.partition("/")

@@ -68,7 +68,7 @@ class EnvCall:
         return plain_copy(args, "args"), plain_copy(kwargs, "kwargs")
 
     def make(self, env: Any, may_draw: bool = True) -> None:
-        """Make the call of an environment or of one of its wrappers, the outermost that has it.
+        """Call the method of the outermost wrapper that has it, or of the environment.
 
         Args:
             env: The environment; may be any object with wrapped environments under `env`.
@@ -93,7 +93,7 @@ class EnvCall:
             raise ConfigError(self.key, DRAWS, self.name)
 
     def make_in_vector(self, env: Any, num_envs: int) -> None:
-        """Make the call of a third-party vector environment, else of each environment in it.
+        """Call the method of a third-party vector environment, or of each environment in it.
 
         Args:
             env: A vector environment. `call` and `set_attr`, as in `gymnasium.vector`, reach single
@@ -168,17 +168,17 @@ class Called(Protocol):
     """A vector environment; see `MazeVectorEnv`."""
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make those calls that the environments have not got yet."""
+        """Make the calls that the environments have not received yet."""
 
 
 class EnvCalls:
-    """All calls of the environments of a run in order, from which new environments are set up.
+    """All calls of the environments of a run in order; new environments are set up with them.
 
     Attributes:
         training: Calls of training environments.
         evaluation: Calls of evaluation environments.
         has_training: Whether the run steps training environments.
-        helpers: Environments of this process that play no episodes; they get calls at once.
+        helpers: Environments of this process that play no episodes; calls reach them immediately.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class EnvCalls:
         return bool(self.training)
 
     def for_training(self) -> Sequence[EnvCall]:
-        """Return the growing list of calls, for the owner of training environments."""
+        """Return the list of calls, which grows, for the owner of training environments."""
         self.has_training = True
         return self.training
 
@@ -200,7 +200,7 @@ class EnvCalls:
 
         Args:
             call: The call.
-            evaluate: Whether evaluation environments get the call, too.
+            evaluate: Whether evaluation environments receive the call as well.
 
         Raises:
             ConfigError: If the call is invalid, or the run has no such environments.

@@ -45,8 +45,10 @@ class EnvConfig(Settings):
     not bootstrap."""
     preprocessing: Literal["auto", "atari", "none"] = "auto"
     """`atari`: standard Atari preprocessing (no-ops, frame skip 4, 84x84 grey, stack 4; in training
-    only, the loss of a life ends an episode and rewards are signs); `auto`: the same for `ALE/` ids
-    with colour screen observations, nothing for other ids; `none`: no preprocessing."""
+    only, the loss of a life ends an episode and rewards are replaced by their sign); `auto`: the
+    same for `ALE/` ids with colour screen observations, nothing for other ids; `none`: no
+    preprocessing.
+    """
     wrappers: list[dict[str, Any]] = field(default_factory=list)
     """Wrappers around the preprocessed environment, from the inside out, in training and
     evaluation: `{_target_: dotted path, key: value}` each, called with the environment as first

@@ -179,7 +179,7 @@ def guard_note(lengths: Iterable[float], key: str) -> str | None:
 
 
 def preprocessing_of(config: EnvConfig) -> type[AtariGames] | None:
-    """Return the preprocessing of the environment; None if there is none.
+    """Return the preprocessing of the environment, if any.
 
     Raises:
         ConfigError: See `AtariGames.fits`.

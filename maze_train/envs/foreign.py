@@ -70,7 +70,7 @@ def make_foreign_env(
         config: Settings of the environment.
         num_envs: Number of environments.
         training: Whether it is for training. If so, on Atari the loss of a life ends an episode and
-            rewards are signs.
+            rewards are replaced by their sign.
         num_threads: Number of threads of the environment, if supported; 0 uses its default.
         max_episode_steps: Upper bound (>= 1) on the length of an episode. A smaller limit of the
             environment remains in force.
@@ -114,8 +114,8 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         num_envs: Number of environments.
         spaces: Observation and action space of one environment.
         metadata: Metadata of an environment.
-        atari_training: Whether the loss of a life ends an episode and rewards are signs; requires
-            `infos["lives"]`.
+        atari_training: Whether the loss of a life ends an episode and rewards are replaced by their
+            sign; requires `infos["lives"]`.
         frame_stack: Number of stacked frames by leaf of the observation; None reads the metadata.
         empty_mask: See `EnvConfig.empty_mask`.
         copy: Whether to return copies of the observations.

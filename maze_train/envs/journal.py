@@ -204,7 +204,7 @@ class Journal:
         self._bases[i] = self._base_of(i, own=own)
 
     def called(self, count: int) -> None:
-        """Record that all environments got `count` calls after the last recorded step."""
+        """Record that all environments received `count` calls after the last recorded step."""
         self._num_calls += count
         for base in self._bases:
             base.calls_at += [self._first + self._row - base.start] * count

@@ -272,7 +272,7 @@ class AlternatingAgents(PettingZooAgents):
         return found
 
     def _turn(self, rewards: dict[str, float]) -> Turn:
-        """Remove ended agents until an agent is to act."""
+        """Remove ended agents until an agent can act."""
         env = self.env
         terminated: set[str] = set()
         truncated: set[str] = set()

@@ -305,7 +305,7 @@ class EnvSlice(Worker):
             self._make_calls(i, len(self._calls))
 
     def _make_calls(self, i: int, stop: int) -> None:
-        """Make the first `stop` calls of an environment, except those made already."""
+        """Make the first `stop` calls of an environment, except earlier ones."""
         calls = self._calls[self._num_called[i] : stop]
         if not calls:
             return

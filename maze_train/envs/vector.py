@@ -84,7 +84,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         first_env: Index of the first environment in messages.
         keeps_terminal_obs: Whether final observations of terminated episodes are stored, so that
             they must be finite, as for truncated episodes.
-        calls_made: Calls that these environments got, in order.
+        calls_made: Calls that these environments received, in order.
         notify: Prints a note about unexpected behaviour of environments; None prints nothing.
     """
 
@@ -225,7 +225,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         raise self._not_restored("load_state_dict()")
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make those calls that the environments have not got yet, between two steps.
+        """Make the calls that the environments have not received yet, between two steps.
 
         Args:
             calls: All calls since the environments were made, in order.

@@ -464,7 +464,7 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         indices: Indices of the entries to keep, in [0, D), in this order.
 
     Raises:
-        ConfigError: If an index is out of range, or there is none.
+        ConfigError: If an index is out of range, or no index is given.
         SpaceError: If observations are not vectors.
     """
 

@@ -257,8 +257,8 @@ class Accumulation:
 class LossScaler:
     """Factor of the loss that keeps gradients in float16 from underflowing.
 
-    The factor is halved when a gradient overflows, and doubled after many steps. It is on the
-    device, as is the number of steps since it changed.
+    The factor is halved when a gradient overflows, and doubled after many steps. The factor and the
+    number of steps since its last change are on the device.
 
     Args:
         device: Device of the losses.

@@ -262,8 +262,7 @@ def _runs_of(agents: Mapping[str, str]) -> list[tuple[str, int, int]]:
         agents: Policy id of each agent.
 
     Returns:
-        Policy id of each run, the index of its first agent among those of the policy, and their
-        number.
+        Policy id of each run, index of its first agent within the policy, and number of agents.
     """
     runs: list[tuple[str, int, int]] = []
     seen = dict.fromkeys(agents.values(), 0)

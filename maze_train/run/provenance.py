@@ -1,4 +1,4 @@
-"""What a run was started with: command, code, packages and machine, in `environment.json`."""
+"""Record of the command, code, packages and machine of each start, in `environment.json`."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Resumption:
         return self._store.load(self._name)
 
     def checked(self, config: TrainConfig) -> TrainConfig:
-        """Compare the settings with those of the run; see `continued`."""
+        """Compare the settings with the stored ones; see `continued`."""
         return continued(config, self.directory, self.checkpoint)
 
     def best_metric(self, settings: str) -> float | None:
@@ -369,8 +369,8 @@ def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str
 def _without_sections(changed: list[str], *configs: TrainConfig) -> list[str]:
     """Return the changed keys, classes of sections first.
 
-    If the class of a section has changed, its other keys are omitted unless the class may change
-    but they must not.
+    If the class of a section has changed, its other keys are omitted, unless the class may change
+    and the keys may not.
     """
     fixed = {key for key in changed if any(matters(key, config) for config in configs)}
     targets = [key for key in changed if key.endswith(f".{TARGET}")]

@@ -143,7 +143,7 @@ class TrainingRunner:
         )
 
     def read_checkpoint(self) -> Checkpoint | None:
-        """Read the checkpoint to resume from; None if there is none."""
+        """Read the checkpoint to resume from, if any."""
         return None if self.resumption is None else self.resumption.read()
 
     @property

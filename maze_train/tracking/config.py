@@ -38,8 +38,9 @@ class TrackingConfig(Settings):
     """Whether to write summary.json at the end of the run."""
 
     git_diff: bool = True
-    """Whether environment.json contains the uncommitted changes to tracked files of the git
-    repositories that the code of the run lies in; the commit is always recorded."""
+    """Whether environment.json contains uncommitted changes to tracked files of the git
+    repositories with the code of the run; the commit is always recorded.
+    """
 
     plot: bool = True
     """Whether to draw plots/learning_curve.png at the end of the run. For self-play, also writes

@@ -85,7 +85,7 @@ class Training(Protocol):
 
     @property
     def algorithm_config(self) -> AlgorithmConfig:
-        """The settings of the algorithm in force."""
+        """The current settings of the algorithm."""
         ...
 
     def set(self, key: str, value: Any) -> None:
@@ -128,7 +128,7 @@ class TrainingView:
 
     @property
     def algorithm(self) -> AlgorithmConfig:
-        """A copy of the settings of the algorithm in force."""
+        """A copy of the current settings of the algorithm."""
         return deepcopy(self._trainer.algorithm_config)
 
     @property
@@ -149,7 +149,7 @@ class TrainingView:
 
     @property
     def checkpoint(self) -> Path | None:
-        """Path of the last checkpoint; None if there is none."""
+        """Path of the last checkpoint, if any."""
         checkpoints = self._trainer.checkpoints
         return None if checkpoints is None else checkpoints.latest
 
@@ -225,7 +225,8 @@ class TrainingView:
         Args:
             method: Name of the method.
             *args: Positional arguments: plain values, lists, dicts and arrays.
-            evaluate: Whether evaluation environments get the call too, before they are used again.
+            evaluate: Whether evaluation environments receive the call as well, before they are used
+                again.
             **kwargs: Keyword arguments.
 
         Raises:

@@ -536,7 +536,7 @@ class CheckpointStore:
         return paths, bool(named)
 
     def find(self, name: str | None = None) -> CheckpointInfo | None:
-        """Return the manifest of the checkpoint that `load` would load; None if there is none.
+        """Return the manifest of the checkpoint that `load` would load, if any.
 
         Only manifests are read, so `load` returns an earlier checkpoint if another file is damaged.
         """

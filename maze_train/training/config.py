@@ -123,7 +123,7 @@ class PolicyConfig(Settings):
 
     @property
     def run(self) -> str | None:
-        """Directory of the run or saved policy that `source` names; None if it names neither."""
+        """Directory of the run or saved policy that `source` names, if any."""
         is_run = isinstance(self.source, str) and self.source != RANDOM
         return str(self.source) if is_run else None
 
@@ -468,8 +468,8 @@ class CurriculumConfig(Settings):
     not report it are skipped."""
 
     evaluate: bool = False
-    """Whether evaluation environments change too; otherwise they remain as the settings of the
-    environment make them."""
+    """Whether evaluation environments change as well; otherwise they keep their initial settings.
+    """
 
     stages: list[StageConfig] = field(default_factory=list)
     """The stages in order, each `{steps: 20000}` or `{above: 0.8}`, optionally `back: 0.3`, with

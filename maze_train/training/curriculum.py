@@ -104,7 +104,7 @@ class Curriculum(Callback):
         notify(f"curriculum: stage {stage} (last: {last}) begins at {steps:,} steps{why}")
 
     def _call_envs(self, run: TrainingView, stage: int, *, only_checks: bool = False) -> None:
-        """Change the environments, or check that they have what a stage changes."""
+        """Change the environments, or check that they support the changes of a stage."""
         for call in calls_of(self.config.stages[stage], f"curriculum.stages[{stage}]", only_checks):
             run.add_call(call, evaluate=self.config.evaluate)
 

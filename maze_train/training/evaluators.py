@@ -130,8 +130,8 @@ class RolloutEvaluator(Evaluator):
         info_keys: Keys of final infos whose means are reported as `<prefix>/info/<key>`.
         is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`; a note is printed when this
             first happens.
-        calls: All calls of evaluation environments so far, a growing list; new ones are made before
-            an evaluation.
+        calls: All calls of evaluation environments so far, a list that grows; new calls are made
+            before an evaluation.
     """
 
     def __init__(

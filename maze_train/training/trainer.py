@@ -122,7 +122,7 @@ class Trainer(ABC):
 
     @property
     def algorithm_config(self) -> AlgorithmConfig:
-        """The settings of the algorithm in force."""
+        """The current settings of the algorithm."""
         return self.settings.current
 
     def set(self, key: str, value: Any) -> None:

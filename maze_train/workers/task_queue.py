@@ -230,7 +230,7 @@ class _WorkerState:
     Attributes:
         calls: Number of pending calls since the last `drop`; older ones belong to an earlier round.
         preparations: Number of these calls that precede the first task.
-        in_round: Whether the worker was told of the round.
+        in_round: Whether the worker was notified of the round.
         tasks: Numbers of the assigned tasks.
     """
 

@@ -53,7 +53,8 @@ class ESAlgorithmConfig(OptimizerSettings, AlgorithmConfig):
     `maze_train.SGD`, or a PyTorch optimizer."""
 
     l2_penalty: float = field(default=0.005, metadata=IN_RUN)
-    """Coefficient of the L2 penalty, whose gradient is this times the parameters. >= 0."""
+    """Coefficient of the L2 penalty, whose gradient is the coefficient times the parameters. >= 0.
+    """
 
     fitness_shaping: Literal["centered_ranks", "normalized", "raw"] = "centered_ranks"
     """Fitness shaping of the returns of an update: `centered_ranks`: ranks scaled to [-0.5, 0.5];

@@ -16,7 +16,7 @@ class RandomAgents(JointModel):
     It has the recurrent state of `model`, so that `model` can continue the episodes.
 
     Args:
-        model: The policies that act after the warm-up, and which agent uses which.
+        model: The policies that act after the warm-up, and their agents.
         spaces: Spaces of the agents.
         learns: Returns whether the policy with a given id learns.
         repeat: See `RandomPolicy`.
