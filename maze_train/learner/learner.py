@@ -562,7 +562,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             )
 
     def change_settings(self, config: OptimizerSettings) -> None:
-        """Replace the settings of the algorithm, of which only those marked `IN_RUN` may differ.
+        """Replace the settings of the algorithm; only settings marked `IN_RUN` may differ.
 
         `configure_optimizers_for_module` is called again for modules with optimizers; it then
         changes learning rates and clipping of the existing optimizers.
