@@ -9,7 +9,7 @@ services.json            ids of the run in Weights & Biases and MLflow
 files.json               digests of the files named in the settings
 checkpoints/             see `training/checkpoints.py`
 best/                    the best policy, version `best`
-policies/epoch_<n>/      regular dumps of the policy, versions `epoch_<n>`
+policies/epoch_<n>/      regular dumps of the policy, versions `epoch_<n>` or `step_<n>`
 plots/, profile/         plots and profiler traces
 rollouts/, before/       results of rollouts, and of an earlier run that was restarted
 """
@@ -17,6 +17,7 @@ rollouts/, before/       results of rollouts, and of an earlier run that was res
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import shutil
 from contextlib import AbstractContextManager, suppress
@@ -154,7 +155,8 @@ class RunDirectory:
     @property
     def saved(self) -> list[Path]:
         """Directories of saved policies: the best one, followed by regular dumps in order."""
-        return [*[self.best] * self.best.is_dir(), *sorted(self.policies.glob("epoch_*"))]
+        kinds = (sorted(self.policies.glob(pattern)) for pattern in ("epoch_*", "step_*"))
+        return [*[self.best] * self.best.is_dir(), *itertools.chain(*kinds)]
 
     def rows(self, last_epoch: int | None = None) -> list[MetricsRow]:
         """Read the rows of metrics; see `read_rows`."""

@@ -265,6 +265,7 @@ class TrainingRunner:
                 max_wall_time_s=config.runner.max_wall_time_s,
             ),
             evaluation_interval=config.evaluation.interval,
+            evaluation_interval_steps=config.evaluation.interval_steps,
             selection_metric=self.builder.selection_metric,
             around_update=around,
             checkpoints=store if config.checkpoint.is_on else None,
@@ -412,6 +413,7 @@ class TrainingRunner:
             best_dir=run.best,
             dump_dir=run.policies,
             dump_interval=self.config.evaluation.dump_interval,
+            dump_interval_steps=self.config.evaluation.dump_interval_steps,
             mode=self.selection_mode,
             may_cancel=bool(self._agents)
             and self.builder.selection_metric in (EVAL_RETURN, TRAIN_RETURN),

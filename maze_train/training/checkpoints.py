@@ -52,7 +52,7 @@ from maze_train.core.notices import warn
 from maze_train.core.state import StatePart
 from maze_train.core.state_files import TreePath, check_content, dumps, loads
 from maze_train.training.config import CheckpointConfig
-from maze_train.training.outcome import Position
+from maze_train.training.outcome import Position, crosses
 
 LATEST = "latest"
 MANIFEST, STATE = "MANIFEST.json", "state.pt"
@@ -339,11 +339,18 @@ class CheckpointStore:
 
     def is_due(self, epoch: int) -> bool:
         """Return whether a checkpoint is due after epoch `epoch`, counted from 1."""
-        interval = self.config.interval
+        interval = 0 if self.config.interval_steps else self.config.interval
         return (interval > 0 and epoch % interval == 0) or self.is_overdue()
 
-    def is_overdue(self) -> bool:
-        """Return whether `interval_minutes` have passed since the last checkpoint."""
+    def is_overdue(self, steps_before: int = 0, steps: int = 0) -> bool:
+        """Return whether an update crossed `interval_steps`, or `interval_minutes` have passed.
+
+        Args:
+            steps_before: Environment steps before the update.
+            steps: Environment steps after the update.
+        """
+        if crosses(self.config.interval_steps, steps_before, steps):
+            return True
         minutes = self.config.interval_minutes
         return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
 

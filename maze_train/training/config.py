@@ -279,6 +279,10 @@ class EvaluationConfig(Settings):
     interval: int = 1
     """Epochs between evaluations (>= 1); the last epoch is always evaluated."""
 
+    interval_steps: int = 0
+    """Environment steps between evaluations (>= 0), instead of `interval`. An evaluation follows
+    the update that reaches a multiple; the row of the epoch has the last one. 0: use `interval`."""
+
     concurrency: int = 10
     """Number of parallel environments during evaluation (>= 1), at most one per episode."""
 
@@ -308,6 +312,10 @@ class EvaluationConfig(Settings):
     dump_interval: int = field(default=0, metadata=ON_RESUME)
     """Number of evaluations between dumps of the policy (`policies/epoch_<n>`); 0: none."""
 
+    dump_interval_steps: int = field(default=0, metadata=ON_RESUME)
+    """Environment steps between dumps of the policy (`policies/step_<n>`, >= 0), instead of
+    `dump_interval`; 0: none."""
+
     evaluators: list[dict[str, Any]] = field(default_factory=list)
     """Custom evaluators, each `{_target_: my_package.MyEvaluator, key: value}`: built with these
     keyword arguments and called with the policy; returned values are added to the metrics."""
@@ -322,6 +330,9 @@ class EvaluationConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 0, "n_episodes", "final_episodes", "dump_interval")
+        check_fields(self, 0, "interval_steps", "dump_interval_steps")
+        check_one_interval(self, "interval", 1)
+        check_one_interval(self, "dump_interval", 0)
         if self.max_episode_steps is not None:
             check_at_least("max_episode_steps", self.max_episode_steps, 0)
         check_fields(self, 1, "interval", "concurrency")
@@ -381,8 +392,12 @@ class CheckpointConfig(Settings):
     interval: int = 1
     """Epochs between checkpoints; 0: no checkpoints at the ends of epochs."""
 
+    interval_steps: int = 0
+    """Environment steps between checkpoints (>= 0), instead of `interval`; one follows the update
+    that reaches a multiple, also within an epoch. 0: use `interval`."""
+
     interval_minutes: float = 0.0
-    """Maximum time between checkpoints in minutes, also within an epoch; 0: no limit. If both
+    """Maximum time between checkpoints in minutes, also within an epoch; 0: no limit. If all
     intervals are 0, checkpoints are disabled; otherwise one is also written at the end of the run
     and after a signal."""
 
@@ -398,13 +413,22 @@ class CheckpointConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, 0, "interval", "interval_minutes", "keep_best")
+        check_fields(self, 0, "interval", "interval_steps", "interval_minutes", "keep_best")
+        check_one_interval(self, "interval", 1, 0)
         check_at_least("keep_last", self.keep_last, 1)
 
     @property
     def is_on(self) -> bool:
         """Whether checkpoints are written."""
-        return self.interval > 0 or self.interval_minutes > 0
+        return self.interval > 0 or self.interval_steps > 0 or self.interval_minutes > 0
+
+
+def check_one_interval(settings: Settings, key: str, *defaults: int) -> None:
+    """Raise ConfigError if an interval is given both in epochs and in steps."""
+    values = vars(settings)
+    if values[f"{key}_steps"] and values[key] not in defaults:
+        problem = f"cannot be combined with {key} = {values[key]}; set one of the two"
+        raise ConfigError(f"{key}_steps", problem, values[f"{key}_steps"])
 
 
 @dataclass(kw_only=True)

@@ -427,6 +427,7 @@ class BestModelSelection(ModelSelectionBase):
         best_dir: Directory of the best policy.
         dump_dir: Parent directory of regular dumps (`epoch_<n>`).
         dump_interval: Number of scores between regular dumps; 0: none.
+        dump_interval_steps: Environment steps between dumps (`step_<n>`); 0: none.
         mode: `max` if larger scores are better, `min` if smaller ones are.
         may_cancel: Whether the score is a mean over agents, whose rewards may cancel out. Ties then
             keep the later policy.
@@ -440,6 +441,7 @@ class BestModelSelection(ModelSelectionBase):
         best_dir: Path | None = None,
         dump_dir: Path | None = None,
         dump_interval: int = 0,
+        dump_interval_steps: int = 0,
         mode: str = "max",
         may_cancel: bool = False,
     ) -> None:
@@ -456,6 +458,7 @@ class BestModelSelection(ModelSelectionBase):
         self._best_dir = best_dir
         self._dump_dir = dump_dir
         self._dump_interval = dump_interval
+        self.dump_interval_steps = dump_interval_steps
         self._sign = 1.0 if mode == "max" else -1.0
         self._may_cancel = may_cancel
 
@@ -476,6 +479,12 @@ class BestModelSelection(ModelSelectionBase):
             directory = self._dump_dir / f"epoch_{epoch:06d}"
             self._write(directory, copy_of_weights(self.model), score, epoch)
         return is_best
+
+    def dump(self, env_steps: int, epoch: int) -> None:
+        """Write the current policy; see `dump_interval_steps`."""
+        if self._dump_dir is not None:
+            directory = self._dump_dir / f"step_{env_steps:09d}"
+            self._write(directory, copy_of_weights(self.model), math.nan, epoch)
 
     def keep_if_none(self, epoch: int) -> None:
         """Keep the current policy if no score has selected one.

@@ -13,6 +13,11 @@ from typing import Any
 from maze_train.core.notices import notify
 
 
+def crosses(interval: int, before: int, after: int) -> bool:
+    """Return whether a multiple of `interval` is in (before, after]; never for 0."""
+    return interval > 0 and after // interval > before // interval
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits at which training stops; 0 means no limit."""

@@ -30,7 +30,14 @@ from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import BestModelSelection, Evaluator, check_metric
 from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, generators_kept, load_generator_states
-from maze_train.training.outcome import Interrupted, Interruption, Limits, Position, TrainingSummary
+from maze_train.training.outcome import (
+    Interrupted,
+    Interruption,
+    Limits,
+    Position,
+    TrainingSummary,
+    crosses,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -97,6 +104,7 @@ class Trainer(ABC):
         self.model_selection = services.model_selection
         self.limits = services.limits or Limits(n_epochs=config.n_epochs, patience=config.patience)
         self.evaluation_interval = services.evaluation_interval
+        self.evaluation_interval_steps = services.evaluation_interval_steps
         self.selection_metric = services.selection_metric
         self.checkpoints = services.checkpoints
         self.around_update = services.around_update
@@ -119,6 +127,9 @@ class Trainer(ABC):
         self.statistics = Statistics()
         # Metrics of an epoch that has not been evaluated yet.
         self._row: dict[str, float] | None = None
+        # Environment steps at the last evaluation, and its metrics if the epoch continues.
+        self._evaluated_at = 0
+        self._evaluated: dict[str, float] = {}
 
     @property
     def algorithm_config(self) -> AlgorithmConfig:
@@ -224,10 +235,12 @@ class Trainer(ABC):
     def _update_for_an_epoch(self, last_epoch: int) -> None:
         """Run the remaining updates of the current epoch."""
         length = self.epoch_length
+        self._evaluate_within_epoch(length)  # If an evaluation was interrupted.
         while self._updates_in_epoch < length and not self.stop_reason:
             with ExitStack() as around:
                 for context in self.around_update:
                     around.enter_context(context(self.updates + 1))
+                steps_before = self.env_steps
                 self.env_steps += self.update_once(self.progress(last_epoch), self.statistics)
             self.updates += 1
             self._updates_in_epoch += 1
@@ -237,9 +250,27 @@ class Trainer(ABC):
             self.callbacks.call("on_update_end")
             if not self.stop_reason:
                 self.tracker.advance(self._updates_in_epoch / length, self.env_steps)
-            if self.checkpoints is not None and self.checkpoints.is_overdue():
+            self._dump_if_due(steps_before)
+            self._evaluate_within_epoch(length)
+            store = self.checkpoints
+            if store is not None and store.is_overdue(steps_before, self.env_steps):
                 self._save_checkpoint(within_epoch=True)
             self._check()
+
+    def _dump_if_due(self, steps_before: int) -> None:
+        selection = self.model_selection
+        if selection is not None and crosses(
+            selection.dump_interval_steps, steps_before, self.env_steps
+        ):
+            self.statistics.merge(self.learners.wait())
+            selection.dump(self.env_steps, self.epoch + 1)
+
+    def _evaluate_within_epoch(self, length: int) -> None:
+        """Evaluate between two updates of an epoch if an interval in steps is crossed."""
+        is_within = 0 < self._updates_in_epoch < length and not self.stop_reason
+        if self.evaluation_interval_steps and is_within:
+            self.statistics.merge(self.learners.wait())
+            self._evaluated.update(self._evaluate_if_due(self.statistics.reduce()))
 
     def _closed_row(self, last_epoch: int) -> dict[str, float]:
         """Return the metrics of the updates of an epoch."""
@@ -260,7 +291,7 @@ class Trainer(ABC):
     def _finish_epoch(self, closed: dict[str, float]) -> None:
         """Evaluate and write the row of the epoch."""
         metrics = self._evaluate_if_due(closed)
-        row = {**closed, **metrics}
+        row = {**closed, **self._evaluated, **metrics}
         self.callbacks.call("on_epoch_end", row)
         if not metrics:  # A callback stopped training after the check.
             row.update(self._evaluate_if_due(closed))
@@ -272,7 +303,7 @@ class Trainer(ABC):
         row[TimeEvents.steps_per_second.tag] = (self.env_steps - self._epoch_began_steps) / seconds
         self.tracker.write(row)
         self.epoch += 1
-        self._row = None
+        self._row, self._evaluated = None, {}
         self._updates_in_epoch = 0
         self._epoch_began_s, self._epoch_began_steps = self.wall_time_s, self.env_steps
 
@@ -318,13 +349,21 @@ class Trainer(ABC):
 
     def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
         """Evaluate if an evaluation is due, and pass the score to the model selection."""
-        due = (self.epoch + 1) % self.evaluation_interval == 0 or bool(self.stop_reason)
+        steps = self.evaluation_interval_steps
+        if steps:
+            due = crosses(steps, self._evaluated_at, self.env_steps)
+            due = due or (bool(self.stop_reason) and self._evaluated_at < self.env_steps)
+        else:
+            due = (self.epoch + 1) % self.evaluation_interval == 0 or bool(self.stop_reason)
         if not due:
             return {}
         metrics: dict[str, float] = {}
         if self.evaluator is not None:
             started = time.perf_counter()
             metrics = self._evaluate_unless_interrupted(self.evaluator)
+            self._evaluated_at = self.env_steps
+            if steps:
+                metrics["eval/env_steps"] = self.env_steps
             self._select(metrics)
             self.callbacks.call("on_evaluation_end", metrics)
             metrics[TimeEvents.evaluate_s.tag] = time.perf_counter() - started
@@ -396,6 +435,7 @@ class Trainer(ABC):
             "evaluator": None if evaluator is None else deepcopy(evaluator.state_dict()),
             "statistics": self.statistics.state_dict(),
             "row": self._row,
+            "evaluated": (self._evaluated_at, self._evaluated),
             "progress": {name: getattr(self, name) for name in PROGRESS},
             "exact": self.exact,
             "settings": self.settings.state_dict(),
@@ -421,6 +461,7 @@ class Trainer(ABC):
             self.env_calls.load_state_dict(state["env_calls"])
         self.statistics.load_state_dict(state["statistics"])
         self._row = state["row"]
+        self._evaluated_at, self._evaluated = state.get("evaluated", (0, {}))
         for name in PROGRESS:
             setattr(self, name, state["progress"][name])
         self.exact = bool(state.get("exact", True))  # Missing in checkpoints of earlier versions.
@@ -461,6 +502,7 @@ class TrainerServices:
         model_selection: Stores the best policy; None: not stored.
         limits: When to stop; None: limits of the algorithm.
         evaluation_interval: Epochs between evaluations.
+        evaluation_interval_steps: Environment steps between evaluations, instead; 0: epochs.
         selection_metric: Metric for `model_selection`.
         around_update: Context managers around each update, given its number (from 1); the first one
             is outermost.
@@ -475,6 +517,7 @@ class TrainerServices:
     model_selection: BestModelSelection | None = None
     limits: Limits | None = None
     evaluation_interval: int = 1
+    evaluation_interval_steps: int = 0
     selection_metric: str = "eval/episode_return_mean"
     around_update: Sequence[Callable[[int], AbstractContextManager[None]]] = ()
     checkpoints: CheckpointStore | None = None

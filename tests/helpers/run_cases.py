@@ -127,6 +127,12 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.lr": {"adaptive_kl": 0.02, "start": 0.005},
     },
     "ppo, memory": {**DICT_ENV, **MEMORY},
+    "ppo, steps": {
+        "algorithm.epoch_length": 4,
+        "evaluation.interval_steps": 50,
+        "evaluation.dump_interval_steps": 90,
+        "total_steps": 4 * 128,
+    },
     "ppo, actors": {
         **PENDULUM,
         **NORMALISED,
