@@ -179,14 +179,15 @@ def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], titl
         title: Title of the figure.
     """
     figure = new_figure(8.0, 6.0)
-    above, below = figure.subplots(2, height_ratios=(1, 2))
-    figure.suptitle(title)
+    above, below = figure.subplots(2, height_ratios=(1, 2), sharex=True)
     epochs, elo, *points = np.array([list(row.values()) for row in table], np.float64).T
-    above.plot(epochs, elo)
-    above.set_ylabel("Elo rating")
     extent = (epochs[0] - 0.5, epochs[-1] + 0.5, numbers[-1] + 0.5, numbers[0] - 0.5)
+    curve(above, epochs, elo, color=BLUE)
     image = below.imshow(points, "RdYlGn", vmin=0.0, vmax=1.0, aspect="auto", extent=extent)
     figure.colorbar(image, ax=below, label="share of points")
-    below.set_xlabel("epoch")
-    below.set_ylabel("snapshot")
+    decorate(above, "", "Elo rating", title=title, counts=False)
+    decorate(below, "epoch", "snapshot", counts=False)
+    below.set_xlim(extent[:2])
+    below.locator_params(integer=True)
+    below.grid(visible=False)
     return figure
