@@ -72,7 +72,7 @@ def test_each_environment_gets_its_own_arguments() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (EnvCall("set_levl"), "no such method.*set_level.*; it has draw_level, fail"),
+        (EnvCall("set_levl"), "no such method.*mean set_level.*; it has die, draw_level"),
         (EnvCall("size"), "no such method"),
         (sets("levels", 1), "no such attribute.*level.*size"),
         (EnvCall("draw_level"), "draws from the random generator .* add state_dict"),
@@ -144,26 +144,23 @@ def test_environments_that_had_other_calls_are_not_restored() -> None:
 
 
 def test_new_episodes_begin_with_all_calls() -> None:
-    """Where the environment does not repeat its episode."""
-    made: list[LevelEnv] = []
-
-    class Drifting(LevelEnv):
-        def observe(self) -> Any:
-            made.append(self)
-            return super().observe() + len(made)
-
-    with PooledVectorEnv([Drifting]) as env, PooledVectorEnv([Drifting]) as other:
+    """Also with those after the step at which a replay fails."""
+    with (
+        PooledVectorEnv([lambda: LevelEnv(99)]) as env,
+        PooledVectorEnv([lambda: LevelEnv(1)]) as other,
+    ):
         env.reset(seed=0)
-        env.step([0])
+        for _ in range(9):
+            env.step([0])
         env.make_calls([LEVEL_2])
-        _, began = other.load_state_dict(env.state_dict(), allow_new_episodes=True)
+        obs, began = other.load_state_dict(env.state_dict(), allow_new_episodes=True)
         assert began.all()
-        assert made[-1].level == 2.5
+        assert np.asarray(obs)[0, 0] == 2.5
 
 
 @pytest.mark.slow
 @FORKS
-@pytest.mark.parametrize("dies", ["in a step", "in a call", "in a first call"])
+@pytest.mark.parametrize("dies", ["in a step", "in a call", "in a first call", "in a reset"])
 def test_restarted_workers_repeat_calls(dies: str, tmp_path: Path) -> None:
     """Whenever a worker dies: all numbers are those of one process."""
     marker = str(tmp_path / "died") if dies != "in a step" else ""
@@ -171,7 +168,7 @@ def test_restarted_workers_repeat_calls(dies: str, tmp_path: Path) -> None:
     first = [EnvCall("set_level", [3 * (dies == "in a first call")]), sets("size", 0.5)]
     with (
         here([LevelEnv] * 4) as one,
-        restarted([LevelEnv] * 3 + [lambda: LevelEnv(marker=marker)]) as many,
+        restarted([LevelEnv] * 3 + [lambda: LevelEnv(5, marker, dies[3:])]) as many,
     ):
         calls = list(first)
         one.make_calls(calls)
@@ -203,6 +200,17 @@ def test_calls_that_fail_in_workers() -> None:
             many.make_calls([EnvCall("fail")])
 
 
+def test_new_environments_are_reset_before_a_call() -> None:
+    """A method may use what a reset makes."""
+
+    class InAnEpisode(LevelEnv):
+        def set_level(self, *level: float, bonus: float = 0.0) -> None:
+            assert self._np_random is not None
+
+    with PooledVectorEnv([InAnEpisode]) as env:
+        env.make_calls([LEVEL_2])
+
+
 def test_an_error_of_a_call_names_the_environment() -> None:
     """In this process."""
     with PooledVectorEnv([LevelEnv] * 2) as env:
@@ -224,6 +232,7 @@ def test_played_episodes_do_not_depend_on_when_a_call_was_made() -> None:
             each.make_calls(calls)
             each.start(0, 9)
         assert old.obs[""].tobytes() == new.obs[""].tobytes()
+        assert old.obs[""][0, 0] == pytest.approx(old.envs[0].unwrapped.level) != 0.0
 
 
 class Fleet(SyncVectorEnv):

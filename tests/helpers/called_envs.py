@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from goal_envs import PointToGoal
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from benchmarks.tensor_cartpole import TensorCartPole
 from maze_train import Callback
@@ -20,13 +21,14 @@ class LevelEnv(gymnasium.Env[Any, Any]):
 
     Args:
         length: Steps of an episode, in addition to those of its seed and level.
-        marker: File that it makes when a call kills its process; none: no call does.
+        marker: File that it makes when its process dies; none: it does not.
+        dies_in: Whether it dies in a call or `a reset`.
     """
 
-    def __init__(self, length: int = 5, marker: str = "") -> None:
+    def __init__(self, length: int = 5, marker: str = "", dies_in: str = "a call") -> None:
         self.observation_space: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.action_space: spaces.Space[Any] = spaces.Discrete(2)
-        self.length, self.marker = length, marker
+        self.length, self.marker, self.dies_in = length, marker, dies_in
         self.level, self.size = 0.0, 1.0
         self.t, self.felt, self.x, self.last = 0, 0.0, 0.0, length
         self.bag: list[Any] = []
@@ -35,7 +37,11 @@ class LevelEnv(gymnasium.Env[Any, Any]):
         """What it feels depends on when in the episode this is called."""
         self.level = level + bonus
         self.felt += (1 + self.t) * self.level
-        if self.marker and level and not Path(self.marker).exists():
+        if level and self.dies_in != "a reset":
+            self.die()
+
+    def die(self) -> None:
+        if self.marker and not Path(self.marker).exists():
             Path(self.marker).touch()
             os._exit(7)
 
@@ -55,6 +61,8 @@ class LevelEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
+        if seed and self.dies_in == "a reset":
+            self.die()
         self.t, self.felt, self.x = 0, 0.0, float(self.np_random.random())
         self.last = self.length + int(self.np_random.integers(4)) + int(self.level) % 3
         return self.observe(), {}
@@ -80,6 +88,11 @@ class KeptLevelEnv(LevelEnv):
             if name != "generator":
                 setattr(self, name, value)
         self.np_random.bit_generator.state = eval(state["generator"])
+
+
+def level_vector(num_envs: int) -> SyncVectorEnv:
+    """A vector environment of gymnasium."""
+    return SyncVectorEnv([LevelEnv] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 class Caller(Callback):

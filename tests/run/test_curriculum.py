@@ -70,12 +70,12 @@ def test_stages_begin_by_steps() -> None:
 
 def test_stages_begin_by_a_metric() -> None:
     """By the mean over a window of epochs that report it, which begins anew with each stage."""
-    stages = by_level({"above": 0.5}, {"above": 0.8}, {"steps": 100})
+    stages = by_level({"above": 0.5}, {"above": 0.7}, {"steps": 100})
     play = Play(stages=stages, window=2)
-    values = [0.4, 0.5, 0.5, 0.9, 0.7, float("nan"), 0.9, 1.0, 1.0]
+    values = [0.4, 0.5, 0.5, 1.0, float("nan"), 0.5, 1.0, 1.0, 1.0]
     given = [{"success_rate": value} for value in values]
-    assert [play.epoch(**metrics) for metrics in given] == [0, 0, 1, 1, 2, 2, 2, 2, 2]
-    assert play.stages == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    assert [play.epoch(**metrics) for metrics in given] == [0, 0, 1, 1, 1, 2, 2, 2, 2]
+    assert play.stages == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert play.epoch() == 3
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cases import everyday
-from killed_runs import run_in_child
+from killed_runs import differences, final_state, run_in_child
 from run_cases import ALGORITHMS, LOCAL, SMALL, TWO_EPOCHS, assert_same_training, go_on
 from short_runs import rows, short_run
 
@@ -20,6 +20,7 @@ LEVELS: dict[str, Any] = {"env": {"_target_": "called_envs.LevelEnv"}}
 KEPT: dict[str, Any] = {"env": {"_target_": "called_envs.KeptLevelEnv"}}
 SIMULATOR = {"env": {"_target_": "called_envs.LevelSimulator", "backend": "tensor"}}
 TRUST = ["called_envs"]
+TRAIN_RETURN = "train/episode_return_mean"
 
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
@@ -124,3 +125,37 @@ def test_resumed_runs_ignore_calls_at_their_start(capsys: pytest.CaptureFixture[
         "run.call_envs (set_level) in on_run_start has no effect in a resumed run"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", everyday(1, ["ppo", "ppo, actors", "es"]))
+def test_workers_that_die_in_a_call(case: str, tmp_path: Path) -> None:
+    """They are restarted, and the run continues with the same weights."""
+    marker = tmp_path / "died"
+    env = {"_target_": "called_envs.LevelEnv", "kwargs": {"marker": str(marker)}}
+    how = {**LOCAL, "runner.on_worker_failure": "restart"}
+    train(**settings(case, tmp_path / "restarted", env=env, **how))
+    assert marker.exists()
+    train(**settings(case, tmp_path / "straight", env=env))
+    states = [final_state(tmp_path / name)["learners"] for name in ("restarted", "straight")]
+    assert differences(*states) == []
+
+
+NATIVE = {"_target_": "called_envs.level_vector", "backend": "native"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"algorithm": "impala", "runner": "local", "runner.start_method": "fork"},
+        {"algorithm": "ppo", "env": NATIVE, "evaluation.n_episodes": 0},
+    ],
+    ids=["actors at their own pace", "third-party vector environments"],
+)
+@pytest.mark.usefixtures("empty_directory")
+def test_calls_reach_training_environments(given: dict[str, Any]) -> None:
+    """Where results do not repeat themselves: the level is a part of each reward."""
+    settings = {**SMALL, **LEVELS, **ALGORITHMS[given["algorithm"]], **given, "run_dir": "run"}
+    caller = CallOnce("on_update_end", "set_level", 1000.0)
+    result = train(**settings, callbacks=[caller], **{"evaluation.metric": TRAIN_RETURN})
+    assert result.history[-1]["train/episode_return_mean"] < -3000

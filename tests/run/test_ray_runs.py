@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
         "learner_group.n_learners": 2,
     },
     "es": {**CARTPOLE, "evaluation.max_episode_steps": 50},
-    "calls of environments": {
+    "calls in ppo": {
         "env": {"_target_": "called_envs.LevelEnv"},
         "callbacks": [{"_target_": "called_envs.Caller"}],
     },
@@ -103,7 +103,9 @@ def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @exhaustive
-@pytest.mark.parametrize(("case", "n_workers"), [("actors and learners of ppo", 2), ("es", 3)])
+@pytest.mark.parametrize(
+    ("case", "n_workers"), [("actors and learners of ppo", 2), ("es", 3), ("calls in ppo", 2)]
+)
 def test_machines_change_no_number(case: str, n_workers: int, on_two_machines: Any) -> None:
     """Equal metrics, to the last digit, in one process and with workers on two machines.
 
