@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
+from maze_train.distributions.base import Distribution
+from maze_train.nets.actor_critic import ValueHead
 
 
 @runtime_checkable
 class HasPolicy(Protocol):
     """Module with a policy and an action distribution."""
 
-    policy: Any
-    distribution: Any
+    policy: nn.Module
+    distribution: Distribution
 
 
 @runtime_checkable
 class HasStateValues(Protocol):
     """Module with a state-value critic."""
 
-    critic: Any
-    value_head: Any
+    critic: nn.Module
+    value_head: ValueHead
 
 
 @runtime_checkable
 class HasActionValues(Protocol):
     """Module with Q-networks."""
 
-    critics: Any
-    target_critics: Any
+    critics: nn.Module
+    target_critics: nn.Module
 
 
 @runtime_checkable
@@ -49,7 +51,7 @@ class HasOwnLoss(Protocol):
     """Module with a custom loss, which replaces the loss of the algorithm."""
 
     def compute_self_supervised_loss(
-        self, batch: Any, statistics: Statistics
+        self, batch: object, statistics: Statistics
     ) -> Tensor | Mapping[str, Tensor]:
         """Return the loss of a minibatch (0-d) or a mapping of named loss terms."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write
 from maze_train.core.state_files import dumps, loads
+from maze_train.learner.modules import Chosen
 
 FUNCTION = "<function>"
 """Placeholder for a function, which a state cannot contain."""
@@ -102,7 +103,7 @@ def read(path: str | Path, component: str | None = None) -> dict[str, Any]:
     return select(state, None if component is None else [component])
 
 
-def check_chosen(modules: Collection[str], chosen: Any) -> None:
+def check_chosen(modules: Collection[str], chosen: Chosen) -> None:
     """Raise ConfigError if `policies_to_train` contains unknown module IDs.
 
     Raises:

@@ -65,7 +65,7 @@ class LearnerGroup(Learners):
             self._queue.wait()
         return self._first
 
-    def update(self, experience: Any, progress: Progress) -> Statistics:
+    def update(self, experience: object, progress: Progress) -> Statistics:
         """Learn from experience; see `Learner.update`.
 
         Raises:
@@ -74,7 +74,7 @@ class LearnerGroup(Learners):
         return self._update_of(self.first, experience, progress)
 
     def _update_of(
-        self, first: Learner[Any, Any, Any], experience: Any, progress: Progress
+        self, first: Learner[Any, Any, Any], experience: object, progress: Progress
     ) -> Statistics:
         with torch_threads(self.settings.n_cpus_per_learner):
             if self._others is None:
@@ -83,7 +83,7 @@ class LearnerGroup(Learners):
 
     def async_update(
         self,
-        experience: Any,
+        experience: object,
         progress: Progress,
         size: int = 1,
         after: Callable[[], object] = lambda: None,

@@ -15,7 +15,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
 from maze_train.core.types import Tensor
-from maze_train.learner.apis import check_apis
+from maze_train.learner.apis import HasOwnLoss, check_apis
 from maze_train.learner.components import FUNCTION, merged, read, select, write
 from maze_train.learner.config import Freeze, OptimizerSettings, Progress, Schedule
 from maze_train.learner.events import LearnerEvents, statistics_of
@@ -81,7 +81,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
     """Constructor arguments, used by other processes to create an identical learner."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Store the constructor arguments in `made_from`."""
         learner = super().__new__(cls)
         learner.made_from = (args, kwargs)
@@ -325,15 +325,17 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """Return the custom loss of the module, `loss_function`, or the loss of the algorithm."""
+        loss: Tensor | Mapping[str, Tensor]
         if module_id in self.modules.with_loss:
-            module: Any = self.modules[module_id]
+            module = self.modules[module_id]
+            assert isinstance(module, HasOwnLoss)
             loss = module.compute_self_supervised_loss(batch, statistics)
         elif self.loss_function is not None:
             loss = self.loss_function(self, module_id, batch, statistics)
         else:
             loss = self.compute_loss_for_module(module_id, batch, statistics)
         if not isinstance(loss, Mapping):
-            return loss  # type: ignore[no-any-return]  # custom loss
+            return loss
         for name, term in loss.items():
             statistics.record(LearnerEvents.loss.of_part(name), term)
         return torch.stack(list(loss.values())).sum()
@@ -498,7 +500,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         is_chosen = chosen is None or callable(chosen) or module_id in chosen
         return is_chosen and module_id not in self.modules.frozen
 
-    def should_module_be_updated(self, module_id: str, experience: Any) -> bool:
+    def should_module_be_updated(self, module_id: str, experience: object) -> bool:
         """Return whether to train a module on its experience (otherwise it is dropped)."""
         how = self.policies_to_train
         return self.may_learn(module_id) and (not callable(how) or how(module_id, experience))
@@ -688,9 +690,11 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """
         self.load_state_dict(merged(self.state_dict(), state))
 
-    def save_to_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Write the result of `get_state(*args, **kwargs)` to a file atomically."""
-        write(self.get_state(*args, **kwargs), path)
+    def save_to_path(
+        self, path: str | Path, components: Collection[str] | None = None, **how: Collection[str]
+    ) -> None:
+        """Write the result of `get_state` with the same arguments to a file atomically."""
+        write(self.get_state(components, **how), path)
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Restore the state, or one component of it, from a file written by `save_to_path`.

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from maze_train.core.conversion import Settings
 from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
 from maze_train.learner.components import check_chosen
-from maze_train.learner.config import LearnerGroupConfig, Progress
+from maze_train.learner.config import LearnerGroupConfig, OptimizerSettings, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE, Chosen, ModuleSource, torch_threads
 
@@ -41,7 +42,7 @@ class Learners:
         """The learner of this process."""
         return self._first
 
-    def update(self, experience: Any, progress: Progress) -> Statistics:
+    def update(self, experience: object, progress: Progress) -> Statistics:
         """Learn from experience; see `Learner.update`."""
         with torch_threads(self.settings.n_cpus_per_learner):
             return self._first.update(experience, progress)
@@ -54,8 +55,9 @@ class Learners:
         """Call a function with each learner, and return the results."""
         return [function(self.first)]
 
-    def change_settings(self, config: Any) -> None:
+    def change_settings(self, config: Settings) -> None:
         """Replace the settings of every learner; see `Learner.change_settings`."""
+        assert isinstance(config, OptimizerSettings)
         self.first.change_settings(config)
         self._change()
 

@@ -201,7 +201,7 @@ class LearnerModules(dict[str, nn.Module]):
         self._values: dict[tuple[str, str], Tensor] = {}
         self.change_settings(config)
 
-    def config_of(self, module_id: str) -> Any:
+    def config_of(self, module_id: str) -> OptimizerSettings:
         """Return the current settings of a module, see `Learner.config_of`."""
         return self._configs.get(module_id, self._shared_config)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -478,7 +478,7 @@ def adapted_rate(schedule: Schedule, rate: Tensor, divergence: Tensor) -> Tensor
     return torch.where(divergence > 2.0 * target, lower, rate)
 
 
-def _needs(step: Any, argument: str) -> bool:
+def _needs(step: Callable[..., object], argument: str) -> bool:
     """Return whether an argument of a method is required."""
     parameter = inspect.signature(step).parameters.get(argument)
     return parameter is not None and parameter.default is inspect.Parameter.empty

@@ -27,12 +27,11 @@ from maze_train.learner.config import LearnerGroupConfig, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import CUBLAS, DEFAULT_MODULE, REPEATABLE
 from maze_train.learner.parallel import SingleLearner
-from maze_train.learner.shard import Parcels, PeersLostError, Shard, unpack
+from maze_train.learner.shard import Mapped, Parcels, PeersLostError, Shard, unpack
 from maze_train.workers.places import Place, Portable
 from maze_train.workers.pool import (
     LOOPBACK,
     Crew,
-    SharedMemory,
     Worker,
     WorkerContext,
     WorkerFailedError,
@@ -99,21 +98,21 @@ class LearnerWorker(Worker):
         self._shard = Shard(self._rank, count, context.count)
         self._learner = make_learner.value()
         self._learner.parallel = self._shard
-        self._memory: Any = None
+        self._memory: Mapped = None
 
-    def _unpack(self, memory: SharedMemory | None, content: bytes, sizes: Sequence[int]) -> Any:
+    def _unpack(self, memory: Mapped, content: bytes, sizes: Sequence[int]) -> Any:
         """Return the value of a parcel. Later parcels may reuse its memory."""
         self._memory = memory or self._memory
         return unpack(self._memory, content, sizes)
 
-    def begin(self, *parcel: Any) -> str | None:
+    def begin(self, memory: Mapped, content: bytes, sizes: Sequence[int]) -> str | None:
         """Copy modules, state and process modes of the first learner.
 
         Returns:
             GPU of this learner, see `gpu_of`.
         """
         # Copy, since the memory is reused.
-        state, config, modes, modules, chosen = deepcopy(self._unpack(*parcel))
+        state, config, modes, modules, chosen = deepcopy(self._unpack(memory, content, sizes))
         learner = self._learner
         learner.change_settings(config)
         if modules is not None:
@@ -132,18 +131,18 @@ class LearnerWorker(Worker):
         gpu = self._learner.device if have_own_gpus else None
         return join(address, self._rank, self._count, self._timeout_s, gpu)
 
-    def update(self, *parcel: Any) -> Statistics | None:
+    def update(self, memory: Mapped, content: bytes, sizes: Sequence[int]) -> Statistics | None:
         """Update and return the statistics of this shard; None if another learner was lost."""
         try:
-            self._learner.update(*self._unpack(*parcel))
+            self._learner.update(*self._unpack(memory, content, sizes))
         except PeersLostError:
             leave()  # Wakes up learners that wait for this one.
             return None
         return self._shard.statistics
 
-    def apply(self, *parcel: Any) -> Any:
+    def apply(self, memory: Mapped, content: bytes, sizes: Sequence[int]) -> object:
         """Return the result of a function called with the learner."""
-        return self._unpack(*parcel)(self._learner)
+        return self._unpack(memory, content, sizes)(self._learner)
 
     def close(self) -> None:
         """Leave the group."""
@@ -313,7 +312,7 @@ def copy_maker(
     return Portable(make, "algorithm")
 
 
-def _on_gpu(make: Callable[..., Any], number: int) -> Any:
+def _on_gpu(make: Callable[..., Result], number: int) -> Result:
     """Create a learner on one of the GPUs visible to this process.
 
     Raises:
@@ -403,7 +402,7 @@ class OtherLearners:
         """The workers; None if they have not been started."""
         return None if self._parcels is None else self._parcels.pool
 
-    def update(self, experience: Any, progress: Progress) -> Statistics:
+    def update(self, experience: object, progress: Progress) -> Statistics:
         """Update all learners, including the first one.
 
         Raises:
@@ -417,7 +416,7 @@ class OtherLearners:
             raise
         return statistics
 
-    def _try_update(self, experience: Any, progress: Progress) -> Statistics | None:
+    def _try_update(self, experience: object, progress: Progress) -> Statistics | None:
         """Update all learners; None if a learner was lost, which leaves all learners unchanged."""
         others = self._start()
         pool = others.pool

@@ -6,7 +6,7 @@ import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,10 @@ from maze_train.core.types import Array, Tensor
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.learner.parallel import Batch, Optimizers, SingleLearner
 from maze_train.spaces.columns import padded
-from maze_train.workers.pool import SharedMemory, WorkerPool
+from maze_train.workers.pool import PrivateMemory, SharedMemory, WorkerPool
+
+Memory: TypeAlias = SharedMemory | PrivateMemory
+Mapped: TypeAlias = SharedMemory | None
 
 
 class PeersLostError(Exception):
@@ -162,10 +165,10 @@ class Parcels:
 
     def __init__(self, pool: WorkerPool) -> None:
         self.pool = pool
-        self._memory: SharedMemory | None = None
+        self._memory: Memory | None = None
         self._have_memory: set[int] = set()
 
-    def send(self, method: str, value: Any) -> None:
+    def send(self, method: str, value: object) -> None:
         """Call a method of all idle workers, without waiting for results.
 
         Args:
@@ -184,11 +187,11 @@ class Parcels:
             self.pool.call(index, method, new, content, sizes)
             self._have_memory.add(index)
 
-    def _with_room_for(self, nbytes: int) -> Any:
+    def _with_room_for(self, nbytes: int) -> Memory:
         """Return the memory, enlarged if it is too small."""
         if self._memory is None or self._memory.nbytes < nbytes:
             self.close()
-            self._memory = self.pool.allocate(max(nbytes, 1))  # type: ignore[assignment]  # the workers live in processes
+            self._memory = self.pool.allocate(max(nbytes, 1))
             self._have_memory.clear()
         return self._memory
 
@@ -202,7 +205,7 @@ class Parcels:
             self._memory.close()
 
 
-def unpack(memory: SharedMemory, content: bytes, sizes: Sequence[int]) -> Any:
+def unpack(memory: Mapped, content: bytes, sizes: Sequence[int]) -> Any:
     """Return the value of a parcel.
 
     Args:
@@ -210,6 +213,7 @@ def unpack(memory: SharedMemory, content: bytes, sizes: Sequence[int]) -> Any:
         content: Pickled value without its arrays.
         sizes: Sizes of the arrays in bytes.
     """
+    assert memory is not None
     view = memoryview(memory.buffer)
     places = zip(_starts(sizes), sizes, strict=True)
     return pickle.loads(content, buffers=[view[start : start + size] for start, size in places])
@@ -220,14 +224,15 @@ def _starts(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(map(padded, sizes))][: len(sizes)]
 
 
-def _packed(value: Any) -> tuple[bytes, list[memoryview]]:
+def _packed(value: object) -> tuple[bytes, list[memoryview]]:
     """Pickle a value; return the bytes without tensors and arrays, and their buffers."""
     import cloudpickle  # Imported here, since only learners in processes need it.
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
-        def reducer_override(self, obj: Any) -> Any:
+        def reducer_override(self, obj: object) -> object:
             is_plain = type(obj) is torch.Tensor and not obj.requires_grad
-            if is_plain and obj.dtype is not torch.bfloat16:  # Not supported by NumPy.
+            # NumPy does not support bfloat16.
+            if type(obj) is torch.Tensor and is_plain and obj.dtype is not torch.bfloat16:
                 return _tensor, (obj.detach().cpu().contiguous().numpy(),)
             return super().reducer_override(obj)
 

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Event, EventInterface, Statistics
@@ -24,7 +24,7 @@ class QueueEvents(EventInterface, prefix="learners"):
 class Job(NamedTuple):
     """Pending update."""
 
-    experience: Any
+    experience: object
     progress: Progress
     size: int
     after: Callable[[], object]
@@ -43,7 +43,7 @@ class UpdateQueue:
     """
 
     def __init__(
-        self, update: Callable[[Any, Progress], Statistics], size: int, drops: bool
+        self, update: Callable[[object, Progress], Statistics], size: int, drops: bool
     ) -> None:
         self.queued = 0
         self._update, self._size, self._drops = update, size, drops
@@ -56,7 +56,7 @@ class UpdateQueue:
         self._thread.start()
 
     def put(
-        self, experience: Any, progress: Progress, size: int, after: Callable[[], object]
+        self, experience: object, progress: Progress, size: int, after: Callable[[], object]
     ) -> Statistics:
         """Queue an update on a copy of the experience.
 

@@ -102,7 +102,8 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         self, module_id: str, batch: BCBatch, statistics: Statistics
     ) -> Tensor:
         """Imitation loss of the minibatch, 0-d."""
-        model: PolicyModel = self.modules[module_id]  # type: ignore[assignment]  # as constructed
+        model = self.modules[module_id]
+        assert isinstance(model, PolicyModel)
         params = model.policy_params(batch.obs)
         own, metrics = _of(self.loss, module_id), _of(self.metrics, module_id)
         loss: Tensor = own(params, batch.actions)

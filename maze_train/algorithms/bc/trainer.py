@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from maze_train.algorithms.bc.data import BatchLoader, TransitionData
 from maze_train.algorithms.bc.learner import BCBatch, BCLoss, ImitationEvents, ImitationMetrics
@@ -16,6 +17,7 @@ from maze_train.core.types import tree_leaves, tree_map
 from maze_train.learner.config import Progress
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import device_of
+from maze_train.nets.policy_model import PolicyModel
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
@@ -120,9 +122,10 @@ class BCValidationEvaluator(Evaluator):
         self._policy = policy
 
     @torch.no_grad()
-    def evaluate(self, policy: Any) -> dict[str, float]:
+    def evaluate(self, policy: nn.Module) -> dict[str, float]:
         """Compute the metrics of a policy."""
         policy = modules_of(policy)[self._policy]
+        assert isinstance(policy, PolicyModel)
         device, statistics, bonus = device_of(policy), Statistics(), 0.0
         for obs, actions in self.data.blocks(BLOCK_NBYTES):
             obs = tree_map(lambda x: x.to(device), obs)
@@ -152,7 +155,7 @@ class JointValidationEvaluator(Evaluator):
     def __init__(self, evaluators: Sequence[BCValidationEvaluator]) -> None:
         self._evaluators = list(evaluators)
 
-    def evaluate(self, policy: Any) -> dict[str, float]:
+    def evaluate(self, policy: nn.Module) -> dict[str, float]:
         """Compute the metrics of all policies."""
         metrics: dict[str, float] = {}
         total, count = 0.0, 0

@@ -60,7 +60,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
 
     def model(self, module_id: str) -> DQNModel:
         """Return a module with its type."""
-        module: Any = self.modules[module_id]
+        module = self.modules[module_id]
         assert isinstance(module, DQNModel)
         return module
 

@@ -157,7 +157,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
 
     def model(self, module_id: str) -> Model:
         """Return a module with its type."""
-        module: Any = self.modules[module_id]
+        module = self.modules[module_id]
         assert isinstance(module, PolicyAndCritics)
         return module  # type: ignore[return-value]  # the model that the settings name
 

@@ -58,9 +58,9 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def check_module(self, module_id: str, module: nn.Module) -> None:
         """Raise if the module cannot be trained by this learner or with its value clipping."""
         super().check_module(module_id, module)
-        head: Any = module.value_head
         value_clip_range = self.config_of(module_id).value_clip_range
-        if value_clip_range > 0 and head.support:
+        is_categorical = isinstance(module, ActorCriticModel) and module.value_head.support
+        if value_clip_range > 0 and is_categorical:
             raise ConfigError(
                 "algorithm.value_clip_range",
                 "value clipping is not supported for a categorical critic (model.value_support); "
