@@ -125,12 +125,13 @@ class Stored(str):
 
         None if the name is allowed, or does not exist (reported when it is located).
         """
-        # Objects created in Python, such as a lambda, have no importable name.
-        if self in self.trust.names or "<" in self:
+        if self in self.trust.names:
             return None
         if self.module:
             is_trusted = is_within(self.module, self.trust.modules)
             return None if is_trusted else ("", self.module.partition(".")[0])
+        if "<" in self:  # The name of an object that was created in Python, such as a lambda.
+            return None
         return _refusal(self.replace(":", "."), self.kind, self.trust.modules)
 
 

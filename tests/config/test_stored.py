@@ -168,6 +168,10 @@ FORGETFUL: dict[str, tuple[dict[str, Any], Callable[[TrainConfig], Any]]] = {
         lambda config: EnvFactory(config.env)(),
     ),
     "an id": ({"env": {"id": "own_marking:E-v0"}}, lambda config: EnvFactory(config.env)()),
+    "an id like the name of an object": (
+        {"env": {"id": "own_marking:<E>"}},
+        lambda config: EnvFactory(config.env)(),
+    ),
     "a vector id": (
         {"env": {"id": "own_marking:E-v0", "backend": "native"}},
         lambda config: build_native(config.env, 1, 1, None),

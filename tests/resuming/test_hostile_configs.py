@@ -92,6 +92,7 @@ PLANTS = [
     Plant("env", {"_target_": "gymnasium.make", "kwargs": {"id": "hostile:Env-v0"}},
           "gymnasium.make"),
     Plant("env.id", "hostile:Env-v0", "hostile:Env-v0", key="same"),
+    Plant("env.id", "hostile:<Env>", "hostile:<Env>", key="same"),
     Plant("env.id", "GymV26Environment-v0", "GymV26Environment-v0", key="same"),
     Plant("env.id", "GymV26Environment", "GymV26Environment", key="same"),
     Plant("env", {"id": "GymV21Environment", "kwargs": {"env_id": "hostile:Env"}},
