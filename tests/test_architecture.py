@@ -50,7 +50,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 MAX_FILE_LINES = 600
 LONG_FILES = {"maze_train/learner/learner.py": 720}
 """Files that hold one class, which untyped helpers would only make harder to read."""
-MAX_TEXTS = 61
+MAX_TEXTS = 62
 
 NAMES_PARTS = (f"{PACKAGE}.algorithms.td3.model",)
 """Modules besides settings that name parts by text: those that fill in a setting."""
@@ -155,15 +155,20 @@ def imported(node: ast.AST, module: Module, known: Mapping[str, Module]) -> Iter
             yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base
 
 
-def runtime_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when a file is imported, without those for type checkers."""
+def runtime_statements(body: list[ast.stmt], *, called: bool = False) -> Iterator[ast.stmt]:
+    """The statements that run when a file is imported, without those for type checkers.
+
+    `called`: also those in functions.
+    """
     for statement in body:
         yield statement
         if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
-            yield from runtime_statements(statement.orelse)
-        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            for name in ("body", "orelse", "finalbody"):
-                yield from runtime_statements(getattr(statement, name, []))
+            yield from runtime_statements(statement.orelse, called=called)
+        elif called or not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+            blocks += [handler.body for handler in getattr(statement, "handlers", [])]
+            for block in blocks:
+                yield from runtime_statements(block, called=called)
 
 
 def edges() -> Iterator[tuple[str, str]]:
@@ -429,6 +434,7 @@ FEATURES = {
         "envs.backends",
         "envs.wrappers",
     ),
+    "stored settings": ("config.stored", "config.reach"),
     "simulators": ("simulators", "envs.simulated", "collect.simulators"),
     "replay and data sets": ("data.replay", "data.trajectories", "data.datasets", "data.minari"),
     "rollouts and videos": (
@@ -451,13 +457,31 @@ def loaded_by_ppo(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return set(found.stdout.splitlines()[-1].split())
 
 
+@pytest.fixture(scope="module")
+def imported_by_ppo() -> set[str]:
+    """Modules of the package that the files of PPO import, also in functions never called.
+
+    Without what `run/assembly.py` imports, which are the optional parts.
+    """
+    optional = f"{PACKAGE}.run.assembly"
+    found = [f"{PACKAGE}.algorithms.ppo.learner", f"{PACKAGE}.run.runner"]
+    for module in (modules()[name] for name in found if name != optional):
+        statements = runtime_statements(module.tree.body, called=True)
+        names = {name for node in statements for name in imported(node, module, modules())}
+        found += sorted((names & modules().keys()).difference(found))
+    return set(found)
+
+
 @pytest.mark.parametrize("feature", FEATURES)
-def test_ppo_loads_no_other_features(feature: str, loaded_by_ppo: set[str]) -> None:
+def test_ppo_loads_no_other_features(
+    feature: str, loaded_by_ppo: set[str], imported_by_ppo: set[str]
+) -> None:
     """Features are passed in by `run/assembly.py`, or named by settings: the core has none."""
     wrong = []
     for name in FEATURES[feature]:
         module = f"{PACKAGE}.{name}"
         assert module in modules(), f"{module} does not exist"
-        wrong += [found for found in loaded_by_ppo if f"{found}.".startswith(f"{module}.")]
+        found = loaded_by_ppo | imported_by_ppo
+        wrong += [other for other in found if f"{other}.".startswith(f"{module}.")]
     assert wrong == []
     assert f"{PACKAGE}.algorithms.ppo.learner" in loaded_by_ppo

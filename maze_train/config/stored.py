@@ -7,8 +7,7 @@ gymnasium of the expected type, or if the user named or trusts it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,26 +15,16 @@ from typing import Any
 import yaml
 
 from maze_train.config.loading import CHOICES, PARTS, load_config, place_of, section_of
+from maze_train.config.named_code import names_in, with_names
 from maze_train.config.reach import check_reach
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import MAX_BYTES, plain_values
-from maze_train.core.conversion import Settings, config_to_dict, convert, hints_of, join
-from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.conversion import convert, hints_of
+from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.names import CONFIG
-from maze_train.core.targets import (
-    OFFERED,
-    TARGET,
-    Given,
-    Stored,
-    Trust,
-    check_trusted,
-    has_no_name,
-    is_within,
-    locate,
-    made_in_python,
-)
+from maze_train.core.targets import Stored, Trust, check_trusted
 
 PARTS_OF_POLICY = (
     *(part for part in PARTS if part.startswith("model.")),
@@ -46,13 +35,6 @@ PARTS_OF_POLICY = (
 
 PARTS_OF_ENV = ("env", "env.wrappers")
 """Components of an environment outside of training."""
-
-REGISTRY = "pettingzoo:"
-"""Prefix of ids that can only select environments of a known package."""
-
-
-ENV_ID = re.compile(r"env\.(id$|kwargs[.\[])")
-"""Settings that are environment ids, or arguments that may contain one."""
 
 
 def read_settings(
@@ -96,12 +78,12 @@ def parsed_settings(
     if is_signed(text):
         return StoredSettings(path, values, own, is_own=True)
     modules: list[str] = convert(trust or [], list[str], "trust")
-    allowed = Trust(str(path), tuple(modules), frozenset(name for _, name, _ in _names_in(own)))
+    allowed = Trust(str(path), tuple(modules), frozenset(name for _, name, _ in names_in(own)))
 
     def stored(key: str, name: str, module: str) -> Stored:
         return Stored(name, allowed, key, PARTS.get(_part_of(key) or "", ""), module)
 
-    return StoredSettings(path, _with_names(values, stored), own)
+    return StoredSettings(path, with_names(values, stored), own)
 
 
 def _problem_of(node: object) -> str:
@@ -178,76 +160,6 @@ def settings_of_run(
         stored = parsed_settings(text, path, config.trust, config)
     stored.check(stored.values, uses)
     return load_config(stored.values)
-
-
-def modules_to_trust(config: TrainConfig) -> list[str]:
-    """Return the modules that another user must trust to resume a run of this configuration."""
-    roots = {
-        (module or path.replace(":", ".")).partition(".")[0]
-        for _, path, module in _names_in(config)
-        if not is_within(path, OFFERED) and not isinstance(path, Given)
-    }
-    return sorted(roots)
-
-
-def given_in_python(config: TrainConfig) -> list[str]:
-    """Return the keys of all targets that were given as Python objects."""
-    return [key for key, path, _ in _names_in(config) if isinstance(path, Given)]
-
-
-def check_given(settings: Mapping[str, Any]) -> None:
-    """Check that all Python objects that the settings refer to are available.
-
-    Raises:
-        ConfigError: If some are missing; lists all of them.
-    """
-    missing = {}
-    for key, path, _ in _names_in(settings):
-        if has_no_name(path):
-            try:
-                locate(path)
-            except ConfigError:
-                missing[key] = path
-    if missing:
-        raise made_in_python(list(missing), *missing.values())
-
-
-def _names_in(node: object) -> list[tuple[str, str, str]]:
-    """Return all importable names in the settings, at any depth, see `_with_names`."""
-    found: list[tuple[str, str, str]] = []
-    _with_names(node, lambda *name: found.append(name))
-    return found
-
-
-def _with_names(node: object, replaced: Callable[[str, str, str], object], key: str = "") -> Any:
-    """Return a copy of the settings in which all importable names are replaced.
-
-    Args:
-        node: The settings.
-        replaced: Called with the key of each name, the name, and the module that an environment id
-            imports (empty for other names); returns the value for the copy.
-        key: Dotted key of `node`.
-    """
-    if isinstance(node, Settings):
-        node = config_to_dict(node)
-    if isinstance(node, Mapping):
-        # Replace dots, so that an id with dots cannot be mistaken for nested keys.
-        keys = {name: join(key, str(name).replace(".", "/")) for name in node}
-        return {name: _with_names(value, replaced, keys[name]) for name, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_with_names(value, replaced, f"{key}[{i}]") for i, value in enumerate(node)]
-    if key.rpartition(".")[2] == TARGET:
-        name = node if node is None or isinstance(node, str) else str(node)
-        return name and replaced(key, name, "")
-    if isinstance(node, str) and ENV_ID.match(key):
-        # Imported here, because gymnasium is slow to import.
-        from maze_train.envs import registered
-
-        is_id = key == "env.id"
-        name = node.removeprefix(REGISTRY) if is_id else node
-        module = (registered.module_of_id if is_id else registered.module_of_argument)(name)
-        return replaced(key, node, module) if module else node
-    return node
 
 
 def _part_of(key: str) -> str | None:

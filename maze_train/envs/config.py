@@ -22,6 +22,9 @@ class EnvConfig(Settings):
     atari_games: ClassVar[str] = "maze_train.envs.atari.AtariGames"
     """Class that preprocesses Atari games; loaded only if the id or `preprocessing` requires it."""
 
+    pettingzoo: ClassVar[str] = "maze_train.envs.pettingzoo.PettingZoo"
+    """Adapter of PettingZoo environments; loaded only if the id or the target requires it."""
+
     id: str | None = None
     """Registered Gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`. `my_module:MyEnv-v0` imports
     the module first. `pettingzoo:classic/tictactoe_v3` selects a PettingZoo environment (extra

@@ -29,6 +29,7 @@ from maze_train.spaces.agents import AGENTS, TEAMS, agent_spaces, partition
 
 if TYPE_CHECKING:
     from maze_train.envs.atari import AtariGames
+    from maze_train.envs.pettingzoo import PettingZoo
 
 
 REWARD_WRAPPERS = (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)
@@ -231,9 +232,8 @@ def _made(config: EnvConfig) -> Env:
     if config.id is None:
         return make_own(config, own_maker(config.target or ""))
     if config.id.startswith("pettingzoo:"):
-        from maze_train.envs.pettingzoo import maker_named  # Rarely needed.
-
-        return make_own(config, maker_named(config.id))
+        adapter: type[PettingZoo] = locate(config.pettingzoo)
+        return make_own(config, adapter.maker_named(config.id))
     return make_registered(config, config.id)
 
 
@@ -285,10 +285,9 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> Env:
 
 def converted(env: Any) -> Any:
     """Convert an environment with another interface to Gymnasium; keep other objects."""
-    if "pettingzoo" in sys.modules:
-        from maze_train.envs.pettingzoo import adapted
-
-        env = adapted(env)
+    adapter = pettingzoo_adapter()
+    if adapter is not None:
+        env = adapter.adapted(env)
     if not isinstance(env, ConvertibleEnv):
         return env
     with closed_on_error([env]):
@@ -303,12 +302,17 @@ def own_maker(target: str) -> Callable[..., Any]:
     """
     key = "env._target_"
     locate(target, key)  # Imports the package of its class.
-    others: tuple[type, ...] = (ConvertibleEnv,)
-    if "pettingzoo" in sys.modules:
-        from maze_train.envs.pettingzoo import kinds
+    adapter = pettingzoo_adapter()
+    others = () if adapter is None else adapter.kinds()
+    return maker_of(target, key, gymnasium.Env, ConvertibleEnv, *others)
 
-        others += kinds()
-    return maker_of(target, key, gymnasium.Env, *others)
+
+def pettingzoo_adapter() -> type[PettingZoo] | None:
+    """Return the adapter of PettingZoo environments; None unless the package is in use."""
+    if "pettingzoo" not in sys.modules:
+        return None
+    adapter: type[PettingZoo] = locate(EnvConfig.pettingzoo)
+    return adapter
 
 
 def wrap(env: Env, node: dict[str, Any], key: str) -> Env:

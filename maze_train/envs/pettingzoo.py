@@ -35,22 +35,53 @@ STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 """Results of the methods of a `ParallelEnv`."""
 
 
-def kinds() -> tuple[type, type]:
-    """Return PettingZoo's base classes `ParallelEnv` and `AECEnv`.
+class PettingZoo:
+    """Adapter of PettingZoo environments; see `EnvConfig.pettingzoo`."""
 
-    Raises:
-        MissingExtraError: If PettingZoo is not installed.
-    """
-    package = import_extra("pettingzoo", EXTRA, "this environment")
-    return package.ParallelEnv, package.AECEnv
+    @staticmethod
+    def kinds() -> tuple[type, type]:
+        """Return PettingZoo's base classes `ParallelEnv` and `AECEnv`.
 
+        Raises:
+            MissingExtraError: If PettingZoo is not installed.
+        """
+        package = import_extra("pettingzoo", EXTRA, "this environment")
+        return package.ParallelEnv, package.AECEnv
 
-def adapted(env: Any) -> Any:
-    """Convert a PettingZoo environment to a `MultiAgentEnv`; return other objects unchanged."""
-    parallel, aec = kinds()
-    if isinstance(env, parallel):
-        return CyclingAgents(env) if is_cycle(env) else ParallelAgents(env)
-    return AlternatingAgents(without_checks(env)) if isinstance(env, aec) else env
+    @staticmethod
+    def adapted(env: Any) -> Any:
+        """Convert a PettingZoo environment to a `MultiAgentEnv`; return other objects unchanged."""
+        parallel, aec = PettingZoo.kinds()
+        if isinstance(env, parallel):
+            return CyclingAgents(env) if is_cycle(env) else ParallelAgents(env)
+        return AlternatingAgents(without_checks(env)) if isinstance(env, aec) else env
+
+    @staticmethod
+    def maker_named(env_id: str) -> Callable[..., Any]:
+        """Return the function that creates an environment; the parallel version is preferred.
+
+        Args:
+            env_id: `pettingzoo:family/name`, such as `pettingzoo:classic/tictactoe_v3`.
+
+        Raises:
+            ConfigError: If there is no such environment, or a required package is missing.
+            MissingExtraError: If PettingZoo or the package of its family is not installed.
+        """
+        name = module_named(env_id)
+        try:
+            with warnings.catch_warnings():
+                # Importing modules is deprecated, but it is the only way to list all names.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                module = importlib.import_module(name)
+        except Exception as error:
+            package, family, *_ = name.split(".")
+            package = MPE if package == MPE else f"pettingzoo[{family}]"
+            problem = (
+                f"importing it failed: {type(error).__name__}: {error}; pip install '{package}'"
+            )
+            raise ConfigError("env.id", problem, env_id) from error
+        maker: Callable[..., Any] = getattr(module, "parallel_env", None) or module.env
+        return maker
 
 
 def without_checks(env: Any) -> Any:
@@ -325,31 +356,6 @@ def by_agent(method: str, result: Any, names: Sequence[str]) -> tuple[Mapping[st
     for name, value in zip(names, result, strict=True):
         check_mapping(f"{name} of {method}()", value)
     return result
-
-
-def maker_named(env_id: str) -> Callable[..., Any]:
-    """Return the function that creates an environment; the parallel version is preferred.
-
-    Args:
-        env_id: `pettingzoo:family/name`, such as `pettingzoo:classic/tictactoe_v3`.
-
-    Raises:
-        ConfigError: If there is no such environment, or a required package is missing.
-        MissingExtraError: If PettingZoo or the package of its family is not installed.
-    """
-    name = module_named(env_id)
-    try:
-        with warnings.catch_warnings():
-            # Importing modules is deprecated, but it is the only way to list all names.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            module = importlib.import_module(name)
-    except Exception as error:
-        package, family, *_ = name.split(".")
-        package = MPE if package == MPE else f"pettingzoo[{family}]"
-        problem = f"importing it failed: {type(error).__name__}: {error}; pip install '{package}'"
-        raise ConfigError("env.id", problem, env_id) from error
-    maker: Callable[..., Any] = getattr(module, "parallel_env", None) or module.env
-    return maker
 
 
 def module_named(env_id: str) -> str:

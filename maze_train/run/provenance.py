@@ -17,7 +17,7 @@ from typing import TypedDict
 
 import torch
 
-from maze_train.config.stored import modules_to_trust
+from maze_train.config.named_code import modules_to_trust
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.files import atomic_write, read_regular
 from maze_train.core.notices import warn

@@ -12,6 +12,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import PARTS, load_config, named_option, nested_values
+from maze_train.config.named_code import check_given, given_in_python, modules_to_trust
 from maze_train.config.results import (
     content_digest,
     digests_of_run,
@@ -21,13 +22,7 @@ from maze_train.config.results import (
     texts_of,
 )
 from maze_train.config.signature import is_signed
-from maze_train.config.stored import (
-    check_given,
-    given_in_python,
-    modules_to_trust,
-    read_settings,
-    settings_of_run,
-)
+from maze_train.config.stored import read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
 from maze_train.config.writing import config_text
 from maze_train.core.checks import absolute_path

@@ -14,7 +14,8 @@ import yaml
 
 from maze_train import ConfigError, load_config
 from maze_train.config.loading import merged
-from maze_train.config.stored import PARTS, modules_to_trust, parsed_settings, read_settings
+from maze_train.config.named_code import modules_to_trust
+from maze_train.config.stored import PARTS, parsed_settings, read_settings
 from maze_train.config.writing import config_text, write_config
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.targets import Given, build_targets

@@ -14,7 +14,7 @@ from toy_envs import assert_equal_steps, here
 from maze_train import EnvConfig, EnvFactory, JointEnv
 from maze_train.config.plugins import is_registered
 from maze_train.core.errors import ConfigError, EnvError
-from maze_train.envs.pettingzoo import CyclingAgents, ParallelAgents, adapted, installed
+from maze_train.envs.pettingzoo import CyclingAgents, ParallelAgents, PettingZoo, installed
 
 pettingzoo = pytest.importorskip("pettingzoo")
 
@@ -286,7 +286,7 @@ def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
     for package in ("mpe2", "Box2D"):
         pytest.importorskip(package)
     ours, theirs = (pettingzoo.utils.aec_to_parallel(make()) for _ in range(2))
-    ours, theirs = adapted(ours), ParallelAgents(theirs)
+    ours, theirs = PettingZoo.adapted(ours), ParallelAgents(theirs)
     assert type(ours) is CyclingAgents
     living: list[Any] = []
     for seed in (1, 2, 3):
@@ -300,7 +300,7 @@ def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
     assert len(living) >= 9
     assert (len({len(agents) for agents in living}) > 1) is (make is falling)
     wrapped = pettingzoo.utils.BaseWrapper(make())
-    assert type(adapted(pettingzoo.utils.aec_to_parallel(wrapped))) is ParallelAgents
+    assert type(PettingZoo.adapted(pettingzoo.utils.aec_to_parallel(wrapped))) is ParallelAgents
 
 
 @pytest.mark.parametrize("keeps", [False, True])
