@@ -257,7 +257,7 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
 
 
 def roll_out(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
-    """Play episodes with a policy, or with each of those that a pattern in `run` matches."""
+    """Play episodes with a policy, or with each policy that a pattern in `run` matches."""
     if values.get("output_dir") is None:
         values["output_dir"] = directory
     run = values.get("run")

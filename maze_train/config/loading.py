@@ -286,7 +286,7 @@ def named_option(
     Args:
         group: The group.
         name: Name of the option; a preset selects options of other groups.
-        given: Options that the user selected, by group; they replace those of a preset.
+        given: Options that the user selected, by group; they replace the options of a preset.
 
     Raises:
         ConfigError: If there is no such option.

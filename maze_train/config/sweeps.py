@@ -349,7 +349,7 @@ def work_in_process(
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     job = sent.value
     make_folders(job.log.parent)
-    # Line-buffered, so that it can be followed; appended, because a resumed job has a log already.
+    # Line-buffered, so that it can be followed; appended, because a resumed job already has a log.
     log = open_own(job.log, os.O_WRONLY | os.O_APPEND)
     sys.stdout = sys.stderr = os.fdopen(log, "a", encoding="utf-8", buffering=1)
     for descriptor in (1, 2):

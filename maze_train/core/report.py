@@ -71,7 +71,7 @@ def text_table(
     Args:
         rows: Texts by column; the first row has all columns.
         most: Maximum number of rows, None: no limit; a last line states how many were omitted.
-        file: File that contains all rows, for this line.
+        file: File that contains all rows, named in the last line.
     """
     if not rows:
         return []

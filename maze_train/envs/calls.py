@@ -75,7 +75,8 @@ class EnvCall:
             may_draw: Whether the call may draw from random generators of the environment.
 
         Raises:
-            ConfigError: If the environment has no such method or attribute, or the call draws.
+            ConfigError: If the environment has no such method or attribute, or the call draws
+                random values.
         """
         layers = list(layers_of(env))
         owner = next((layer for layer in layers if self._is_in(layer)), None)

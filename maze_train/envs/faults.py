@@ -124,7 +124,7 @@ def episode_fault(number: int, step: int, seed: int, error: BaseException) -> st
         error: The exception.
 
     Raises:
-        KeyboardInterrupt: The error itself, if it is one.
+        KeyboardInterrupt: If `error` is a KeyboardInterrupt.
     """
     when = f"at step {step}" if step else "in the reset"
     return f"environment {number} failed {when} of the episode with seed {seed}: {explained(error)}"

@@ -195,7 +195,7 @@ def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> 
     """Return the error for a registered environment that Gymnasium could not create.
 
     Raises:
-        KeyboardInterrupt: The error itself, if it is one.
+        KeyboardInterrupt: If the error is a KeyboardInterrupt.
     """
     missing = missing_package(env_id) if isinstance(error, UnregisteredEnv) else None
     if missing is not None:
@@ -246,7 +246,7 @@ def build_failure(
         make: The class or function that was called, to list its arguments; None if unknown.
 
     Raises:
-        KeyboardInterrupt: The error itself, if it is one.
+        KeyboardInterrupt: If the error is a KeyboardInterrupt.
     """
     if isinstance(error, TypeError) and is_of_call(error, config.kwargs):
         text = refusal(make, error, "env.kwargs.{}=<value>") if make else str(error)

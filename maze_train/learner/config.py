@@ -315,7 +315,7 @@ class Freeze(Settings):
 
 @dataclass(kw_only=True)
 class OptimizerSettings(Settings):
-    """Settings that every learner has; `GradientSettings` adds those of gradient-based learners."""
+    """Settings that every learner has; `GradientSettings` adds settings of gradient-based learners."""
 
     module_settings: ClassVar[tuple[str, ...]] = ("lr", "optimizer", "max_grad_norm")
     """Additional settings that can be overridden per module."""
@@ -353,7 +353,7 @@ class OptimizerSettings(Settings):
 
         Args:
             module_id: ID of the module.
-            overrides: Settings of this module; None: those in the configuration, if any.
+            overrides: Settings of this module; None: the overrides in the configuration, if any.
 
         Raises:
             ConfigError: If a setting is unknown, cannot be set per module, or has an invalid value.
@@ -441,6 +441,6 @@ class GradientSettings(OptimizerSettings):
         return self
 
     def for_module(self, module_id: str, overrides: Mapping[str, Any] | None = None) -> Self:
-        """Return the settings of a module; None selects those in `overrides`."""
+        """Return the settings of a module; None selects the settings in `overrides`."""
         own = self.overrides.get(module_id, {}) if overrides is None else overrides
         return replace(self, overrides={})._with_overrides(module_id, own)

@@ -220,7 +220,7 @@ class LearnerModules(dict[str, nn.Module]):
             if isinstance(setting, Schedule):
                 key = module_id, name
                 if key not in self._values:
-                    # With float64, products with vectors equal those with Python numbers.
+                    # In float64, products with vectors match the use of Python numbers.
                     zero = torch.zeros((), dtype=torch.float64, device=self._device)
                     self._values[key] = zero
                 self._values[key].fill_(scheduled_value(setting, self._progress))

@@ -164,7 +164,7 @@ class ModuleOptimizer:
         self._adapted = self._adapted.to(device)
         is_changing = self.scheduler is not None or isinstance(self.lr, Schedule)
         if is_changing and takes_tensors(optimizer) and not self.rates:
-            # With float64, steps equal those with Python numbers; kernels of GPUs need float32.
+            # In float64, steps match the use of Python numbers; kernels of GPUs need float32.
             dtype = torch.float64 if device.type == "cpu" else torch.float32
             count = len(optimizer.param_groups)
             self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in range(count)]

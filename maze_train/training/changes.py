@@ -77,7 +77,7 @@ class ChangedSettings:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings that may change as they were given, and the changed ones."""
+        """Return the given values of settings that may change, and the changed ones."""
         current = changeable(self.current)
         changed = {name: current[name] for name in self._changed if name in current}
         return {"given": changeable(self._given), "changed": changed}

@@ -151,7 +151,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def signal_of(error: BaseException) -> int:
-    """Return the signal behind an error; SIGTERM for one that no signal caused."""
+    """Return the signal that caused an error, or SIGTERM if there was none."""
     if isinstance(error, Interrupted):
         return error.number
     return signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
