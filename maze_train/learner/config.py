@@ -315,7 +315,7 @@ class Freeze(Settings):
 
 @dataclass(kw_only=True)
 class OptimizerSettings(Settings):
-    """Settings that every learner has; `GradientSettings` adds settings of gradient-based learners."""
+    """Settings of every learner; `GradientSettings` adds settings of gradient-based learners."""
 
     module_settings: ClassVar[tuple[str, ...]] = ("lr", "optimizer", "max_grad_norm")
     """Additional settings that can be overridden per module."""

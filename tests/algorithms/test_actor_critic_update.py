@@ -146,7 +146,7 @@ def test_own_networks_get_the_same_update(net, role):
 
 @EVERY
 def test_illegal_actions_have_no_part(algorithm):
-    """With masks, log-probabilities and entropies are those of the legal actions."""
+    """With masks, log-probabilities and entropies match the legal actions."""
     space = spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)})
     model, rollout = (make(space, spaces.Discrete(3)) for make in (make_model, make_rollout))
     masks = normal(T + 1, B, 3) > 0

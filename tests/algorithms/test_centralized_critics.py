@@ -59,7 +59,7 @@ def joint_model(**settings: Any) -> Any:
     "settings", [{"critic_hidden_sizes": [7]}, {"critic": {TARGET: Given(Sum)}}]
 )
 def test_a_critic_has_layers_of_its_own_beside_a_memory(settings: dict[str, Any]) -> None:
-    """The memory and its trunk are those of the policy."""
+    """The memory and its trunk match the policy."""
     joint = joint_model(rnn=RecurrentConfig(size=5), hidden_sizes=[4], **settings)
     model = joint.by_policy["default"]
     sizes = {len(value) for value in model.critic.parameters()}

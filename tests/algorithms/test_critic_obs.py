@@ -128,7 +128,7 @@ def build_space() -> Any:
 
 
 def test_each_agent_has_its_own() -> None:
-    """Keys are those of the observations of the agent."""
+    """Keys match the observations of the agent."""
     several = AgentSpaces({"a": SEEN, "b": SEEN}, dict.fromkeys("ab", spaces.Discrete(2)))
     config = ModelConfig(hidden_sizes=[8], critic_obs=["known"])
     joint: Any = build_joint_model(build_actor_critic, config, several, {}, 0)

@@ -85,7 +85,7 @@ def test_losses_and_weights_equal_those_of_the_learner(example):
 
 
 def test_the_example_trains(example, capsys):
-    """Two updates of a short run print one line each; the return is that of ended episodes."""
+    """Two updates of a short run print one line each; the return matches ended episodes."""
     agent, curve = example.train(example.Args(total_steps=512, num_envs=4, num_steps=64))
     assert isinstance(agent, example.Agent)
     assert len(curve) == 2

@@ -184,7 +184,7 @@ def test_the_environment_gets_clipped_actions_and_storage_keeps_the_sample():
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_restored_collectors_continue(fresh):
-    """Rollouts and episodes are those of the collector whose state it was, bit for bit."""
+    """Rollouts and episodes match the collector whose state it was, bit for bit."""
     first, model = make_collector()
     for _ in range(3):
         first.collect_steps(model)
@@ -278,7 +278,7 @@ def test_what_is_done_meanwhile_is_done_in_the_last_step():
 @pytest.mark.parametrize("vector", VECTORS)
 @pytest.mark.parametrize("memory", [None, RecurrentConfig(cell="gru", size=4)])
 def test_learning_meanwhile_changes_the_next_rollout_alone(vector, memory):
-    """A rollout is that of the weights before, bit for bit; the next one has the new weights."""
+    """A rollout matches the weights before, bit for bit; the next one has the new weights."""
 
     def rollouts(learn_meanwhile):
         env = vector([ActorEnv] * B)

@@ -58,7 +58,7 @@ every_case = pytest.mark.parametrize("case", everyday(len(OFTEN), dict.fromkeys(
 
 
 def assert_slow(found, make, model, settings=PLAIN, *, exactly=True, var_rel=1e-12):
-    """Results are those of the slow loop, which are returned."""
+    """Results match the slow loop; they are returned."""
     slow = slow_members(make, model, make_table(), settings, sorted(found), 2, SIGMA)
     rel = 1e-12 if exactly else 1e-4
     for member, expected in slow.items():
@@ -87,7 +87,7 @@ def assert_slow(found, make, model, settings=PLAIN, *, exactly=True, var_rel=1e-
 
 @every_case
 def test_members_do_what_a_plain_loop_does(case):
-    """Returns, lengths, successes and moments of observations are those of the slow reference.
+    """Returns, lengths, successes and moments of observations match the slow reference.
 
     However many environments, in whatever order, with whomever: results are the same to the bit.
     """
@@ -159,7 +159,7 @@ def test_lost_members(where):
 
 
 def test_raw_returns():
-    """Members are judged by the rewards that they get; what is reported are those of the game."""
+    """Fitness uses the training rewards; reported returns are raw."""
 
     def make():
         return TransformReward(MonitoringWrapper(WalkEnv()), lambda reward: -2.0 * reward)

@@ -174,7 +174,7 @@ def check_replay(make, trajectory):
 
 
 def compare(value, tree, t):
-    """A flat observation is that of step t."""
+    """A flat observation matches step t."""
     found = leaves_by_key(value)
     assert found.keys() == leaves_by_key(tree).keys()
     for key, part in found.items():

@@ -120,7 +120,7 @@ def test_what_is_rendered() -> None:
 
 
 def test_the_environment_of_a_run(run: Path) -> None:
-    """Without `env` it is that of the run, of a saved policy as well."""
+    """Without `env` it matches the run, of a saved policy as well."""
     expected = EnvConfig(
         id="Maze-v0", kwargs=STORED["kwargs"], wrappers=[WRAPPER], max_episode_steps=40
     )

@@ -218,7 +218,7 @@ def test_every_sample_is_one_of_the_reference(lengths, ends, **case):
 @settings(max_examples=40, deadline=None)
 @given(interrupts=st.lists(st.booleans(), min_size=1, max_size=40), **CASE)
 def test_single_transitions_are_relabelled_too(interrupts, **case):
-    """Steps of a lone environment, where the last observation is that of the transition."""
+    """Steps of a lone environment, where the last observation matches the transition."""
     buffer, reference, stream = make(stream={"kinds": ("truncated",)}, **case)
     for interrupt in interrupts:
         if interrupt and len(buffer):
@@ -274,7 +274,7 @@ def test_priorities_choose_what_gets_a_goal():
 
 
 def test_no_goal_is_changed_if_none_is_asked_for():
-    """K = 0: samples are those of the reference without hindsight."""
+    """K = 0: samples match the reference without hindsight."""
     buffer, reference, stream = make(30, 2, relabelled_per_original=0)
     for _ in added(buffer, reference, stream, [50]):
         assert (buffer.sample_batch(500).obs["desired_goal"] < 0).all()

@@ -32,7 +32,7 @@ def test_each_sample_appears_exactly_once(num_samples, batch_size, seed):
 
 @given(st.integers(1, 200), st.data())
 def test_minibatches_by_count(num_samples, data):
-    """As many as asked for, whose sizes differ by one at most; the order is that of other sizes."""
+    """As many as asked for, whose sizes differ by one at most; the order matches other sizes."""
     count = data.draw(st.integers(1, num_samples))
     pieces = a_pass(seeded(3), num_samples, 7, count)
     sizes = [len(piece) for piece in pieces]

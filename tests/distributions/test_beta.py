@@ -47,7 +47,7 @@ def test_parameters_start_flat_and_stay_unimodal() -> None:
 
 @pytest.mark.parametrize("excess", [(1e-6, 1e-6), (30.0, 1e-3)])
 def test_moments_and_distribution_of_samples(excess: tuple[float, float]) -> None:
-    """Mean, variance and deciles of 100,000 samples are those of the Beta distribution."""
+    """Mean, variance and deciles of 100,000 samples match the Beta distribution."""
     family, count = Beta(Box(0.0, 1.0, (1,), dtype=np.float64)), 100_000
     noise = family.draw_noise((count,), torch.Generator().manual_seed(0))
     x = family.sample(raw(*excess).expand(count, 2), noise)[:, 0]

@@ -66,7 +66,7 @@ def test_half_precision_padding_is_finite() -> None:
 def test_illegal_choices_add_nothing(
     family: Distribution, legal: list[list[int]], log_counts: list[int], dtype: torch.dtype
 ) -> None:
-    """Values, gradients and the largest entropy are those of the legal actions alone."""
+    """Values, gradients and the largest entropy match the legal actions alone."""
     is_legal = torch.tensor(legal, dtype=torch.bool)
     logits = torch.linspace(-1, 1, is_legal.numel(), dtype=dtype).reshape(is_legal.shape)
     params = torch.where(is_legal, logits, impossible_logit(dtype))
@@ -107,7 +107,7 @@ def test_nothing_legal_is_no_choice() -> None:
 def test_a_choice_of_probability_zero_adds_nothing(
     family: Distribution, params: list[list[float]]
 ) -> None:
-    """With infinite logits all values and gradients are those of large finite ones."""
+    """With infinite logits all values and gradients match large finite ones."""
     actions = family.mode(torch.tensor(params))
 
     def results(params: torch.Tensor) -> list[torch.Tensor]:

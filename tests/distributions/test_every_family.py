@@ -121,7 +121,7 @@ def test_entropy_and_kl_are_expectations(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients(case: str) -> None:
-    """All gradients are the numerical ones; values computed together are those of the methods."""
+    """All gradients are the numerical ones; values computed together match the methods."""
     family, _ = build(case)
     params = randn(6, family.param_size)
     actions = draw(family, params)

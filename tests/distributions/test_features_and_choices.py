@@ -27,7 +27,7 @@ def test_features_are_the_environments_actions_scaled(case: str) -> None:
 def test_reparameterized_is_the_sample_that_a_critic_reads(
     case: str, batch: tuple[int, ...]
 ) -> None:
-    """Features and log-densities are those of `sample`, scaled, for any leading dimensions."""
+    """Features and log-densities match `sample`, scaled, for any leading dimensions."""
     family, space = build(case)
     params = 2 * randn(*batch, family.param_size)
     noise = family.draw_noise(batch, torch.Generator().manual_seed(1)).double()

@@ -39,14 +39,14 @@ def own_params(params: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def test_sizes_are_sums_and_free_params_come_last() -> None:
-    """Sizes add up, and the start of the free parameters is that of the parts in order."""
+    """Sizes add up, and the start of the free parameters matches the parts in order."""
     joint = make()
     assert (joint.param_size, joint.noise_size, joint.free_param_size) == (17, 2 + 3 + 1 + 1 + 6, 3)
     assert joint.initial_free_params().tolist() == [-1.0, -1.0, 0.5]
 
 
 def test_values_are_the_sums_over_parts() -> None:
-    """Samples and modes are those of the parts, by slices of params and noise."""
+    """Samples and modes match the parts, by slices of params and noise."""
     joint, p, q = make(), randn(4, 3, 17), randn(4, 3, 17, seed=1)
     noise = joint.draw_noise((4, 3), torch.Generator().manual_seed(0))
     assert torch.equal(noise, joint.draw_noise((4, 3), torch.Generator().manual_seed(0)))

@@ -65,7 +65,7 @@ def pieces(
 @pytest.mark.parametrize("case", CASES)
 @sweep("n", [5, 0])
 def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
-    """Fields are those of the parts, in their order, with their gradients; entropies as well.
+    """Fields match the parts, in their order, with their gradients; entropies as well.
 
     Stored actions have the same features, and the choices that have their probability.
     """

@@ -84,7 +84,7 @@ def test_actions_on_the_bounds_are_not_inverted() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(-3.0, 1.0), (0.0, 100.0)])
 def test_what_critics_read_does_not_depend_on_the_bounds(low: float, high: float) -> None:
-    """Features, log-densities and gradients are those of [-1, 1], bit by bit."""
+    """Features, log-densities and gradients match [-1, 1], bit by bit."""
     family, unit = (SquashedGaussian(Box(a, b, (3,))) for a, b in [(low, high), (-1.0, 1.0)])
     params, noise = randn(9, 6), randn(9, 3, seed=1)
     f, g = randn(9, 3, seed=2), randn(9, seed=3)

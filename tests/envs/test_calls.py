@@ -162,7 +162,7 @@ def test_new_episodes_begin_with_all_calls() -> None:
 @FORKS
 @pytest.mark.parametrize("dies", ["in a step", "in a call", "in a first call", "in a reset"])
 def test_restarted_workers_repeat_calls(dies: str, tmp_path: Path) -> None:
-    """Whenever a worker dies: all numbers are those of one process."""
+    """Results match a single process whenever a worker dies."""
     marker = str(tmp_path / "died") if dies != "in a step" else ""
     rng = np.random.default_rng(1)
     first = [EnvCall("set_level", [3 * (dies == "in a first call")]), sets("size", 0.5)]

@@ -243,7 +243,7 @@ def named(name: str, **kwargs: Any) -> EnvFactory:
 
 @pytest.mark.parametrize("name", ["", BOARDS[0], *everyday(0, [*BOARDS[1:], *CARDS])])
 def test_turns_say_what_pettingzoo_says(name: str) -> None:
-    """Observations, rewards between two turns, and ends of each agent are those of `agent_iter`."""
+    """Observations, rewards between two turns, and ends of each agent match `agent_iter`."""
     ours = named(name)() if name else EnvFactory.from_any(Rounds)()
     theirs = importlib.import_module(f"pettingzoo.{name.replace('/', '.')}").env if name else Rounds
     assert isinstance(ours, JointEnv)
@@ -282,7 +282,7 @@ def spread() -> Any:
 
 @pytest.mark.parametrize("make", [lambda: Circle(has_masks=False), spread, falling])
 def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
-    """They are those of its conversion, which is gone round; wrappers of others stay in use."""
+    """Turns match the conversion of PettingZoo, which is bypassed; other wrappers stay in use."""
     for package in ("mpe2", "Box2D"):
         pytest.importorskip(package)
     ours, theirs = (pettingzoo.utils.aec_to_parallel(make()) for _ in range(2))

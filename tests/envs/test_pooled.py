@@ -67,7 +67,7 @@ def spread(n, method="fork"):
 )
 @sweep("case", [("CartPole-v1",) * 2, (AwkwardEnv, CountingEnv), (SpoiltEnv, SpoiltEnv)])
 def test_processes_change_no_number(make, case):
-    """Every number and every info is that of gymnasium's SyncVectorEnv in SAME_STEP mode.
+    """Every number and every info matches gymnasium's SyncVectorEnv in SAME_STEP mode.
 
     So are the seeds of episodes, and last observations of an environment that reuses its memory.
     """

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_file_is_left"), FORK
 @pytest.mark.parametrize("start_method", everyday(1, START_METHODS))
 @sweep("between_halves", [False, True])
 def test_killed_workers_change_no_number(between_halves, start_method):
-    """Workers are killed at random times; all numbers are those of an undisturbed run."""
+    """Workers are killed at random times; results match an undisturbed run."""
     rng = np.random.default_rng(5)
     factories = [EnvFactory.from_any(NestedEnv)] * 5
     with here(factories) as one, restarted(factories, start_method=start_method) as many:

@@ -420,7 +420,7 @@ def test_images_are_shrunk_to_means(shape, axes):
 
 
 def test_entries_are_left_in_the_given_order():
-    """Values, bounds and dtype are those of the entries."""
+    """Values, bounds and dtype match the entries."""
     plain, env = gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1")
     selected = SelectEntriesWrapper(env, [2, 0])
     obs, _ = plain.reset(seed=3)

@@ -1,4 +1,4 @@
-"""Utilities and gradients of evolution strategies are those of the paper, and lead uphill."""
+"""Utilities and gradients of evolution strategies match the paper, and lead uphill."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_clip_fraction_counts_ratios_outside_of_the_band() -> None:
 @sweep("delta", [math.inf, 1.0, 0.3])
 @sweep("choices", [(), (3, 2)])
 def test_critic_loss(choices: tuple[int, ...], delta: float, weighted: bool) -> None:
-    """Loss, gradient and errors are those of loops over critics, samples and choices."""
+    """Loss, gradient and errors match loops over critics, samples and choices."""
     n, size = 5, 3
     q, targets = samples(size, n, sum(choices) or 1).requires_grad_(), samples(n)
     generator = torch.Generator().manual_seed(0)

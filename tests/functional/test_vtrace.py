@@ -304,7 +304,7 @@ def test_from_logits_is_from_importance_weights(name: str) -> None:
 
 
 def test_parameters_by_part() -> None:
-    """Mappings by part give log-probabilities by part, whose weights are those of the whole."""
+    """Mappings by part give log-probabilities by part, whose weights match the whole."""
     joint, behaviour, target, actions = make_policies("dict")
     mu, pi = (dict(zip(joint.parts, joint.split(p), strict=True)) for p in (behaviour, target))
     _, discounts, rewards, values, next_values, _ = tensors(make_steps((6, 3), seed=12))

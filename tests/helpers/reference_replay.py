@@ -306,7 +306,7 @@ def everything(buffer):
 
 
 def assert_equal_to(found, expected):
-    """Transitions are those of a reference; after terminal steps any observation is right."""
+    """Transitions match a reference; after terminal steps any observation is right."""
     assert len(found.indices) == len(expected)
     for i, (obs, action, reward, discount, next_obs) in enumerate(expected):
         assert_same_leaves(found.obs, i, obs)

@@ -271,7 +271,7 @@ def test_groups_have_settings_of_their_own() -> None:
 
 
 def test_closure_is_evaluated_with_gradients() -> None:
-    """Its loss is returned, and the gradients that it makes are those of the step."""
+    """Its loss is returned, and the gradients that it makes match the step."""
     param = nn.Parameter(torch.tensor([2.0]))
     optimizer = SGD([param], lr=0.1, momentum=0.0)
 

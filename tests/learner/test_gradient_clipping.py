@@ -37,7 +37,7 @@ def total_norm(grads):
 @pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
 def test_equals_the_functions_of_torch(by, bound):
-    """Each mode is that of torch.nn.utils; the norm before clipping is returned."""
+    """Each mode matches torch.nn.utils; the norm before clipping is returned."""
     ours = gradients()
     params = as_params(ours)
     if by == "global_norm":

@@ -223,7 +223,7 @@ def test_layers_compute_in_the_type_of_autocast(name):
 
 
 def test_overflows_lower_the_scale_where_gradients_are_zeroed_too():
-    """What a smaller scale mends is not set to 0: the steps are those of `skip`."""
+    """What a smaller scale mends is not set to 0: the steps match `skip`."""
     learners = {}
     for how in ("skip", "zero"):
         learners[how] = learner = LineLearner(

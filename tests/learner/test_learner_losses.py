@@ -48,7 +48,7 @@ def updated(learner, **experience):
 
 @pytest.mark.parametrize("module_id", ["default", "a"])
 def test_terms_are_summed_and_reported(module_id):
-    """The step is that of the sum; each term is a mean over minibatches, with the module's id."""
+    """The step matches the sum; each term is a mean over minibatches, with the module's id."""
     module = make_module()
     learner = InTerms({module_id: module}, batch_size=10, optimizer={"_target_": "torch.optim.SGD"})
     data, twin = make_data(), make_module()

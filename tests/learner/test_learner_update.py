@@ -38,7 +38,7 @@ def test_calls_come_in_the_order_of_the_contract():
 
 
 def test_an_update_is_plain_gradient_descent():
-    """Weights, norm and number of steps are those of a loop written with torch alone."""
+    """Weights, norm and number of steps match a loop written with torch alone."""
     learner = LineLearner(make_module(), max_grad_norm=0.5, lr=0.05, seed=3)
     net, data = make_module(), make_data()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05, eps=1e-5)

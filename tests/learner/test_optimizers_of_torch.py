@@ -69,7 +69,7 @@ def assert_close(ours, theirs):
 
 @pytest.mark.parametrize("node", SCHEDULERS, ids=lambda node: node["_target_"].rpartition(".")[2])
 def test_a_scheduler_of_torch_is_called_after_each_update(node):
-    """Rates and steps are those of PyTorch; with a factor, the rate of its part is multiplied."""
+    """Rates and steps match PyTorch; with a factor, the rate of its part is multiplied."""
     learner = LineLearner(make_module(), batch_size=10, lr_scheduler=node)
     net, rates = reference(lambda params, lr: torch.optim.Adam(params, lr, eps=1e-5), 6, node)
     assert train(learner) == pytest.approx(rates, rel=1e-12)

@@ -36,7 +36,7 @@ class Updates:
         return statistics
 
     def put(self, number, size=1):
-        """Give experience whose number is that of the update."""
+        """Give experience whose number matches the update."""
         return self.queue.put(
             torch.tensor(number), Progress(updates=number), size, lambda: self.done.append("after")
         )

@@ -1,4 +1,4 @@
-"""Networks computed together are those of linear layers, one after the other."""
+"""Networks computed together match linear layers, one after the other."""
 
 from __future__ import annotations
 

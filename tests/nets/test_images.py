@@ -199,7 +199,7 @@ def test_no_observations(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_are_the_whole(kind, monkeypatch):
-    """Features and gradients of many images are those of all parts together."""
+    """Features and gradients of many images match all parts together."""
     space = space_of(9, 8, 3)
     encoder = encoder_of(space, kind).double()
     obs = bytes_for(space, 11)

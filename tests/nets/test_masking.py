@@ -81,7 +81,7 @@ def test_illegal_actions_are_never_sampled(scale):
     ],
 )
 def test_equals_the_distribution_over_the_legal_actions(space, legal):
-    """log_prob, entropy, KL and mode are those of families that know the legal actions only."""
+    """log_prob, entropy, KL and mode match families that know the legal actions only."""
     size = int(np.sum(getattr(space, "nvec", 6)))
     mask, p, q = torch.zeros(size), randn(7, size, scale=2), randn(7, size, seed=1)
     log_prob = entropy = kl = 0.0

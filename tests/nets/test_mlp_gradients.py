@@ -1,4 +1,4 @@
-"""Gradients of template networks by hand are those of autograd."""
+"""Gradients of template networks by hand match autograd."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def slow_step(cell, weights, x, state):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_step_follows_the_equations(cell):
-    """Features and new states are those of the papers; a state is h (and c), layer by layer."""
+    """Features and new states match the papers; a state is h (and c), layer by layer."""
     memory = make_memory(cell)
     x, state, _, _ = make_data(memory)
     features, new_state = memory.step(x[0], state)

@@ -223,7 +223,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, 
 
 
 def test_a_trial_is_continued(tmp_path):
-    """The settings of `fast_dev_run` are those of the run."""
+    """The settings of `fast_dev_run` match the run."""
     for _ in range(2):
         assert start(tmp_path / "run", resume="auto", **{"runner.fast_dev_run": True})
 

@@ -77,7 +77,7 @@ def test_every_kind_of_action(tmp_path, action):
 
 
 def test_without_an_environment_the_validation_loss_selects(tmp_path, cartpole):
-    """No rollouts; the smallest loss wins; spaces are those of the data."""
+    """No rollouts; the smallest loss wins; spaces match the data."""
     result = start(tmp_path / "run", cartpole)
     rows = read_metrics(tmp_path / "run")
     assert not [name for name in rows[-1] if name.startswith("eval/")]
@@ -165,7 +165,7 @@ def test_balanced_classes_reach_the_loss(tmp_path):
 
 
 def test_estimated_statistics_are_frozen(tmp_path, cartpole):
-    """They are those of the training data, and part of the policy."""
+    """They match the training data, and part of the policy."""
     result = start(tmp_path / "run", cartpole, **{"model.normalization.mode": "estimated"})
     normalizer = result.policy.model.normalizer
     assert bool(normalizer.frozen)

@@ -74,7 +74,7 @@ def turns_of(episode: Trajectory, agents: list[int]) -> int:
 
 
 def test_each_policy_learns_from_the_turns_of_its_agents() -> None:
-    """Steps and the losses of validation are those of a loop over episodes, steps and agents."""
+    """Steps and the losses of validation match a loop over episodes, steps and agents."""
     run("run", **{"algorithm.n_epochs": 1, "model.normalization.mode": "running"})
     dataset = open_dataset("data/trajectories")
     training, validation = split_episodes(len(dataset), 20, Seeds(1).integer("validation"))
@@ -136,7 +136,7 @@ def test_a_clone_acts_as_those_who_were_recorded() -> None:
     ids=["own", "frozen", "not chosen"],
 )
 def test_policies_that_do_not_learn(other: dict[str, Any]) -> None:
-    """They play in evaluations; losses are those of the others, of which one may select."""
+    """They play in evaluations; losses match the others, of which one may select."""
     result = run("run", **other, **{"evaluation.metric": "validation/players/loss"})
     names = numbers("run")
     assert not [name for name in names if "judge" in name]

@@ -112,7 +112,7 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, case):
     "case", everyday(1, ["ppo", "es, normalised", "sac", "impala, replay", "bc"])
 )
 def test_a_signal_at_any_update(tmp_path, monkeypatch, case):
-    """The checkpoint is that of the update before, also within an epoch or iteration."""
+    """The checkpoint matches the update before, also within an epoch or iteration."""
     check, calls, stop_at = Interruption.check, [], -1
 
     def noted(self: Interruption) -> None:

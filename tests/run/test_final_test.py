@@ -31,7 +31,7 @@ class Noting(SpacesEnv):
 
 
 def test_the_last_and_the_best_policy_play_episodes_of_their_own() -> None:
-    """With seeds that nothing else had; the numbers are those of playing these episodes."""
+    """With seeds that nothing else had; the numbers match playing these episodes."""
     Noting.seeds.clear()
     result = short_run(env=Noting, **TESTED)
     tests = summary("run")["final_test"]

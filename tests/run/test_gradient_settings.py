@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
-    """They are those of the only module."""
+    """They match the only module."""
     own = {
         "optimizer": {"_target_": "torch.optim.SGD", "momentum": 0.9},
         "lr_scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2},
@@ -35,7 +35,7 @@ def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["ppo", "sac"]))
 def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
-    """The saved policy is that of the start, whatever the critics learn."""
+    """The saved policy matches the start, whatever the critics learn."""
     short_run("start", algorithm, total_steps=64)
     short_run("frozen", algorithm, **{"algorithm.freeze": ["policy"], "base_run": "start"})
     short_run("free", algorithm, base_run="start")
@@ -49,7 +49,7 @@ def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["a2c", "impala", "sac"]))
 def test_a_loss_of_ones_own(algorithm: str) -> None:
-    """The run is that of the algorithm's own loss, of which the column is one term; or of twice."""
+    """The run matches the algorithm's own loss, of which the column is one term; or of twice."""
     node = {"_target_": "own_parts.own_loss"}
     # With a custom critic, no gradient is by hand.
     model = {} if algorithm == "sac" else {"model.critic": {"_target_": "own_parts.OwnNet"}}

@@ -53,7 +53,7 @@ def run(cartpole_run: Path, tmp_path: Path) -> str:
 
 
 def test_the_policy_of_a_run_plays(run: str) -> None:
-    """Results tell of every episode; the numbers are those of the policy in its environment."""
+    """Results tell of every episode; the numbers match the policy in its environment."""
     result = play(run=run, seed=3)
     assert result.output_dir == Path("out").absolute()
     assert [episode.seed for episode in result.episodes] == [3, 4, 5, 6, 7]

@@ -31,7 +31,7 @@ def run(name: str, case: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("case", everyday(1, ["ppo", "td3", "ppo, league"]))
 def test_metrics_of_each_policy_and_agent(case: str) -> None:
-    """Losses are those of policies; returns of evaluations are those of agents."""
+    """Losses match policies; returns of evaluations are those of agents."""
     run("run", case, **{"algorithm.n_epochs": 2})
     found = rows("run")[-1].keys()
     one = {name.split("/")[1] for name in found if re.match("train/.*_loss", name)}
@@ -75,7 +75,7 @@ def test_snapshots_that_are_kept_are_saved(case: str) -> None:
 
 @pytest.mark.parametrize("case", everyday(1, ["impala", "impala, replay", "ppo"]))
 def test_whoever_acted_learns(case: str) -> None:
-    """With weights that stay, the recorded log-probabilities of each turn are those of now."""
+    """With weights that stay, the recorded log-probabilities of each turn match now."""
     run("run", case, **{"algorithm.lr": 1e-12})
     for policy in ("first", "referee"):
         last = {name: float(cell) for name, cell in rows("run")[-1].items() if cell}
@@ -273,7 +273,7 @@ def test_a_run_begins_with_the_policies_of_another(
 def test_centralised_critics_for_the_memories_of_another_run(
     is_centralized: bool | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Trunk and memory are those of the policy alone; the critic comes along if it is alike."""
+    """Trunk and memory match the policy alone; the critic comes along if it is alike."""
     short: dict[str, Any] = {"total_steps": 100, "trust": ["agent_envs"]}
     run("base", "ppo, memory", **short, **{"model.centralized_critic": is_centralized})
     for name, more in {"run": {"base_run": "base"}, "both": {"base_run": "run"}}.items():
@@ -324,7 +324,7 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
 
 @pytest.mark.exhaustive
 def test_sequences_of_a_policy_that_alone_has_a_memory() -> None:
-    """It learns as where the memory is that of all but the others."""
+    """It learns as where the memory matches all but the others."""
     sizes = {"hidden_sizes": [8]}
     memory = {**sizes, "rnn": RECURRENT["model.rnn"]}
     steps = {key: value for key, value in RECURRENT.items() if key != "model.rnn"}

@@ -147,7 +147,7 @@ def test_agents_may_be_in_another_order_than_in_training() -> None:
 
 
 def test_agents_that_are_not_named_play_as_the_run_does() -> None:
-    """A name is that of an agent, else that of a policy of the run; ids stay apart."""
+    """A name matches an agent, else that of a policy of the run; ids stay apart."""
     run("run")
     cases: dict[str, Any] = {
         "first": {"first": ["first"], "first_of_run": ["second"], "referee": ["referee"]},

@@ -46,7 +46,7 @@ def test_functional_episodes_are_those_of_a_loop():
 
 
 def test_a_class_with_the_interface_of_gymnax():
-    """Its limit truncates; the observations are those of its functions."""
+    """Its limit truncates; the observations match its functions."""
     simulator = make_simulator(None, "tensor_sims.GymnaxPoint", {}, 3)
     first = simulator.reset(0)
     back = torch.full((3, 1), -10.0)  # the points stay where they are

@@ -66,7 +66,7 @@ def test_lone_actions(mask, action, sizes):
 
 
 def test_masks_of_some_parts():
-    """Each mask has the key of its part; the order is that of the actions."""
+    """Each mask has the key of its part; the order matches the actions."""
     mask = spaces.Dict({"wheel": bits(2), "arm": spaces.Tuple([bits(3)])})
     for space in (observed(mask), flat_space(observed(mask))):
         layout = mask_layout(space, NESTED)
@@ -159,7 +159,7 @@ def test_illegal_part_is_named():
 
 
 def test_tables_are_read_in_row_major_order():
-    """In a mask of shape [K, n], row k is that of choice k."""
+    """In a mask of shape [K, n], row k matches choice k."""
     layout = mask_layout(observed(bits((2, 3))), spaces.MultiDiscrete([3, 3]))
     assert layout.illegal_part(row(action_mask=[[1, 0, 0], [0, 0, 1]])) is None
     problem = layout.illegal_part(row(action_mask=[[1, 1, 1], [0, 0, 0]]))

@@ -184,7 +184,7 @@ def space_in(cell: str) -> Any:
     ids=["Observations", "Actions"],
 )
 def test_the_page_lists_what_is_tested(heading: str, problems: dict[str, Any]) -> None:
-    """Kinds, spaces, and what reads or draws them by default are those of the problems above."""
+    """Kinds, spaces, and what reads or draws them by default match the problems above."""
     rows = rows_of(heading)
     assert [row[0] for row in rows] == list(problems)
     for kind, space, means, algorithms in rows:

@@ -188,7 +188,7 @@ def test_paths_and_secrets_stay_here() -> None:
 
 
 def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
-    """Its head is YAML that the hub reads; figures are those of the run; its commands work."""
+    """Its head is YAML that the hub reads; figures match the run; its commands work."""
     push_to_hub(trained, NAME)
     _, head, text = hub.repositories[NAME].files()["README.md"].decode().split("---\n", 2)
     header = yaml.safe_load(head)
@@ -209,7 +209,7 @@ def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
 
 
 def test_the_score_of_a_policy(trained: TrainingResult, tmp_path: Path) -> None:
-    """Of an epoch that was not tested it is that of its evaluation; without files there is none."""
+    """Of an epoch that was not tested it matches its evaluation; without files there is none."""
     with (trained.run_dir / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     epoch = 1 if trained.summary.best_epoch == 2 else 2

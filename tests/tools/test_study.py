@@ -80,7 +80,7 @@ def test_settings_of_a_study(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", ["waiting", "running", "complete"])
 def test_trials_with_other_choices(tmp_path: Path, state: str) -> None:
-    """A journal that was edited, or is that of a stranger, is named; no traceback is printed."""
+    """A journal that was edited, or matches a stranger, is named; no traceback is printed."""
     study = open_study(open_journal(tmp_path), "max")
     if state == "waiting":
         study.enqueue_trial({"algorithm.gamma": "0.7"})

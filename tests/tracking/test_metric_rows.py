@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_columns_have_a_fixed_order_of_groups() -> None:
-    """Counters, train, eval, others, time; the order within a group is that of appearance."""
+    """Counters, train, eval, others, time; the order within a group matches appearance."""
     names = ["time/a", "x/b", "eval/c", "train/z", "env_steps", "train/a", "epoch", "updates"]
     expected = ["epoch", "updates", "env_steps", "train/z", "train/a", "eval/c", "x/b", "time/a"]
     assert ordered_columns([*names, *names]) == expected

@@ -145,7 +145,7 @@ def test_the_same_version_in_another_place_is_another_part(tmp_path):
 
 
 def test_a_link_that_was_made_although_it_failed(stored, monkeypatch):
-    """Its file is that of the earlier checkpoint, and nothing is written into it."""
+    """Its file matches the earlier checkpoint, and nothing is written into it."""
     store, owner, directory = stored
     link = os.link
 

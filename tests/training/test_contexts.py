@@ -75,7 +75,7 @@ def root_of_one_below_zero() -> None:
 
 @pytest.mark.filterwarnings("ignore:Error detected in SqrtBackward0")  # the forward pass
 def test_operations_that_are_refused_are_errors_with_the_setting() -> None:
-    """The words are those of PyTorch, which names the operation."""
+    """The words match PyTorch, which names the operation."""
     index = torch.tensor([0, 0])
     for look in (True, False):
         text = r"runner.deterministic = True: put_ does not have .*; choose other"

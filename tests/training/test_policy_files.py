@@ -355,7 +355,7 @@ def test_damaged_spaces_are_refused(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["box-discrete", "image-multi"])
 def test_values_and_probabilities(name):
-    """Values are those of the model; the most likely action is the one that is taken."""
+    """Values match the model; the most likely action is the one that is taken."""
     observation_space, action_space = CASES[name]
     policy = TrainedPolicy(make_model(*CASES[name]), *CASES[name])
     obs = np.stack(observations(observation_space, 5))
@@ -388,7 +388,7 @@ def test_parts_of_an_action_have_their_own_probabilities():
 
 
 def test_looking_at_values_leaves_no_memory():
-    """Actions are those of a policy that no one asked; values depend on what it remembers."""
+    """Actions match a policy that no one asked; values depend on what it remembers."""
     first, second = np.random.default_rng(0).normal(size=(2, 2, 3))
     asked, alone = remembering_policy(), remembering_policy()
     before = asked.values(second)

@@ -134,7 +134,7 @@ def test_a_run_that_lost_patience_is_evaluated():
 
 
 def test_rows_hold_counters_times_and_statistics():
-    """A row counts from the start of training; statistics are those of its epoch."""
+    """A row counts from the start of training; statistics match its epoch."""
 
     def score(trainer, statistics):
         statistics.record(ScoreEvents.episode_return_mean, float(trainer.updates))

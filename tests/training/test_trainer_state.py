@@ -83,7 +83,7 @@ def outcome(trainer):
 
 @pytest.mark.parametrize("interrupt_at", everyday(2, [1, 2, 3, 4, 7, "evaluation"]))
 def test_an_interrupted_trainer_continues(tmp_path, interrupt_at, capsys):
-    """The rows and weights of two parts are those of one: statistics within an epoch survive."""
+    """The rows and weights of two parts match one: statistics within an epoch survive."""
     (tmp_path / "one").mkdir()
     straight = make_trainer(tmp_path / "one")
     straight.train()
@@ -140,7 +140,7 @@ def test_a_state_in_memory_is_a_copy(tmp_path):
 
 
 def test_what_a_signal_twice_leaves(tmp_path, capsys):
-    """Nothing is saved: the last checkpoint is that of the last epoch."""
+    """Nothing is saved: the last checkpoint matches the last epoch."""
     trainer = make_trainer(tmp_path)
     update_once = trainer.update_once
 
@@ -203,7 +203,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 
 
 def test_an_extended_run_goes_on(tmp_path):
-    """More steps after the end: counters, rows and weights are those of the longer run."""
+    """More steps after the end: counters, rows and weights match the longer run."""
     longer = make_trainer(tmp_path / "a", limits=Limits(total_steps=128))
     longer.train()
     first = make_trainer(tmp_path / "b", limits=Limits(total_steps=64))

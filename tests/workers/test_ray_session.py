@@ -60,7 +60,7 @@ def test_a_head_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_head_that_does_not_answer_a_reservation() -> None:
-    """The message is that of a lost head, in place of an error of Ray."""
+    """The message matches a lost head, in place of an error of Ray."""
 
     def placement_group(bundles: list[Any], strategy: str) -> None:
         raise TimeoutError
