@@ -56,6 +56,7 @@ SHARED = {
     "callbacks",
     "evaluation.concurrency",
     "evaluation.dump_interval",
+    "evaluation.dump_interval_steps",
     "evaluation.final_episodes",
     "learner_group.device",
     "learner_group.n_cpus_per_learner",
