@@ -247,7 +247,9 @@ from maze_train.training.callbacks import TrainingView as TrainingView
 from maze_train.training.checkpoints import CheckpointStore as CheckpointStore
 from maze_train.training.config import AlgorithmConfig as AlgorithmConfig
 from maze_train.training.config import CheckpointConfig as CheckpointConfig
+from maze_train.training.config import CurriculumConfig as CurriculumConfig
 from maze_train.training.config import EvaluationConfig as EvaluationConfig
+from maze_train.training.config import StageConfig as StageConfig
 from maze_train.training.evaluators import BestModelSelection as BestModelSelection
 from maze_train.training.evaluators import Evaluator as Evaluator
 from maze_train.training.evaluators import ModelSelectionBase as ModelSelectionBase
