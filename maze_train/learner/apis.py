@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -66,7 +67,7 @@ def check_apis(learner: str, required: Sequence[type], module_id: str, module: n
         module: The module.
     """
     for api in required:
-        names = [*getattr(api, "__annotations__", {}), *vars(api)]
+        names = [*inspect.get_annotations(api), *vars(api)]
         missing = [n for n in names if not n.startswith("_") and not hasattr(module, n)]
         if missing:
             problem = (

@@ -15,7 +15,7 @@ from torch import nn
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, TrainingError, nearest
 from maze_train.core.types import Tensor
-from maze_train.learner.apis import HasOwnLoss
+from maze_train.learner.apis import HasOwnLoss, HasPolicy
 from maze_train.learner.config import (
     Freeze,
     GradientSettings,
@@ -313,9 +313,8 @@ class LearnerModules(dict[str, nn.Module]):
             self.with_modes.add(module_id)
         if isinstance(module, HasOwnLoss):
             self.with_loss.add(module_id)
-        policy = getattr(module, "policy", None)
-        if isinstance(policy, Policy):
-            self.policies[module_id] = policy
+        if isinstance(module, HasPolicy) and isinstance(module.policy, Policy):
+            self.policies[module_id] = module.policy
 
     def limit_free_params(self) -> None:
         """Clamp parameters of policies to the limits of their distribution after a step."""

@@ -198,7 +198,8 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which is not supported",
                 node[TARGET],
             )
-        elementwise = getattr(optimizer_class, "is_elementwise", False) or (
+        is_own: bool = getattr(optimizer_class, "is_elementwise", False)
+        elementwise = is_own or (
             optimizer_class.__module__.startswith("torch.optim")
             and optimizer_class.__name__ in ELEMENTWISE
         )
@@ -209,7 +210,9 @@ class ModuleOptimizer:
             return None
         if self.lr is None:
             raise ConfigError("lr_or_lr_schedule", "expected a learning rate", None)
-        extra = {"lr": scheduled_value(self.lr, Progress())} | self._defaults(optimizer_class, node)
+        extra = {"lr": scheduled_value(self.lr, Progress())} | self._defaults(
+            optimizer_class, node, is_own
+        )
         owned = [{"params": [flat.vector]} for flat in self._flat]
         owned = owned or [{"params": group} for group in groups]
         node = {**node, TARGET: Given(without_compiler(optimizer_class), node[TARGET])}
@@ -245,7 +248,9 @@ class ModuleOptimizer:
         """Return the parameters of the PyTorch optimizer: flat vectors or module parameters."""
         return [flat.vector for flat in self._flat] or self.params
 
-    def _defaults(self, optimizer_class: type, node: Mapping[str, Any]) -> dict[str, Any]:
+    def _defaults(
+        self, optimizer_class: type, node: Mapping[str, Any], is_own: bool
+    ) -> dict[str, Any]:
         """Return default arguments: the usual epsilon and the fused kernel.
 
         An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably improves actor-critic training.
@@ -254,8 +259,7 @@ class ModuleOptimizer:
         """
         accepted = inspect.signature(optimizer_class).parameters
         defaults: dict[str, Any] = {}
-        own = getattr(optimizer_class, "is_elementwise", False)
-        own_epsilon = accepted["eps"].default if "eps" in accepted and not own else None
+        own_epsilon = accepted["eps"].default if "eps" in accepted and not is_own else None
         if isinstance(own_epsilon, float) and own_epsilon < EPSILON:
             defaults["eps"] = EPSILON
         chosen = {"fused", "foreach", "capturable", "differentiable"} & set(node)

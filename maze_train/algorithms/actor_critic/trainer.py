@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
 from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
@@ -110,8 +111,8 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     ) -> Collector:
         """Build a collector on the environments of this process, with the columns of the loss."""
         learner_class = locate(self.algorithm.learner_class, "algorithm.learner_class")
-        needed = getattr(learner_class, "needs_old_log_probs", False)
-        turns["records_log_probs"] = needed
+        is_known = issubclass(learner_class, ActorCriticLearner)
+        turns["records_log_probs"] = is_known and learner_class.needs_old_log_probs
         turns["multiple"] = self.algorithm.sequence_length or 1
         return super().make_collector(num_steps, acting, stream, **turns)
 
