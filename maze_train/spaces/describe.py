@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +39,7 @@ LEFT_OUT = (
 class FlatView:
     """Flattens and rebuilds values of one space.
 
-    The paths to the leaves are computed once, so reading a leaf costs one look-up per level.
+    The paths to the leaves are computed once, and all leaves of one mapping are read together.
 
     Args:
         space: Any nesting of Dict and Tuple over Box, Discrete, MultiDiscrete and MultiBinary, or
@@ -73,6 +74,13 @@ class FlatView:
         if not self.leaves:
             raise SpaceError(f"{space} has no leaves: expected at least one")
         self._assemble = assembler(space, ())
+        self._branches: list[tuple[tuple[Any, ...], Sequence[str], Callable[[Any], Any]]] = []
+        for parent, below in groupby(self._paths.items(), lambda item: item[1][:-1]):
+            keys, paths = zip(*below, strict=True)
+            names = [path[-1] for path in paths if path]
+            # `itemgetter` of one name returns a value instead of a tuple.
+            get = itemgetter(*names) if len(names) > 1 else partial(_only, names)
+            self._branches.append((parent, keys, get))
 
     def read(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield key and value of every leaf of `value`, in the order of `leaves`.
@@ -80,15 +88,28 @@ class FlatView:
         Raises:
             SpaceError: If a leaf is missing.
         """
-        for key, path in self._paths.items():
+        for parent, keys, get in self._branches:
+            branch = value
+            try:
+                for part in parent:
+                    branch = branch[part]
+                leaves = get(branch)
+            except (KeyError, IndexError, TypeError) as error:
+                raise self._missing(value) from error
+            yield from zip(keys, leaves, strict=True)
+
+    def _missing(self, value: Any) -> SpaceError:
+        """Return the error that names the first missing leaf of `value`."""
+        key = ""
+        for key, path in self._paths.items():  # noqa: B007 (it names the leaf below)
             leaf = value
             try:
                 for part in path:
                     leaf = leaf[part]
-            except (KeyError, IndexError, TypeError) as error:
-                given = sorted(map(str, value)) if isinstance(value, dict) else type(value).__name__
-                raise SpaceError(f"the leaf {key!r} is missing: got {given}") from error
-            yield key, leaf
+            except (KeyError, IndexError, TypeError):
+                break
+        given = sorted(map(str, value)) if isinstance(value, dict) else type(value).__name__
+        return SpaceError(f"the leaf {key!r} is missing: got {given}")
 
     def row(self, columns: Mapping[str, Any], i: int) -> Any:
         """Build the value in row `i` of the columns of the leaves, of copies."""
@@ -189,6 +210,11 @@ def assembler(
         entries = [assembler(sub, (*path, i)) for i, sub in enumerate(space.spaces)]
         return partial(_tuple_of, entries)
     return itemgetter(join_keys(path))
+
+
+def _only(names: Sequence[Any], branch: Any) -> tuple[Any]:
+    """Return the only value below a branch; without a name, the branch itself."""
+    return (branch[names[0]] if names else branch,)
 
 
 def _dict_of(parts: Mapping[str, Callable[[Any], Any]], flat: Mapping[str, Any]) -> dict[str, Any]:
