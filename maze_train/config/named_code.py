@@ -48,8 +48,8 @@ def check_given(settings: Mapping[str, Any]) -> None:
         ConfigError: If some are missing; lists all of them.
     """
     missing = {}
-    for key, path, _ in names_in(settings):
-        if has_no_name(path):
+    for key, path, module in names_in(settings):
+        if has_no_name(path) and not module:
             try:
                 locate(path)
             except ConfigError:
