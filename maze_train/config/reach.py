@@ -37,6 +37,9 @@ SERVICES: Mapping[str, str | None] = MappingProxyType(
 ELSEWHERE = re.compile(r"[/\\~$]|[A-Za-z]:[/\\]|.*(://|(^|[/\\])\.\.([/\\]|$))", re.DOTALL)
 """Matches URLs and paths that may lead outside of the working directory."""
 
+HOSTS = ("address", "api_key", "host", "hostname", "ip", "server", "token", "uri", "url")
+"""Names of arguments of environments and other classes that select a server."""
+
 _MISSING = object()
 
 
@@ -85,7 +88,8 @@ def _reaching(node: object, own: object, key: str = "") -> Iterator[tuple[str, o
     elif isinstance(node, str):
         place = place_of(key)
         local = [values for name, values in REACHES.items() if is_within(place, [name])]
-        if (local and node not in local[0]) or ELSEWHERE.match(node):
+        is_host = not local and key.rpartition(".")[2] in HOSTS
+        if (local and node not in local[0]) or is_host or ELSEWHERE.match(node):
             yield key, node
 
 

@@ -79,6 +79,10 @@ def explained(error: BaseException) -> str:
     if not is_number(reward):
         several = SEVERAL_REWARDS if isinstance(reward, (list, tuple, dict, np.ndarray)) else ""
         return f"{type(error).__name__}: reward is {reward!r}, expected a number{several}"
+    for name in ("terminated", "truncated"):
+        flag = frame.f_locals.get(name)
+        if isinstance(flag, np.ndarray) and flag.size != 1:
+            return f"{type(error).__name__}: {name} is {flag!r}, expected True or False"
     return text + NEW_SIGNATURES + SHIMMY if OLD_SIGNATURE.search(str(error)) else text
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from multiprocessing import parent_process
 from typing import Any
 
 import gymnasium
@@ -145,6 +146,11 @@ def known_about(env_id: str) -> str:
     package = "" if module else _package_of(name)
     if package:
         return f". The package {package} is installed: env={package}:{name} imports it first"
+    if parent_process() is not None and not module:
+        return (
+            ". A registration in a script does not reach worker processes: register it in a module "
+            f"such as my_envs.py, and give env=my_envs:{name}"
+        )
     return ""
 
 
@@ -263,8 +269,8 @@ def is_of_call(error: TypeError, kwargs: Mapping[str, Any]) -> bool:
     the error names one of them. Gymnasium raises a different error, which repeats the arguments.
     """
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    if unexpected is not None and unexpected[1] in kwargs:
-        return True
+    if unexpected is not None:
+        return unexpected[1] in kwargs
     raised = error.__context__ if isinstance(error.__context__, TypeError) else error
     frames = [frame for frame, _ in traceback.walk_tb(raised.__traceback__)]
     module = str(frames[-1].f_globals.get("__name__")) if frames else ""

@@ -98,6 +98,8 @@ REACHING: list[tuple[dict[str, Any], str]] = [
     ({"tracking": {"writers": [{"_target_": "maze_train:WandbWriter"}]}}, "tracking.writers=[...]"),
     ({"env": {"kwargs": {"a": [{"b": "/x"}]}}}, "env.kwargs.a=[...]"),
     ({"curriculum": {"stages": [{"calls": {"a": ["/x"]}}]}}, "curriculum.stages=[...]"),
+    ({"env": {"kwargs": {"host": "example.com"}}}, "env.kwargs.host=example.com"),
+    ({"callbacks": [{"_target_": "a.B", "token": "x"}]}, "callbacks=[...]"),
     *(
         ({"env": {"kwargs": {"x": text}}}, "env.kwargs.x=")
         for text in ("/x", "~/x", "$HOME/x", "x/../../y", "..", "http://x", "a\nfile://x", "C:\\x")

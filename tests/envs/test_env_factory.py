@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import gymnasium
 import pytest
 from gymnasium.vector import AutoresetMode
-from toy_envs import AddOne, CountingEnv
+from toy_envs import AddOne, CountingEnv, workers
 
 from maze_train import EnvConfig, EnvFactory, MultiAgentEnv
 from maze_train.config.plugins import is_registered
@@ -216,6 +216,18 @@ def test_what_is_known_about_an_unknown_id(modules, monkeypatch, env_id, known):
     monkeypatch.setitem(sys.modules, "gym", gym)
     with pytest.raises(ConfigError, match=known):
         EnvFactory.from_any(env_id)()
+
+
+def test_an_id_that_a_script_registered():
+    """The error of a worker, which does not know the id, says where to register it."""
+    gymnasium.register("Mine-v0", entry_point=CountingEnv)
+    try:
+        EnvFactory.from_any("Mine-v0")().close()
+        words = r"'Mine-v0': .* register it in .*env=my_envs:Mine-v0"
+        with pytest.raises(ConfigError, match=words):
+            workers([EnvFactory.from_any("Mine-v0")], n_workers=1, start_method="forkserver")
+    finally:
+        gymnasium.registry.pop("Mine-v0")
 
 
 def test_what_an_installed_environment_says_is_one_line(monkeypatch):

@@ -202,3 +202,18 @@ def test_environments_are_numbered_from_the_first_of_all() -> None:
     assert told[0].replace("environment 0", "environment 6") == told[1]
     with pytest.raises(EnvError, match="environment 6 could not be built"):
         SequentialVectorEnv([partial(FragileEnv, "init", Panic())], first_env=6)
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+def test_several_flags_are_named(name: str) -> None:
+    """The error shows the flag that is an array of one per agent."""
+
+    class Team(CountingEnv):
+        def step(self, action: Any) -> Any:
+            obs, reward, *flags, info = super().step(action)
+            flags[name == "truncated"] = np.zeros(2, bool)
+            return obs, reward, *flags, info
+
+    words = rf"failed at step 1 .*{name} is array\(\[False, False\]\), expected True or False"
+    with pytest.raises(EnvError, match=words):
+        run_vector(Team)

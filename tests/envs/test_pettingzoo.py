@@ -164,6 +164,13 @@ def walking(method: str, result: Any) -> Any:
     return type("Faulty", (Walkers,), {method: lambda *_, **__: result})
 
 
+class Seedless(Walkers):
+    """Takes no seed."""
+
+    def reset(self, options: Any = None) -> Any:  # type: ignore[override]  # that is the point
+        return super().reset()
+
+
 def legal(agent: str, space: Any, mask: Any, clock: int) -> Any:
     """An action that follows from the moment, legal where there is a mask."""
     generator = np.random.default_rng([clock, ord(agent[-1])])
@@ -349,10 +356,11 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
             r"rewards of step\(\) is list \[1\.0\]: expected a",
         ),
         (walking("reset", {}), r"reset\(\) returned dict \{\}: expected \(observations, infos\)"),
+        (Seedless, r"got an unexpected keyword argument 'seed'; expected reset\(\*, seed=None"),
     ],
     ids=[
         *("hides", "returns", "stays", "nameless", "sums", "sums in parallel"),
-        *("none", "four", "list", "no infos"),
+        *("none", "four", "list", "no infos", "no seed"),
     ],
 )
 def test_environments_that_break_the_rules(maker: Any, message: str) -> None:
