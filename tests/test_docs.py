@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-TREES = ("maze_train", "tests", "benchmarks", "docs")
+TREES = ("maze_train", "tests", "benchmarks", "docs", "examples")
 PAGE_IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(\w+) *(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
