@@ -15,7 +15,7 @@ from maze_train.config.rollout_config import load_rollout_config
 from maze_train.config.stored import PARTS_OF_ENV, read_settings
 from maze_train.core.checks import check_at_least
 from maze_train.core.hub import local_directory
-from maze_train.core.targets import TARGET, Given
+from maze_train.core.targets import TARGET, InlineObject
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.learner import Learner
@@ -25,7 +25,7 @@ from maze_train.run.rollout import RolloutResult, RolloutRunner
 from maze_train.run.rollout_report import RolloutSummary, summarise
 from maze_train.run.saved_policies import read_saved_policy
 from maze_train.training.policy_files import TrainedPolicy
-from maze_train.workers.places import refuse_import
+from maze_train.workers.backends import refuse_import
 
 
 def run_rollout(
@@ -62,7 +62,7 @@ def run_rollout(
     """
     refuse_import()
     if policy is not None and not isinstance(policy, str | dict):
-        policy = {TARGET: Given(policy)}
+        policy = {TARGET: InlineObject(policy)}
     if isinstance(env, EnvFactory) or callable(env):
         env = {TARGET: EnvFactory.from_any(env).config.target}
     given = {"run": run, "policy": policy, "env": env}

@@ -16,7 +16,7 @@ from hydra._internal.hydra import Hydra
 from leftovers import open_files
 
 from maze_train.cluster.session import RAY_ENVIRONMENT
-from maze_train.learner.others import MeetingPlace, join, leave
+from maze_train.learner.peers import Rendezvous, join, leave
 from maze_train.run import assembly
 from maze_train.workers.pool import LOOPBACK
 
@@ -100,7 +100,7 @@ def float64() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def has_connected() -> None:
     """Connect learners once: what PyTorch opens for all connections of a process stays."""
-    meeting = MeetingPlace(LOOPBACK)
+    meeting = Rendezvous(LOOPBACK)
     join(meeting.address, 0, 1, 60.0, None)
     leave()
     meeting.close()

@@ -56,7 +56,7 @@ NAMES_PARTS = (f"{PACKAGE}.algorithms.td3.model",)
 """Modules besides settings that name parts by text: those that fill in a setting."""
 
 STARTS_QUICKLY = (
-    *("cli", "jobs", "config.", "run.resuming", "run.assembly", "workers.places"),
+    *("cli", "jobs", "config.", "run.resuming", "run.assembly", "workers.backends"),
     *("envs.factory", "envs.foreign", "envs.simulated"),
 )
 """Modules that import late: they run before PyTorch is needed, and whether it is needed or not."""
@@ -412,7 +412,7 @@ print(*(name for name in sys.modules if name.startswith("maze_train.")))
 FEATURES = {
     "other algorithms": ("algorithms.a2c", "algorithms.off_policy", "algorithms.es"),
     "several agents": (
-        "training.several_agents",
+        "training.multi_agent_models",
         "training.league",
         "nets.joint",
         "data.turns",
@@ -420,7 +420,7 @@ FEATURES = {
     ),
     "opponents": ("run.opponents", "run.policies", "collect.fixed_policies"),
     "actors": ("training.actors", "collect.actors", "collect.actor_worker"),
-    "learners in processes": ("learner.group", "learner.others", "learner.update_queue"),
+    "learners in processes": ("learner.group", "learner.peers", "learner.update_queue"),
     "processes and clusters": (
         "workers.process",
         "workers.process_pool",

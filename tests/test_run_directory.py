@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maze_train import ConfigError, RunDirectoryError
-from maze_train.core.policy_place import PolicyPlace
+from maze_train.core.policy_location import PolicyLocation
 from maze_train.core.run_directory import RunDirectory, checkpoint_name
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ def test_which_policy_a_name_leads_to(run: RunDirectory) -> None:
         (checkpoint, checkpoint, "", run.path),
         (run.best, run.best, "", run.best),
     ):
-        place = PolicyPlace.named(name)
+        place = PolicyLocation.named(name)
         assert (place.run, place.directory, place.version) == (run, directory, version)
         assert place.settings == settings
         place.check_files(str(name))
     dump = run.policies / "epoch_000002"
     with pytest.raises(ConfigError, match=r"no saved policy.*config\.yaml; did you mean .*best"):
-        PolicyPlace.named(dump).check_files(str(dump))
+        PolicyLocation.named(dump).check_files(str(dump))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 10**5], ids=["empty", "list", "cut", "deep"])

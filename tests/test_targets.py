@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import Given, build_target, is_target, locate
+from maze_train.core.targets import InlineObject, build_target, is_target, locate
 
 
 @pytest.fixture
@@ -158,5 +158,5 @@ def test_what_a_script_defines_has_the_name_by_which_others_import_it(
     main.Net = type("Net", (), {"__module__": "__main__"})
     main.__file__ = file and str(tmp_path / file)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert Given(main.Net) == name
+    assert InlineObject(main.Net) == name
     assert locate(name) is main.Net

@@ -17,7 +17,7 @@ from maze_train.core.files import atomic_write
 from maze_train.core.names import SUMMARY
 from maze_train.tools.runs import WALL_TIME, Run, read_run
 from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN
-from maze_train.workers.places import available_cores
+from maze_train.workers.backends import available_cores
 
 if TYPE_CHECKING:
     from benchmarks.scores.cells import Cell, Settings

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.cluster.session import LOOK_S, RaySession, RaySettings
 from maze_train.cluster.worker import RayWorker, Reply, Span, fill, flat, spans_of
-from maze_train.workers.places import available_cores
-from maze_train.workers.pool import Crew, PrivateMemory, WorkerFailedError, WorkerPool
+from maze_train.workers.backends import available_cores
+from maze_train.workers.pool import PrivateMemory, WorkerFailedError, WorkerPool, WorkerSpecs
 from maze_train.workers.process import pack
 from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePool, RemoteWorker
 
@@ -231,7 +231,7 @@ class RayPool(RemotePool[RemoteActor]):
         WorkerError: If the cluster lacks the resources for the workers.
     """
 
-    def __init__(self, crew: Crew, place: RayPlace) -> None:
+    def __init__(self, crew: WorkerSpecs, place: RayBackend) -> None:
         session = place.session.acquire(place)  # Ray must shut down after this pool.
         super().__init__(crew, place)
         self._release = weakref.finalize(self, session.release)
@@ -396,7 +396,7 @@ def _forget(reference: weakref.ref[RayPool], memory: PrivateMemory) -> None:
 
 
 @dataclass(frozen=True)
-class RayPlace(RaySettings):
+class RayBackend(RaySettings):
     """Backend with workers in actors of a Ray cluster; see `RayPool`.
 
     Raises:
@@ -415,11 +415,11 @@ class RayPlace(RaySettings):
         """Whether each worker has exclusive use of a GPU."""
         return self.gpus_per_worker >= 1
 
-    def pool(self, crew: Crew) -> WorkerPool:
+    def pool(self, crew: WorkerSpecs) -> WorkerPool:
         """Create a pool of workers in Ray actors."""
         return RayPool(crew, self)
 
-    def for_learners(self) -> RayPlace:
+    def for_learners(self) -> RayBackend:
         """Return this cluster with the CPUs and GPUs per learner."""
         return replace(
             self, cpus_per_worker=self.cpus_per_learner, gpus_per_worker=self.gpus_per_learner

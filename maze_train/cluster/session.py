@@ -18,7 +18,7 @@ from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.core.notices import notify
 from maze_train.core.targets import import_extra
-from maze_train.workers.places import RemotePlace, available_cores
+from maze_train.workers.backends import RemoteBackend, available_cores
 from maze_train.workers.pool import LOOPBACK
 
 RAY_ENVIRONMENT = {
@@ -250,7 +250,7 @@ PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 @dataclass(frozen=True)
-class RaySettings(RemotePlace):
+class RaySettings(RemoteBackend):
     """Address and resources of a Ray cluster.
 
     Raises:

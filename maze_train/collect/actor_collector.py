@@ -17,7 +17,7 @@ from maze_train.core.seeding import Seeds
 from maze_train.core.types import Array
 from maze_train.data.rollout import Rollout
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.workers.places import Portable
+from maze_train.workers.backends import Pickled
 
 
 class ActorCollector(Collector):
@@ -56,7 +56,7 @@ class ActorCollector(Collector):
         self._on_lost = on_lost
         self._seeds = [Seeds(env_seed), Seeds(action_seed)]
         self._policy = ActorPolicy(
-            Portable(make_model, "model"),
+            Pickled(make_model, "model"),
             num_steps,
             allow_new_episodes,
             info_keys,
@@ -81,13 +81,13 @@ class ActorCollector(Collector):
         return env_seed, action_seed
 
     def collect_steps(
-        self, model: nn.Module, meanwhile: Callable[[], object] | None = None
+        self, model: nn.Module, overlap: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
         """Collect T steps with every actor.
 
         Args:
             model: The acting model; must be the one passed to the constructor.
-            meanwhile: Called once, with gradients enabled, while the actors collect with their
+            overlap: Called once, with gradients enabled, while the actors collect with their
                 copies of the weights.
 
         Returns:
@@ -96,7 +96,7 @@ class ActorCollector(Collector):
         assert model is self._model, "the actors were built for another model"
         actors = self._begin()
         actors.publish(0)
-        gathered = actors.gather(actors.num_actors, meanwhile=meanwhile)
+        gathered = actors.gather(actors.num_actors, overlap=overlap)
         self.env_s = gathered.env_s
         if gathered.lost.any():
             self._on_lost(gathered.lost)

@@ -27,7 +27,7 @@ from maze_train.nets.acting import ActingModel, acting
 from maze_train.nets.joint import JointModel
 from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_space
-from maze_train.workers.places import Portable
+from maze_train.workers.backends import Pickled
 from maze_train.workers.pool import Worker, WorkerContext, check_spaces
 
 HEADER_NBYTES = 64
@@ -239,7 +239,7 @@ class ActorPolicy:
         returns_states: Whether each rollout includes the state of its actor at the end.
     """
 
-    make_model: Portable[Callable[[], nn.Module]]
+    make_model: Pickled[Callable[[], nn.Module]]
     num_steps: int
     allow_new_episodes: bool
     info_keys: Sequence[str] = ()
@@ -309,7 +309,7 @@ class ActorWorker(Worker):
 
     def __init__(
         self,
-        make_env: Portable[MakeActorEnv],
+        make_env: Pickled[MakeActorEnv],
         num_envs: int,
         actors: Sequence[int],
         can_be_restored: bool | None,

@@ -36,7 +36,7 @@ from maze_train.collect.actor_worker import (
     WeightsWriter,
     weights_nbytes,
 )
-from maze_train.collect.collector import OneModule, Turns
+from maze_train.collect.collector import SingleModule, Turns
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.collect.turns import turns_of
 from maze_train.core.errors import ConfigError
@@ -46,8 +46,14 @@ from maze_train.data.rollout import Rollout, RolloutStorage, join_rollouts, slot
 from maze_train.envs.calls import EnvCall
 from maze_train.learner.modules import torch_threads
 from maze_train.nets.joint import JointModel
-from maze_train.workers.places import Place, Portable, ThisProcess
-from maze_train.workers.pool import Crew, WorkerFailedError, check_spaces, shares, worker_names
+from maze_train.workers.backends import Pickled, ThisProcess, WorkerBackend
+from maze_train.workers.pool import (
+    WorkerFailedError,
+    WorkerSpecs,
+    check_spaces,
+    shares,
+    worker_names,
+)
 
 SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
 """Maps an actor and its number of fresh starts to the seeds of its episodes and actions."""
@@ -147,7 +153,7 @@ class DistributedActors:
         make_env: MakeActorEnv,
         num_actors: int,
         num_envs: int,
-        place: Place | None = None,
+        place: WorkerBackend | None = None,
         *,
         num_workers: int = 0,
         can_be_restored: bool | None = None,
@@ -164,11 +170,11 @@ class DistributedActors:
         self._memories: list[Any] = []
         self._queue: deque[CollectedRollout] = deque()
         self._made_before = 0  # Steps of the run before this object was created.
-        make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
+        make = partial(ActorWorker, Pickled(make_env, "env"), num_envs)
         makers = [partial(make, part, can_be_restored) for part in self.slices]
         envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
         names = worker_names("worker" if num_workers else "actor", envs)
-        self.pool = (place or ThisProcess()).pool(Crew(makers, names, CALLS))
+        self.pool = (place or ThisProcess()).pool(WorkerSpecs(makers, names, CALLS))
         found = self.pool.call_new("describe")
         self.spaces: tuple[Any, Any] = found[0]
         self.env_observation_space, self.single_action_space = self.spaces
@@ -205,7 +211,7 @@ class DistributedActors:
         self.num_slots = 1 + -(-queue_size // self.num_actors)
         self.generations = [0] * self.num_actors
         self.states = [None] * self.num_actors
-        self._make_turns: Callable[[], Turns] = OneModule
+        self._make_turns: Callable[[], Turns] = SingleModule
         if splits_turns and isinstance(model, JointModel):
             self._make_turns = partial(turns_of, model, as_steps=True)
         self._turns = [self._make_turns() for _ in range(self.num_actors)]
@@ -255,7 +261,7 @@ class DistributedActors:
         self,
         count: int,
         idle: Callable[[], None] | None = None,
-        meanwhile: Callable[[], object] | None = None,
+        overlap: Callable[[], object] | None = None,
     ) -> GatheredRollouts:
         """Return the next rollouts, in actor order or in the order in which they finished.
 
@@ -263,7 +269,7 @@ class DistributedActors:
             count: Number of rollouts.
             idle: In unordered mode, called repeatedly while the learner waits. It may raise; no
                 rollout is lost then.
-            meanwhile: In ordered mode, called once, with gradients enabled, while the actors
+            overlap: In ordered mode, called once, with gradients enabled, while the actors
                 collect.
 
         Returns:
@@ -286,7 +292,7 @@ class DistributedActors:
             self._look(0.0)
         before, started = len(self._queue), time.perf_counter()
         if self._is_ordered:
-            taken = self._collect_in_turn(count, meanwhile)
+            taken = self._collect_in_turn(count, overlap)
         else:
             while len(self._queue) < count:
                 self._look(POLL_S)
@@ -332,7 +338,7 @@ class DistributedActors:
         return {key: _with_seq_no(part, collected.weights_seq_no) for key, part in found.items()}
 
     def _collect_in_turn(
-        self, count: int, meanwhile: Callable[[], object] | None
+        self, count: int, overlap: Callable[[], object] | None
     ) -> list[CollectedRollout]:
         """Collect one rollout from each of the next actors in turn."""
         taken = []
@@ -340,9 +346,9 @@ class DistributedActors:
             turns = range(self._turn, self._turn + count)
             for i, turn in enumerate(turns):
                 self._call("collect", turn % self.num_actors, i // self.num_actors)
-            if meanwhile is not None:
+            if overlap is not None:
                 with torch.enable_grad():
-                    meanwhile()
+                    overlap()
             with torch_threads(1):  # As in remote workers.
                 for turn in turns:
                     taken.append(self._received(self._workers[turn % self.num_actors]))

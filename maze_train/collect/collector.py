@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from maze_train.data.turns import TurnSplitter
 
 
-class OneModule:
+class SingleModule:
     """Assigns rollouts to the only module; the single-agent counterpart of `TurnSplitter`."""
 
     def split(self, rollout: Rollout) -> dict[str, Rollout]:
@@ -45,7 +45,7 @@ class OneModule:
         """Do nothing: there is no state."""
 
 
-Turns: TypeAlias = "OneModule | TurnSplitter"
+Turns: TypeAlias = "SingleModule | TurnSplitter"
 """Splits a rollout into one rollout per module."""
 
 
@@ -66,7 +66,7 @@ class Collector(ABC):
     is_exact: bool = True
 
     def __init__(self) -> None:
-        self.turns: Turns = OneModule()
+        self.turns: Turns = SingleModule()
 
     @property
     def stepping(self) -> RolloutCollector | None:
@@ -84,24 +84,24 @@ class Collector(ABC):
         self.turns = turns
 
     def collect(
-        self, model: nn.Module, meanwhile: Callable[[], object] | None = None
+        self, model: nn.Module, overlap: Callable[[], object] | None = None
     ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
         """Collect one rollout.
 
         Args:
             model: The acting model; may be a multi-agent model.
-            meanwhile: See `collect_steps`.
+            overlap: See `collect_steps`.
 
         Returns:
             The rollouts by module id, and the episodes that ended. Rollouts share memory with later
             ones. Multi-agent rollouts contain the turns that ended.
         """
-        rollout, episodes = self.collect_steps(model, meanwhile)
+        rollout, episodes = self.collect_steps(model, overlap)
         return self.turns.split(rollout), episodes
 
     @abstractmethod
     def collect_steps(
-        self, model: nn.Module, meanwhile: Callable[[], object] | None = None
+        self, model: nn.Module, overlap: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
         """Collect T steps of all environments, with observations and actions of all agents."""
 
@@ -192,14 +192,14 @@ class RolloutCollector(Collector):
     def collect_steps(
         self,
         model: nn.Module,
-        meanwhile: Callable[[], object] | None = None,
+        overlap: Callable[[], object] | None = None,
         into: RolloutStorage | None = None,
     ) -> tuple[Rollout, FinishedEpisodes]:
         """Collect T steps of all environments.
 
         Args:
             model: The acting model.
-            meanwhile: Called once, with gradients enabled, during the last environment step. The
+            overlap: Called once, with gradients enabled, during the last environment step. The
                 actions have been chosen by then, so it may change the weights. It must not use the
                 environments. If it raises, the environments can only be closed.
             into: Memory for the rollout, ignored for simulators; None selects internal memory.
@@ -234,10 +234,10 @@ class RolloutCollector(Collector):
             if self.records_log_probs:
                 kept_params.append(acted.params)
             began = self._begin_step(step, acted, storage)
-            if meanwhile is not None and step == self.num_steps - 1:
+            if overlap is not None and step == self.num_steps - 1:
                 self.env_s += time.perf_counter() - began
                 with torch.enable_grad():
-                    meanwhile()
+                    overlap()
                 began = time.perf_counter()
             batch = self._receive()
             self.env_s += time.perf_counter() - began

@@ -12,7 +12,7 @@ from maze_train.core.errors import TrainingError
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.step_end import EpisodeEnd, has_ended, is_followed_by_new
 from maze_train.core.types import Array
-from maze_train.envs.batch import SUCCESS, asked_keys, numbers_of
+from maze_train.envs.batch import SUCCESS, numbers_of, required_keys
 
 
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
@@ -96,7 +96,7 @@ class FinishedEpisodes:
             info_keys: Requested info keys.
             agents: Names of the agents of a multi-agent environment.
         """
-        numbers = numbers_of(end.info, asked_keys(info_keys, agents), agents)
+        numbers = numbers_of(end.info, required_keys(info_keys, agents), agents)
         if SUCCESS in numbers:
             self.successes.append(numbers[SUCCESS])
         add_lists(self.infos, {key: [numbers[key]] for key in info_keys if key in numbers})

@@ -37,7 +37,7 @@ from maze_train.spaces.masks import checked_actions, mask_layout
 if TYPE_CHECKING:
     from typing import Self
 
-LEAST_UNIFORM = 2.0**-25
+MIN_UNIFORM = 2.0**-25
 """Replaces a uniform draw of 0; half the spacing of uniform float32 values."""
 
 
@@ -170,7 +170,7 @@ class RandomPolicy(FixedPolicy):
         self._held, self._age = state["held"], state["age"]
 
 
-class GivenPolicy(FixedPolicy):
+class WrappedPolicy(FixedPolicy):
     """Wraps a policy that uses the environment's observations and actions.
 
     The policy receives copies of the observations as arrays, in the structure and dtypes of the
@@ -274,7 +274,7 @@ class _UniformBox:
 
     def numbers(self, uniform: Tensor) -> Tensor:
         """Transform uniform values [..., D] to values of the space, [..., *space.shape]."""
-        u = uniform.double().clamp(min=LEAST_UNIFORM)
+        u = uniform.double().clamp(min=MIN_UNIFORM)
         low, high = self._low.like(u), self._high.like(u)
         is_bounded, is_unbounded = (
             flags.on(u.device, torch.bool) for flags in (self._is_bounded, self._is_unbounded)
@@ -286,7 +286,7 @@ class _UniformBox:
         return self._bounds.fit(self._layout.to_box(values.floor() if self._is_integer else values))
 
 
-class PerRow:
+class RowPolicies:
     """Applies policies for single observations to the rows of a batch.
 
     Args:
@@ -321,7 +321,7 @@ class PerRow:
         return self._action.build(actions)
 
 
-class StatefulPolicy(GivenPolicy):
+class StatefulPolicy(WrappedPolicy):
     """User-defined policies with a method `reset`, one per agent and running episode.
 
     They are called only in the turns of their agents, and reset at the beginning of each episode.
@@ -344,7 +344,7 @@ class StatefulPolicy(GivenPolicy):
     ) -> None:
         asked: list[UserPolicy] = []
         spaces = observation_space, action_space
-        super().__init__(PerRow(asked, *spaces), distribution_for(action_space), *spaces)
+        super().__init__(RowPolicies(asked, *spaces), distribution_for(action_space), *spaces)
         self._asked = asked
         leaves = self._action.leaves.values()
         self._of_waiting = np.concatenate([nearest_to_zero(leaf).ravel() for leaf in leaves])
@@ -444,7 +444,9 @@ def fixed_policy(
         return found
     policy = UserPolicy(found, key)
     if not policy.is_reset:
-        return GivenPolicy(PerRow([policy], *spaces), distribution_for(action_space), *spaces)
+        return WrappedPolicy(
+            RowPolicies([policy], *spaces), distribution_for(action_space), *spaces
+        )
     try:
         inspect.signature(found.reset).bind()
     except TypeError as error:

@@ -41,8 +41,8 @@ from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.acting import acts
 from maze_train.spaces.agents import agent_spaces
-from maze_train.workers.places import Place, Portable, ThisProcess
-from maze_train.workers.pool import Crew, Worker, WorkerContext, shares, worker_names
+from maze_train.workers.backends import Pickled, ThisProcess, WorkerBackend
+from maze_train.workers.pool import Worker, WorkerContext, WorkerSpecs, shares, worker_names
 from maze_train.workers.process_pool import LocalProcesses
 from maze_train.workers.task_queue import TaskQueue
 
@@ -138,7 +138,7 @@ class PlayerWorker(Worker):
 
     def __init__(
         self,
-        factories: Portable[Sequence[MakeEnv]],
+        factories: Pickled[Sequence[MakeEnv]],
         settings: PlaySettings,
         on_non_finite: str,
         report_s: float,
@@ -164,7 +164,7 @@ class PlayerWorker(Worker):
         """Return the observation and action space of one environment."""
         return self._envs.observation.space, self._envs.action.space
 
-    def set_agent(self, make_agent: Portable[Callable[..., RowAgent]], *args: Any) -> None:
+    def set_agent(self, make_agent: Pickled[Callable[..., RowAgent]], *args: Any) -> None:
         """Set the agent.
 
         Args:
@@ -231,7 +231,7 @@ class PlayerPool:
         env_factory: MakeEnv,
         num_envs: int,
         settings: PlaySettings,
-        place: Place | None,
+        place: WorkerBackend | None,
         on_non_finite: str,
         report_s: float = LONGEST_S,
         calls: Sequence[EnvCall] = (),
@@ -240,10 +240,10 @@ class PlayerPool:
         place = place or ThisProcess()
         count = self._num_workers = place.num_workers(num_envs)
         slots = -(-num_envs // count)
-        factories = Portable([env_factory] * slots, "env")
+        factories = Pickled([env_factory] * slots, "env")
         names = worker_names("worker", shares(slots * count, count))
         make_worker = partial(PlayerWorker, factories, settings, on_non_finite, report_s)
-        self._pool = place.pool(Crew([make_worker] * count, names, CALLS))
+        self._pool = place.pool(WorkerSpecs([make_worker] * count, names, CALLS))
         self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
         self._round = 0
         self.waiting: dict[int, PlayedEpisode] = {}
@@ -370,7 +370,7 @@ class RolloutPlayer(PlayerPool):
         env_factory: MakeEnv,
         make_agent: MakeAgent,
         settings: PlaySettings,
-        place: Place | None = None,
+        place: WorkerBackend | None = None,
         *,
         num_envs: int = 8,
         on_non_finite: str = "raise",
@@ -380,7 +380,7 @@ class RolloutPlayer(PlayerPool):
             ffmpeg_path()
         self.settings = settings
         super().__init__(env_factory, num_envs, settings, place, on_non_finite)
-        self._queue.set_up("set_agent", Portable(make_agent, "policy"))
+        self._queue.set_up("set_agent", Pickled(make_agent, "policy"))
 
     def play(
         self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None

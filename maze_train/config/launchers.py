@@ -323,9 +323,9 @@ class RayLauncher(LocalLauncher):
         given = self._settings
         check_positive("hydra.launcher.cpus_per_job", given["cpus_per_job"])
         check_at_least("hydra.launcher.gpus_per_job", given["gpus_per_job"], 0)
-        from maze_train.cluster.pool import RayPlace  # Imported here, since Ray is optional.
+        from maze_train.cluster.pool import RayBackend  # Imported here, since Ray is optional.
 
-        place = RayPlace(
+        place = RayBackend(
             given["n_jobs"],
             on_worker_failure="restart",
             max_worker_restarts=count,

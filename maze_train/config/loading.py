@@ -29,7 +29,7 @@ from maze_train.core.conversion import (
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.plain_yaml import load_yaml
-from maze_train.core.targets import TARGET, Given, target_name
+from maze_train.core.targets import TARGET, InlineObject, target_name
 
 PARTS: Mapping[str, str] = MappingProxyType(
     {
@@ -124,11 +124,11 @@ def named(node: object, key: str = "") -> object:
     if is_plain or (is_dataclass(node) and not isinstance(node, type)):
         return node
     if key.endswith(f".{TARGET}"):
-        return Given(node)
+        return InlineObject(node)
     if place == "env" and not callable(node):
         return node  # An instance cannot be replicated for parallel environments.
     if place in (*PARTS, *FUNCTIONS) or place.rpartition(".")[0] in OF_SEVERAL:
-        return {TARGET: Given(node)}
+        return {TARGET: InlineObject(node)}
     return node
 
 

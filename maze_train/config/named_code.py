@@ -12,7 +12,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.targets import (
     OFFERED,
     TARGET,
-    Given,
+    InlineObject,
     has_no_name,
     is_within,
     locate,
@@ -31,14 +31,14 @@ def modules_to_trust(config: TrainConfig) -> list[str]:
     roots = {
         (module or path.replace(":", ".")).partition(".")[0]
         for _, path, module in names_in(config)
-        if not is_within(path, OFFERED) and not isinstance(path, Given)
+        if not is_within(path, OFFERED) and not isinstance(path, InlineObject)
     }
     return sorted(roots)
 
 
 def given_in_python(config: TrainConfig) -> list[str]:
     """Return the keys of all targets that were given as Python objects."""
-    return [key for key, path, _ in names_in(config) if isinstance(path, Given)]
+    return [key for key, path, _ in names_in(config) if isinstance(path, InlineObject)]
 
 
 def check_given(settings: Mapping[str, Any]) -> None:

@@ -13,14 +13,14 @@ from functools import partial
 from maze_train.config.sweeps import POLL_S, JobPool, JobRecord, LocalJobs, ProcessJob, StartedJob
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.core.notices import notify
-from maze_train.workers.places import Place, Portable
+from maze_train.workers.backends import Pickled, WorkerBackend
 from maze_train.workers.pool import (
     CallCancelledError,
-    Crew,
     Worker,
     WorkerContext,
     WorkerFailedError,
     WorkerPool,
+    WorkerSpecs,
 )
 
 CALLS = {"begin": "its start", "run": "a job"}
@@ -54,7 +54,7 @@ class JobWorker(Worker):
                     "ray",
                 )
 
-    def run(self, job: Portable[ProcessJob]) -> JobRecord:
+    def run(self, job: Pickled[ProcessJob]) -> JobRecord:
         """Run a job and return its record; if cancelled, signal the job and wait for its end."""
         ended: list[StartedJob] = []
         pool = LocalJobs(ended.append, 1, start_method="spawn", beat=self._context.count)
@@ -80,7 +80,7 @@ class WorkerJobs(JobPool[StartedJob]):
     def __init__(
         self,
         ended: Callable[[StartedJob], None],
-        place: Place,
+        place: WorkerBackend,
         n_jobs: int,
         folders: Sequence[str],
     ) -> None:
@@ -94,14 +94,14 @@ class WorkerJobs(JobPool[StartedJob]):
         n_workers = self._place.num_workers(self._n_jobs)
         makers = [partial(JobWorker, self._folders)] * n_workers
         names = [f"job worker {i}" for i in range(n_workers)]
-        self._pool = self._place.pool(Crew(makers, names, CALLS))
+        self._pool = self._place.pool(WorkerSpecs(makers, names, CALLS))
         with closing(self._pool):
             for index in range(n_workers):
                 self._pool.call(index, "begin")
             yield
 
     def _start(self, slot: int, job: ProcessJob) -> StartedJob:
-        self._pool.call(slot, "run", Portable(job, "hydra/launcher"))
+        self._pool.call(slot, "run", Pickled(job, "hydra/launcher"))
         return StartedJob(job)
 
     def _collect(self) -> None:

@@ -16,7 +16,7 @@ from maze_train.core.files import LOCK, read_json
 from maze_train.core.names import DIGESTS
 from maze_train.training.config import RANDOM
 
-MOST_HASHED_NBYTES, MOST_FILES_NBYTES = 1 << 26, 1 << 20
+MAX_HASHED_NBYTES, MAX_FILES_NBYTES = 1 << 26, 1 << 20
 """Maximum number of bytes to hash per setting, and maximum size of the file with the digests."""
 
 
@@ -66,7 +66,7 @@ def place_of_name(name: str) -> Path | None:
 
 def content_digest(names: list[str]) -> str:
     """Hash the files that a setting names (SHA-256); empty if there are none or too large."""
-    digest, left = hashlib.sha256(), MOST_HASHED_NBYTES
+    digest, left = hashlib.sha256(), MAX_HASHED_NBYTES
     for name in names:
         try:
             root = place_of_name(name)
@@ -100,6 +100,6 @@ def digests_of_files(config: TrainConfig) -> dict[str, str]:
 def digests_of_run(directory: Path) -> dict[str, str]:
     """Return the digests stored when a run started; empty if they cannot be read."""
     with suppress(RunDirectoryError):
-        found = read_json(directory / DIGESTS, MOST_FILES_NBYTES)
+        found = read_json(directory / DIGESTS, MAX_FILES_NBYTES)
         return {str(key): str(digest) for key, digest in found.items()}
     return {}

@@ -14,7 +14,7 @@ from maze_train.core.checks import absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.hub import at_commit, is_on_hub
-from maze_train.core.policy_place import PolicyPlace
+from maze_train.core.policy_location import PolicyLocation
 from maze_train.core.targets import TARGET, is_target
 from maze_train.envs.config import EnvConfig
 from maze_train.training.config import RANDOM, PolicyConfig
@@ -243,7 +243,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
         values["policies"] = sources_of(values["policies"])
     run, env = values.get("run"), values.get("env")
     if isinstance(run, (str, os.PathLike)) and values.get("policy") is None and str(run).strip():
-        place = PolicyPlace.named(absolute_path("run", str(run)))
+        place = PolicyLocation.named(absolute_path("run", str(run)))
         place.check_files(str(run))
         if is_on_hub(run):
             values["run"] = at_commit(str(run), place.directory)  # Pin the commit.

@@ -35,7 +35,7 @@ from maze_train.core.notices import notify, say
 from maze_train.core.report import csv_text
 from maze_train.core.text import duration, readable
 from maze_train.training.outcome import SIGNALS, signal_of
-from maze_train.workers.places import Portable, available_cores
+from maze_train.workers.backends import Pickled, available_cores
 
 COLUMNS = ("job", "settings", "run_dir", "objective", "error")
 
@@ -302,7 +302,7 @@ class LocalJobs(JobPool[ProcessOfJob]):
         gpu = self._gpus[slot % len(self._gpus)] if self._gpus else None
         process: BaseProcess = multiprocessing.get_context(self._start_method).Process(  # type: ignore[attr-defined]  # BaseContext lacks it
             target=work_in_process,
-            args=(Portable(job, "hydra/launcher"), gpu, os.getpid(), sender),
+            args=(Pickled(job, "hydra/launcher"), gpu, os.getpid(), sender),
             name=f"{PROGRAM} {job.record.name}",
         )
         process.start()
@@ -334,7 +334,7 @@ class LocalJobs(JobPool[ProcessOfJob]):
 
 
 def work_in_process(
-    sent: Portable[ProcessJob], gpu: int | None, parent: int, sender: Connection
+    sent: Pickled[ProcessJob], gpu: int | None, parent: int, sender: Connection
 ) -> None:
     """Run a job in its process and send its record to the parent.
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from maze_train.core.checks import MOST_THREADS, absolute_path, check_at_least, check_fields
+from maze_train.core.checks import MAX_THREADS, absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import NEW_RUN, ON_RESUME, Settings
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import Given, check_targets, locate
+from maze_train.core.targets import InlineObject, check_targets, locate
 from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import GradientSettings, LearnerGroupConfig, Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.config import (
-    TRIAL_STEPS,
+    DRY_RUN_STEPS,
     AlgorithmConfig,
     CheckpointConfig,
     CurriculumConfig,
@@ -23,7 +23,7 @@ from maze_train.training.config import (
 )
 
 if TYPE_CHECKING:
-    from maze_train.workers.places import Place
+    from maze_train.workers.backends import WorkerBackend
 
 
 AUTO = "auto"
@@ -39,8 +39,8 @@ class RunnerConfig(Settings):
     name: ClassVar[str] = ""
     """Name of the runner, as in `runner=<name>`."""
 
-    place_class: ClassVar[str] = "maze_train.workers.places.ThisProcess"
-    """Dotted path of the `Place` that creates the workers."""
+    place_class: ClassVar[str] = "maze_train.workers.backends.ThisProcess"
+    """Dotted path of the `WorkerBackend` that creates the workers."""
 
     concurrency: int = field(default=0, metadata=NEW_RUN)
     """Number of parallel environments (>= 0); 0 selects 8 (64 for ES)."""
@@ -86,14 +86,14 @@ class RunnerConfig(Settings):
         if isinstance(self.dataset, str):
             self.dataset = absolute_path("dataset", self.dataset)
         check_fields(self, 0, "concurrency", "envs_per_actor", "max_wall_time_s")
-        check_fields(self, 0, "torch_threads", maximum=MOST_THREADS)
+        check_fields(self, 0, "torch_threads", maximum=MAX_THREADS)
 
-    def place(self) -> Place:
+    def place(self) -> WorkerBackend:
         """Create the place for the workers from the settings specific to this runner."""
         shared = {field.name for field in fields(RunnerConfig)}
         own = [field.name for field in fields(self) if field.name not in shared]
         settings = {name.replace("worker_timeout", "timeout"): vars(self)[name] for name in own}
-        place: Place = locate(self.place_class)(**settings)
+        place: WorkerBackend = locate(self.place_class)(**settings)
         return place
 
 
@@ -341,7 +341,7 @@ class TrainConfig(Settings):
         if not self.runner.fast_dev_run:
             return self
         evaluation = self.evaluation
-        limit = min(evaluation.max_episode_steps or TRIAL_STEPS, TRIAL_STEPS)
+        limit = min(evaluation.max_episode_steps or DRY_RUN_STEPS, DRY_RUN_STEPS)
         return replace(
             self,
             algorithm=self.algorithm.shortened(),
@@ -371,8 +371,8 @@ class TrainConfig(Settings):
             return
         if self.env.id is None and self.env.target is None:
             raise ConfigError("env", CHOOSE_ENV)
-        is_made = isinstance(self.env.target, Given) and self.env.target.is_made()
-        for key in ("n_episodes", "final_episodes") if is_made else ():
+        is_instance = isinstance(self.env.target, InlineObject) and self.env.target.is_instance()
+        for key in ("n_episodes", "final_episodes") if is_instance else ():
             if vars(self.evaluation)[key]:
                 problem = (
                     "a vector environment given as an instance is only used for training; expected "
@@ -395,7 +395,7 @@ class RayRunnerConfig(RemoteRunnerConfig):
     """Workers as Ray actors, on one machine or a cluster; identical results to `dev`."""
 
     name: ClassVar[str] = "ray"
-    place_class: ClassVar[str] = "maze_train.cluster.pool.RayPlace"
+    place_class: ClassVar[str] = "maze_train.cluster.pool.RayBackend"
 
     address: str = "auto"
     """Ray cluster: `local`: start Ray on this machine for the run; `<head>:<port>`: a running

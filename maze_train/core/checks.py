@@ -26,7 +26,7 @@ UNKNOWN = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})", re.ASCII)
 NAMES_A_RUN = ("run", "resume", "base_run")
 """Settings in which `latest` means the run that started last."""
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Maximum number of threads or processes in a setting; the OS rejects much larger values."""
 
 

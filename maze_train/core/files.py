@@ -26,8 +26,8 @@ from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.folders import (
     OpenFolder,
     check_enclosed,
-    check_held,
-    held,
+    check_guarded,
+    guarded,
     make_folders,
     opened_folder,
 )
@@ -152,7 +152,7 @@ def verified_blocks(path: Path, expected: FileDigest) -> Iterator[bytes]:
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` if the block ends without an exception.
 
-    Missing parent folders are created, except those guarded by `held`.
+    Missing parent folders are created, except those guarded by `guarded`.
 
     Raises:
         OSError: If the file cannot be written; `path` is then unchanged.
@@ -162,7 +162,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         try:
             with _synced_file(folder, temporary) as file:
                 yield file
-            check_held(path)
+            check_guarded(path)
             folder.replace(temporary, path.name)
         except BaseException:
             folder.remove(temporary)
@@ -308,7 +308,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
 
     A run only writes below its directory, so links that lead out of it raise an error. If the
     directory is moved or removed, or its lock file is replaced, later writes raise an error (see
-    `held`).
+    `guarded`).
 
     The lock is an `flock` on the file `.lock` in the directory. It ends with the process in any
     case; the file is kept. On file systems without locks, nothing is locked.
@@ -346,7 +346,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
         try:
-            with held(directory, path):
+            with guarded(directory, path):
                 yield
         finally:
             # A process forked during the block shares the descriptor and thereby the lock.

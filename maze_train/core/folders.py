@@ -18,12 +18,12 @@ from pathlib import Path
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.names import CONFIG, OF_RUN, OF_SEVERAL
 
-_HELD: dict[Path, tuple[Path, int]] = {}
+_GUARDED: dict[Path, tuple[Path, int]] = {}
 """Guarded directories: for each, its marker file and an open descriptor of that file."""
 
 
 @contextmanager
-def held(directory: Path, mark: Path) -> Iterator[None]:
+def guarded(directory: Path, mark: Path) -> Iterator[None]:
     """Guard a directory: raise on writes below it once it was moved or removed.
 
     Args:
@@ -35,23 +35,23 @@ def held(directory: Path, mark: Path) -> Iterator[None]:
         OSError: If the marker cannot be opened.
     """
     descriptor = os.open(mark, os.O_RDONLY)
-    _HELD[directory] = (mark, descriptor)
+    _GUARDED[directory] = (mark, descriptor)
     try:
         yield
     finally:
-        _HELD.pop(directory, None)
+        _GUARDED.pop(directory, None)
         os.close(descriptor)
 
 
-def check_held(path: Path) -> None:
+def check_guarded(path: Path) -> None:
     """Raise if a path lies in a guarded directory that was moved or removed.
 
     Raises:
         FileNotFoundError: If the directory was moved or removed.
     """
     for directory in (path, *path.parents):
-        if directory in _HELD:
-            mark, descriptor = _HELD[directory]
+        if directory in _GUARDED:
+            mark, descriptor = _GUARDED[directory]
             with suppress(OSError):
                 if os.path.samestat(os.stat(mark), os.fstat(descriptor)):
                     continue
@@ -72,7 +72,7 @@ def outermost_run(path: Path) -> Path | None:
     """
     folders = (*reversed(path.parents), path)
     for folder in folders:
-        if folder in _HELD:
+        if folder in _GUARDED:
             return folder
     return next(filter(_is_run, folders), None)
 
@@ -171,7 +171,7 @@ def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
 
     Args:
         path: The folder.
-        make: Whether to create missing folders, except guarded ones (see `held`).
+        make: Whether to create missing folders, except guarded ones (see `guarded`).
 
     Raises:
         OSError: If the folder cannot be opened, or a component below a run is a link.
@@ -181,11 +181,11 @@ def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
     if root is None or not OPENS_BELOW:
         _check_links(path)
         missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-        check_held(path)  # Folders that vanish after this make the mkdir below fail.
+        check_guarded(path)  # Folders that vanish after this make the mkdir below fail.
         for folder in reversed(missing if make else []):
             folder.mkdir(exist_ok=True)
         root = path
-    check_held(path)
+    check_guarded(path)
     if not OPENS_BELOW:
         yield OpenFolder(path, None)
         return

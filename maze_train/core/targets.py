@@ -43,7 +43,7 @@ def is_within(key: str, sections: Iterable[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-class Given(str):
+class InlineObject(str):
     """String that names an object given in Python and keeps a reference to it.
 
     `config.yaml` stores the string. `locate` returns the object itself, even if it cannot be
@@ -56,7 +56,7 @@ class Given(str):
 
     value: object
 
-    def __new__(cls, value: object, name: str | None = None) -> Given:
+    def __new__(cls, value: object, name: str | None = None) -> InlineObject:
         """Create the name of an object."""
         module = getattr(value, "__module__", type(value).__module__)
         own = getattr(value, "__qualname__", f"<{type(value).__qualname__}>")
@@ -68,10 +68,10 @@ class Given(str):
     def __getnewargs__(self) -> tuple[object, str]:  # type: ignore[override]  # of __new__
         return self.value, str(self)
 
-    def __deepcopy__(self, memo: object) -> Given:
+    def __deepcopy__(self, memo: object) -> InlineObject:
         return self  # The configuration refers to the object and must not copy it.
 
-    def is_made(self, kind: type | None = None) -> bool:
+    def is_instance(self, kind: type | None = None) -> bool:
         """Return whether the object is an instance, rather than a class or function."""
         if isinstance(self.value, type):
             return False
@@ -273,7 +273,7 @@ def locate(path: str, key: str = TARGET) -> Any:
             given in Python and is not available in this process.
         ConfigError: If it comes from a file that this user did not sign, and is not trusted.
     """
-    if isinstance(path, Given):
+    if isinstance(path, InlineObject):
         return path.value
     check_trusted(path)
     path = str(path)
@@ -411,7 +411,7 @@ def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Ca
         ConfigError: If the object is not found, or is not of the required kind.
     """
     found = locate(path, key)
-    if isinstance(path, Given) and path.is_made(kind):
+    if isinstance(path, InlineObject) and path.is_instance(kind):
         return lambda *args, **kwargs: found
     home = str(getattr(found, "__module__", "")).partition(".")[0]
     if isinstance(found, type):
@@ -522,7 +522,7 @@ def _built(
     """Build the object given by a node whose targets have been checked."""
     given = {name: value for name, value in node.items() if name != TARGET}
     target = node[TARGET]
-    if given and isinstance(target, Given) and target.is_made(kind):
+    if given and isinstance(target, InlineObject) and target.is_instance(kind):
         problem = "is an instance and takes no arguments: leave them out, or pass the class instead"
         raise ConfigError(key, problem, node)
     for name, value in given.items():

@@ -22,7 +22,7 @@ ACHIEVED, DESIRED = GOALS = ("achieved_goal", "desired_goal")
 Strategy: TypeAlias = Literal["future", "final", "episode"]
 STRATEGIES = ("future", "final", "episode")
 
-MOST_DIFFERENCES = 1e-4
+MAX_DIFFERENCES = 1e-4
 """Tolerated fraction of steps whose recomputed reward differs from the recorded one. Goals are
 stored as float32, and the rounding can move a goal across a success threshold."""
 
@@ -241,7 +241,7 @@ class Hindsight:
         same = np.isclose(rewards, stored, rtol=1e-4, atol=1e-5) & (terminal == ended)
         self._num_compared += len(positions)
         self._num_different += int((~same).sum())
-        if self._num_different > 2 + MOST_DIFFERENCES * self._num_compared:
+        if self._num_different > 2 + MAX_DIFFERENCES * self._num_compared:
             k = np.flatnonzero(~same)[-1]
             raise EnvError(
                 f"a step to the achieved goal {achieved[k]} with the desired goal {desired[k]} had "

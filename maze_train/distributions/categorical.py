@@ -22,7 +22,7 @@ from maze_train.distributions.base import (
 )
 from maze_train.distributions.gaussian import VectorLayout
 
-LEAST_LOG_PROB = -1e4
+MIN_LOG_PROB = -1e4
 """Log-probabilities below this are 0 as probabilities in every dtype; finite, so products with
 them are 0."""
 
@@ -168,7 +168,7 @@ class Categorical(CategoricalFamily):
         """
         log_probs = log_softmax(params, -1)
         probs = log_probs.exp()
-        finite = log_probs.clamp(min=LEAST_LOG_PROB)
+        finite = log_probs.clamp(min=MIN_LOG_PROB)
         entropy = (probs * finite).sum(-1).neg_()
         index = actions.unsqueeze(-1)
 
@@ -250,7 +250,7 @@ def _log_legal(logits: Tensor) -> Tensor:
 
 
 LOG_2 = math.log(2.0)
-LEAST_UNIFORM = 2.0**-25
+MIN_UNIFORM = 2.0**-25
 """Replacement for a uniform draw of 0: half of the spacing of uniform float32 values."""
 
 
@@ -280,7 +280,7 @@ class Bernoulli(Distribution):
 
     def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
         """Draw standard logistic noise, [*shape, D]."""
-        noise.uniform_(generator=generator).logit_(LEAST_UNIFORM)
+        noise.uniform_(generator=generator).logit_(MIN_UNIFORM)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """Return the bits [params + noise > 0], int8, [..., *space.shape]."""

@@ -22,7 +22,7 @@ from gymnasium.vector.utils import batch_space
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, nearest
 from maze_train.core.notices import notify
 from maze_train.core.seeding import distinct_seeds
-from maze_train.core.targets import Given, import_extra, maker_of
+from maze_train.core.targets import InlineObject, import_extra, maker_of
 from maze_train.envs.building import closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.monitoring import metadata_of
@@ -243,7 +243,7 @@ def load_creator(name: str, spec: EnvSpec | None, kwargs: Mapping[str, Any]) -> 
         ConfigError: If the creator cannot be imported, does not create vector environments, or
             arguments are given for an existing instance.
     """
-    if kwargs and isinstance(name, Given) and name.is_made(VectorEnv):
+    if kwargs and isinstance(name, InlineObject) and name.is_instance(VectorEnv):
         problem = "the environment is already an instance and takes no arguments: remove them"
         raise ConfigError("env.kwargs", problem, kwargs)
     if spec is None:

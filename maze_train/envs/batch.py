@@ -37,7 +37,7 @@ class StepReport:
         self.continuing += other.continuing
 
 
-def asked_keys(info_keys: Sequence[str], agents: Sequence[str]) -> tuple[str, ...]:
+def required_keys(info_keys: Sequence[str], agents: Sequence[str]) -> tuple[str, ...]:
     """Return the keys of all info values needed for episode metrics.
 
     Args:
@@ -114,7 +114,7 @@ def episode_end(
     Args:
         env: Index of the environment.
         info: The final info.
-        keys: Keys of the required values, see `asked_keys`; None copies the whole info.
+        keys: Keys of the required values, see `required_keys`; None copies the whole info.
         agents: Names of the agents of a multi-agent environment.
     """
     returns = dict(info.get(AGENT_RETURNS, {})) if agents else {}

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import gymnasium
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
-from maze_train.envs.faults import explained, own_processes
+from maze_train.envs.faults import explained, separate_processes
 from maze_train.envs.types import Env
 from maze_train.workers.pool import check_spaces
 
-ONE_PER_PROCESS = "; if a process can have only one of them, " + own_processes(
+ONE_PER_PROCESS = "; if a process can have only one of them, " + separate_processes(
     "<runner.concurrency>"
 )
 """Possible reason why a second environment could not be built."""

@@ -12,7 +12,7 @@ import gymnasium
 from gymnasium import spaces
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.core.targets import TARGET, Given, build_target, locate, maker_of
+from maze_train.core.targets import TARGET, InlineObject, build_target, locate, maker_of
 from maze_train.envs.building import ConvertibleEnv, closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
@@ -67,7 +67,7 @@ class EnvFactory:
         if isinstance(env, str):
             return cls(EnvConfig(id=env, kwargs=kwargs))
         if isinstance(env, gymnasium.vector.VectorEnv):
-            return cls(EnvConfig(target=Given(env), backend="native", kwargs=kwargs))
+            return cls(EnvConfig(target=InlineObject(env), backend="native", kwargs=kwargs))
         if isinstance(env, gymnasium.Env) and env.spec is not None:
             problem = (
                 f"one environment cannot be used many times: pass its id, env={env.spec.id!r}, or "
@@ -81,7 +81,7 @@ class EnvFactory:
                 "environment cannot be used many times",
                 env,
             )
-        return cls(EnvConfig(target=Given(env), kwargs=kwargs))
+        return cls(EnvConfig(target=InlineObject(env), kwargs=kwargs))
 
     def __call__(self) -> Env:
         """Build a new environment.

@@ -97,7 +97,7 @@ def checked_info(info: Any) -> dict[str, Any]:
     return info
 
 
-def own_processes(num_envs: object) -> str:
+def separate_processes(num_envs: object) -> str:
     """Return instructions for running each environment in a separate process.
 
     Args:

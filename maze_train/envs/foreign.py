@@ -23,7 +23,7 @@ from maze_train.core.step_end import (
     is_terminated,
 )
 from maze_train.envs import backends, faults
-from maze_train.envs.batch import asked_keys, episode_end
+from maze_train.envs.batch import episode_end, required_keys
 from maze_train.envs.building import close_all, closed_on_error
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.config import EnvConfig
@@ -150,7 +150,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         self._describe(*spaces, num_envs, metadata)
         self.metadata["autoreset_mode"] = self.mode
         self._lives = AtariLives(name, num_envs) if atari_training else None
-        self._keys = None if info_keys is None else asked_keys(info_keys, self.agents)
+        self._keys = None if info_keys is None else required_keys(info_keys, self.agents)
         self._observation = FlatView(spaces[0])
         self._masks = mask_layout(*spaces)
         actions = zeroed_columns(self._action, num_envs)

@@ -30,7 +30,7 @@ NOT_KEPT = "its actions were not kept, because its episode is too long"
 ROUNDING = 1e-9
 """Relative difference attributed to rounding; at least 8 machine epsilons of the dtype."""
 
-LEAST_ROUNDING = 1e-12
+MIN_ROUNDING = 1e-12
 """Absolute difference attributed to rounding, for values that result from cancellation."""
 
 
@@ -49,7 +49,7 @@ def is_rounding(found: Array, expected: Array) -> bool:
         return False
     share = max(ROUNDING, 8.0 * float(np.finfo(expected.dtype).eps))
     wide = expected.astype(np.float64)
-    bound = share * np.abs(wide).max(initial=0.0) + LEAST_ROUNDING
+    bound = share * np.abs(wide).max(initial=0.0) + MIN_ROUNDING
     return bool((np.abs(found.astype(np.float64) - wide) <= bound).all())
 
 

@@ -27,11 +27,11 @@ from maze_train.envs.slice import SliceSettings
 from maze_train.envs.types import Env
 from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers
 from maze_train.spaces.describe import MASK_KEY, FlatView
-from maze_train.workers.places import Place, Portable, ThisProcess
+from maze_train.workers.backends import Pickled, ThisProcess, WorkerBackend
 from maze_train.workers.pool import (
-    Crew,
     WorkerFailedError,
     WorkerPool,
+    WorkerSpecs,
     check_spaces,
     shares,
     worker_names,
@@ -220,7 +220,7 @@ class PooledVectorEnv(MazeVectorEnv):
 
     Args:
         env_factories: One function per environment that returns a new environment; may be lambdas.
-        place: Backend of the workers, see `maze_train.workers.places`; None selects this process.
+        place: Backend of the workers, see `maze_train.workers.backends`; None selects this process.
         copy: Whether to return copies of the observations; False returns internal buffers, which
             the next step overwrites.
         step_infos: Whether to return the infos of every step, which must be sent between processes;
@@ -244,7 +244,7 @@ class PooledVectorEnv(MazeVectorEnv):
     def __init__(
         self,
         env_factories: Sequence[Callable[[], Env]],
-        place: Place | None = None,
+        place: WorkerBackend | None = None,
         *,
         copy: bool = True,
         step_infos: bool = True,
@@ -272,7 +272,7 @@ class PooledVectorEnv(MazeVectorEnv):
         make_workers = [
             partial(
                 TrainingSlice,
-                Portable(list(env_factories[part.start : part.stop]), "env"),
+                Pickled(list(env_factories[part.start : part.stop]), "env"),
                 part.start,
                 n,
                 first_env + part.start,
@@ -281,7 +281,7 @@ class PooledVectorEnv(MazeVectorEnv):
             for part in self._slices
         ]
         names = worker_names("worker", self._slices)
-        self._pool = place.pool(Crew(make_workers, names, CALLS))
+        self._pool = place.pool(WorkerSpecs(make_workers, names, CALLS))
         self._closing.callback(self._pool.close)
         try:
             self._share_memory(n)

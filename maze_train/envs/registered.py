@@ -172,7 +172,7 @@ def _registers(module: str, name: str) -> bool:
 def _package_of(name: str) -> str:
     """Return an installed module that needs Gymnasium and shares a part of its name with an id."""
     for module, packages in metadata.packages_distributions().items():
-        parts = [part for part in module.lower().split("_") if len(part) >= LEAST_PART]
+        parts = [part for part in module.lower().split("_") if len(part) >= MIN_PART]
         if module not in OURS and any(part in name.lower() for part in parts):
             needed = [line for package in packages for line in metadata.requires(package) or ()]
             if any(re.match(r"gym(nasium)?\b", line) for line in needed):
@@ -183,7 +183,7 @@ def _package_of(name: str) -> str:
 OURS = ("maze_train", ATARI.module, *(each.module for each in OTHERS))
 """Modules whose ids are already registered."""
 
-LEAST_PART = 4
+MIN_PART = 4
 """Minimum length of a part of a module's name to be compared with an id."""
 
 REMEDIES = (

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from maze_train.core.errors import ConfigError
 from maze_train.core.step_end import DROPPED, RUNNING, TERMINATED, TRUNCATED, EpisodeEnd
 from maze_train.envs import faults
-from maze_train.envs.batch import StepReport, asked_keys, episode_end
+from maze_train.envs.batch import StepReport, episode_end, required_keys
 from maze_train.envs.building import build_envs, close_all, closed_on_error
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.monitoring import (
@@ -30,7 +30,7 @@ from maze_train.envs.vector import Array, StepBuffers, masked_writer, row_writer
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
-from maze_train.workers.places import Portable
+from maze_train.workers.backends import Pickled
 from maze_train.workers.pool import PrivateMemory, Worker, WorkerContext
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class EnvSlice(Worker):
 
     def __init__(
         self,
-        factories: Portable[Sequence[Callable[[], Env]]],
+        factories: Pickled[Sequence[Callable[[], Env]]],
         first: int,
         num_envs: int,
         number: int,
@@ -130,7 +130,7 @@ class EnvSlice(Worker):
         several = agent_spaces(self.observation.space, self.action.space)
         self._agents = several.agents if several is not None else ()
         keys = settings.info_keys
-        self._keys = None if keys is None else asked_keys(keys, self._agents)
+        self._keys = None if keys is None else required_keys(keys, self._agents)
         self._next_seed: SeedSource = lambda i: None
         self._unplayed: dict[int, dict[str, Any]] = {}
         self._calls: list[EnvCall] = []
@@ -158,7 +158,7 @@ class EnvSlice(Worker):
             SpaceError: If a mask does not fit the action space. See also the class.
         """
         settings = SliceSettings(on_non_finite=on_non_finite, final_obs=final_obs, whole_games=True)
-        made = cls(Portable(factories, "env"), 0, len(factories), number, settings, WorkerContext())
+        made = cls(Pickled(factories, "env"), 0, len(factories), number, settings, WorkerContext())
         with closed_on_error(made.envs):
             columns = StepBuffers.columns(made.observation, made.action, len(factories))
             made.map(PrivateMemory(columns.nbytes))

@@ -26,7 +26,7 @@ Record: TypeAlias = "tuple[Event, float | Tensor, tuple[float, ...]]"
 
 PARTS = compiler_parts()
 BACKEND = "inductor"
-MOST_GRAPHS = 64
+MAX_GRAPHS = 64
 """Maximum number of graphs per function and process; PyTorch's default of 8 is too low for several
 learners."""
 
@@ -152,5 +152,5 @@ def check_compiler(way: str, modules: Iterable[nn.Module]) -> bool:
             "is compiled; install g++, or name one in the environment variable CXX"
         )
         return False
-    PARTS.raise_limit(MOST_GRAPHS)
+    PARTS.raise_limit(MAX_GRAPHS)
     return True

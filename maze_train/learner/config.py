@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.core.checks import (
-    MOST_THREADS,
+    MAX_THREADS,
     check_at_least,
     check_between,
     check_fields,
@@ -219,8 +219,8 @@ class LearnerGroupConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, 1, "n_learners", maximum=MOST_THREADS)
-        check_fields(self, 0, "n_cpus_per_learner", maximum=MOST_THREADS)
+        check_fields(self, 1, "n_learners", maximum=MAX_THREADS)
+        check_fields(self, 0, "n_cpus_per_learner", maximum=MAX_THREADS)
         check_fields(self, 0, "queue_size")
         if self.drop_when_full and not self.queue_size:
             problem = "has no effect without a queue; use false, or set queue_size"

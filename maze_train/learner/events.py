@@ -20,7 +20,7 @@ class LearnerEvents(EventInterface, prefix="train"):
     loss = Event("Terms of a loss with several terms, as `train/loss/<term>`.")
 
 
-class OwnStatistics(Statistics):
+class OwnerStatistics(Statistics):
     """Wrapper of statistics that adds the name of an owner to each metric.
 
     Args:
@@ -46,4 +46,4 @@ class OwnStatistics(Statistics):
 
 def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
     """Return statistics that record under the ID of a module, unless it is the default one."""
-    return statistics if module_id == DEFAULT_MODULE else OwnStatistics(statistics, module_id)
+    return statistics if module_id == DEFAULT_MODULE else OwnerStatistics(statistics, module_id)

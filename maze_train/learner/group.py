@@ -14,9 +14,9 @@ from maze_train.learner.config import LearnerGroupConfig, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners, Result
 from maze_train.learner.modules import DEFAULT_MODULE, ModuleSource, torch_threads
-from maze_train.learner.others import OtherLearners
+from maze_train.learner.peers import PeerLearners
 from maze_train.learner.update_queue import UpdateQueue
-from maze_train.workers.places import Place
+from maze_train.workers.backends import WorkerBackend
 
 
 class LearnerGroup(Learners):
@@ -43,15 +43,15 @@ class LearnerGroup(Learners):
         self,
         learner: Learner[Any, Any, Any],
         settings: LearnerGroupConfig | int = 1,
-        place: Place | None = None,
+        place: WorkerBackend | None = None,
     ) -> None:
         if isinstance(settings, int):
             settings = LearnerGroupConfig(n_learners=settings)
         super().__init__(learner, settings)
         self._queue: UpdateQueue | None = None
-        self._others: OtherLearners | None = None
+        self._others: PeerLearners | None = None
         if settings.n_learners > 1:
-            self._others = OtherLearners(learner, settings, place)
+            self._others = PeerLearners(learner, settings, place)
 
     @property
     def n_learners(self) -> int:

@@ -23,8 +23,8 @@ from maze_train.learner.loss_strategies import Analytic, Autograd
 from maze_train.learner.modules import (
     DEFAULT_MODULE,
     Chosen,
-    HowAdded,
     LearnerModules,
+    ModuleOptions,
     ModuleSource,
     autocast,
     matmul_precision,
@@ -422,7 +422,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return self.modules.config_of(module_id)
 
     def add_module(
-        self, module_id: str, module: ModuleSource, **how: Unpack[HowAdded]
+        self, module_id: str, module: ModuleSource, **how: Unpack[ModuleOptions]
     ) -> nn.Module:
         """Add a module; allowed at any time between updates.
 
@@ -431,7 +431,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             module: The module; a function without
                 arguments that creates it; or weights (of `get_weights` or a saved policy) for a
                 copy of the module `like`.
-            **how: `frozen`, `like` and `overrides`, see `HowAdded`.
+            **how: `frozen`, `like` and `overrides`, see `ModuleOptions`.
 
         Returns:
             The new module, on the device of the learner.

@@ -142,7 +142,7 @@ Data = TypeVar("Data")
 Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
 
 
-class HowAdded(TypedDict, total=False):
+class ModuleOptions(TypedDict, total=False):
     """Options of `Learner.add_module`."""
 
     frozen: bool

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import TARGET, Given, build_target, locate
+from maze_train.core.targets import TARGET, InlineObject, build_target, locate
 from maze_train.core.torch_private import skipping, takes_tensors
 from maze_train.core.types import Tensor
 from maze_train.learner.config import (
@@ -215,7 +215,7 @@ class ModuleOptimizer:
         )
         owned = [{"params": [flat.vector]} for flat in self._flat]
         owned = owned or [{"params": group} for group in groups]
-        node = {**node, TARGET: Given(without_compiler(optimizer_class), node[TARGET])}
+        node = {**node, TARGET: InlineObject(without_compiler(optimizer_class), node[TARGET])}
         built: torch.optim.Optimizer = build_target(
             node, owned, key=key, kind=torch.optim.Optimizer, **extra
         )

@@ -44,14 +44,14 @@ class Shard(SingleLearner):
 
     def __init__(self, rank: int, count: int, beat: Callable[[], None] = lambda: None) -> None:
         self.rank, self.count, self._beat = rank, count, beat
-        self.statistics = ShareStatistics()
+        self.statistics = ShardStatistics()
         self._size, self._share = 0, 1.0
         # Total number of samples and fraction of this learner, by module.
         self._sizes: dict[str, tuple[int, float]] = {}
 
     def begin(self, statistics: Statistics) -> Statistics:
         """Begin an update with empty statistics of this shard."""
-        self.statistics = ShareStatistics()
+        self.statistics = ShardStatistics()
         return self.statistics
 
     def take(
@@ -132,7 +132,7 @@ class Shard(SingleLearner):
         return values
 
 
-class ShareStatistics(Statistics):
+class ShardStatistics(Statistics):
     """Statistics of a shard: a value without a weight counts by the shard's share of samples."""
 
     __slots__ = ("share",)
@@ -153,7 +153,7 @@ class ShareStatistics(Statistics):
             super().record(event, value, self.share if weight is None else weight)
 
 
-class Parcels:
+class SharedMessages:
     """Sends a value to all workers, with tensors and arrays in shared memory.
 
     The called method receives the memory (None if it is unchanged) and two arguments for `unpack`.

@@ -13,7 +13,7 @@ from maze_train.core.types import Sequences, Tensor, TensorTree
 from maze_train.functional.losses import clipped_value_loss, squared_value_loss
 from maze_train.functional.value_transforms import ValueTransform, support_to_scalar, two_hot_loss
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.own import build_value_transform
+from maze_train.nets.custom import build_value_transform
 from maze_train.nets.policy_model import (
     Policy,
     PolicyModel,

@@ -9,7 +9,7 @@ from maze_train.core.checks import check_at_least, check_between, check_fields
 from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 
-MOST_UNITS, MOST_LAYERS = 16_384, 64
+MAX_UNITS, MAX_LAYERS = 16_384, 64
 """Upper limits; larger networks need gigabytes of memory and minutes to initialise."""
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
@@ -32,8 +32,8 @@ class RecurrentConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, 1, "size", maximum=MOST_UNITS)
-        check_fields(self, 1, "layers", maximum=MOST_LAYERS)
+        check_fields(self, 1, "size", maximum=MAX_UNITS)
+        check_fields(self, 1, "layers", maximum=MAX_LAYERS)
 
 
 @dataclass(kw_only=True)
@@ -157,8 +157,8 @@ class ModelConfig(Settings):
         sizes = {"hidden_sizes": self.hidden_sizes, "critic_hidden_sizes": self.critic_hidden_sizes}
         for name, found in sizes.items():
             for i, size in enumerate(found or ()):
-                check_between(f"{name}[{i}]", size, 1, MOST_UNITS)
-        check_fields(self, 1, "branch_size", maximum=MOST_UNITS)
+                check_between(f"{name}[{i}]", size, 1, MAX_UNITS)
+        check_fields(self, 1, "branch_size", maximum=MAX_UNITS)
         self._check_networks()
         if self.centralized_critic and self.shared_trunk:
             problem = "a centralised critic shares no layers with the policy; remove this setting"

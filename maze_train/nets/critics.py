@@ -18,8 +18,8 @@ from maze_train.distributions.mapping import distribution_for
 from maze_train.distributions.soft import SoftActions
 from maze_train.nets.blocks import activation
 from maze_train.nets.config import ModelConfig
+from maze_train.nets.custom import build_own
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.nets.own import build_own
 from maze_train.nets.policy_model import (
     POLICY_GAIN,
     ActionMasking,
@@ -169,7 +169,7 @@ class TemplateCritics(nn.Module):
         return outputs
 
 
-class OwnCritics(nn.Module):
+class CustomCritics(nn.Module):
     """Ensemble of E custom Q-functions with separate weights.
 
     Args:
@@ -193,7 +193,7 @@ class OwnCritics(nn.Module):
         return torch.stack([member(features, actions) for member in self.members[:first]])
 
 
-Critics: TypeAlias = TemplateCritics | OwnCritics
+Critics: TypeAlias = TemplateCritics | CustomCritics
 
 
 def build_critics(
@@ -221,7 +221,7 @@ def build_critics(
         build_own(config.critic, "model.critic", space, output_size, action_size)
         for _ in range(size)
     ]
-    return OwnCritics(members)
+    return CustomCritics(members)
 
 
 @contextmanager

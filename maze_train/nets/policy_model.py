@@ -21,8 +21,8 @@ from maze_train.distributions.mapping import KEY, distribution_for
 from maze_train.nets.acting import DistributionPolicy
 from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ModelConfig
+from maze_train.nets.custom import build_own, wrapped
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.nets.own import build_own, wrapped
 from maze_train.nets.template import TemplateNet, resolve
 from maze_train.spaces.describe import flat_space, is_mask_key
 from maze_train.spaces.masks import MaskedPart, MaskLayout, mask_layout

@@ -44,9 +44,9 @@ def resumption_of(config: TrainConfig) -> Resumption | None:
 
 def how_to_continue(run_dir: Path, config: TrainConfig) -> str:
     """Return the command that resumes the run in a directory."""
-    from maze_train.run.resuming import how_to_go_on
+    from maze_train.run.resuming import resume_hint
 
-    return how_to_go_on(run_dir, config)
+    return resume_hint(run_dir, config)
 
 
 def base_policies(
@@ -150,7 +150,7 @@ def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
 
 
 def _agent_parts() -> AgentParts:
-    from maze_train.training.several_agents import PARTS
+    from maze_train.training.multi_agent_models import PARTS
 
     return PARTS
 

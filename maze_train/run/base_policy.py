@@ -30,7 +30,7 @@ from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import check_same_spaces, flat_space, flat_spaces
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.models import modules_of
-from maze_train.training.several_agents import policies_of_agents
+from maze_train.training.multi_agent_models import policies_of_agents
 
 WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
 

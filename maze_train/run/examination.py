@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from maze_train.collect.uniform import UniformPolicy
 from maze_train.core.types import ArrayTree, leaves_by_key
-from maze_train.envs.faults import own_processes
+from maze_train.envs.faults import separate_processes
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.slice import EnvSlice
 from maze_train.envs.vector import zeroed_columns
@@ -196,5 +196,5 @@ def notes(findings: Findings, num_envs: int, num_eval_envs: int, num_workers: in
     problem = "environments of one process change each other's observations"
     if findings.second_fails:
         problem = f"a second environment in one process fails ({findings.second_fails})"
-    lines.append(f"{problem}, in training and evaluation: {own_processes(num_envs)}")
+    lines.append(f"{problem}, in training and evaluation: {separate_processes(num_envs)}")
     return lines

@@ -28,7 +28,7 @@ from maze_train.spaces.describe import (
 from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo
 from maze_train.training.builder import AlgorithmBuilder
 
-LEAST_RUN_S = 5.0
+MIN_RUN_S = 5.0
 """Minimum duration of a run in seconds for notes about its speed."""
 
 LARGE_IMAGE = 10_000
@@ -38,7 +38,7 @@ LARGE_ONE_HOT = 10_000
 """Minimum size of a one-hot observation for a note."""
 
 TIMES = ("time/env_s", "time/collect_s", "time/epoch_s")
-LEAST_WAIT_S, LEAST_SHARE = 5.0, 0.2
+MIN_WAIT_S, MIN_FRACTION = 5.0, 0.2
 """Minimum possible saving, in seconds and as a fraction of the run, for a note."""
 
 
@@ -225,7 +225,7 @@ def end_notes(
     for key in info_keys:
         if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
             yield f"tracking.info_keys: no episode ended with a number under {key!r} in its info"
-    if sum(row.get("time/epoch_s", 0.0) for row in rows) >= LEAST_RUN_S:
+    if sum(row.get("time/epoch_s", 0.0) for row in rows) >= MIN_RUN_S:
         yield from speed_notes(rows, builder)
 
 
@@ -311,7 +311,7 @@ def worker_notes(
 
 def is_worth_it(saved_s: float, whole_s: float) -> bool:
     """Return whether a possible saving is large enough for a note."""
-    return saved_s >= LEAST_WAIT_S and saved_s >= LEAST_SHARE * whole_s
+    return saved_s >= MIN_WAIT_S and saved_s >= MIN_FRACTION * whole_s
 
 
 def has_vector_form(config: EnvConfig) -> bool:

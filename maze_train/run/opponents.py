@@ -28,7 +28,7 @@ from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import RANDOM_OPPONENT
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
-from maze_train.training.several_agents import is_trainable, policies_of_agents
+from maze_train.training.multi_agent_models import is_trainable, policies_of_agents
 
 
 class OpponentEvaluator(RolloutEvaluator):
@@ -97,7 +97,7 @@ class OpponentEvaluator(RolloutEvaluator):
         return total / len(seat), total, np.max(against, axis=0)
 
 
-MOST_TURNS, ENOUGH = 1_000, 10
+MAX_TURNS, ENOUGH = 1_000, 10
 """Number of turns to play to detect whether rewards cancel out, and required turns with rewards."""
 
 CANCELLED = (
@@ -144,7 +144,7 @@ def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
     policy, is_over, n_found = UniformPolicy(*spaces), True, 0
     policy.reset(seed)
     seeds = EpisodeSeeds(seed, 0, 1)
-    for _ in range(MOST_TURNS):
+    for _ in range(MAX_TURNS):
         if is_over:
             obs, _ = env.reset(seed=seeds.next())
         obs, _, terminated, truncated, _ = env.step(policy.act(obs))

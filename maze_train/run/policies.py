@@ -25,7 +25,7 @@ from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.targets import TARGET, Given, build_target, is_target
+from maze_train.core.targets import TARGET, InlineObject, build_target, is_target
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.joint import JointModel
@@ -34,7 +34,7 @@ from maze_train.spaces.agents import AgentSpaces, agent_spaces, matching
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.training.config import PolicyConfig
 from maze_train.training.models import modules_of
-from maze_train.training.several_agents import check_id, policies_of_agents
+from maze_train.training.multi_agent_models import check_id, policies_of_agents
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
         return RolloutPolicy(name, {"policy": RANDOM}, random_agent)
     build = partial(build_target, config.policy, key="policy")
     target = config.policy[TARGET]
-    is_given = isinstance(target, Given)
+    is_given = isinstance(target, InlineObject)
     found = target.value if is_given else built_policy(build)
     agent = agent_maker(found, config.deterministic)
     is_model = model_of(found) is not None

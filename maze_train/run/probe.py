@@ -15,7 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from maze_train.workers.places import PROCESS_NAME, SIGNALS, limit_threads
+from maze_train.workers.backends import PROCESS_NAME, SIGNALS, limit_threads
 
 if TYPE_CHECKING:
     from typing import Self

@@ -15,7 +15,7 @@ from maze_train.envs.pooled import NEW_EPISODES
 from maze_train.run.examination import Findings, examine, notes, replay_difference
 from maze_train.run.probe import Probe
 from maze_train.training.builder import AlgorithmBuilder
-from maze_train.workers.places import ThisProcess
+from maze_train.workers.backends import ThisProcess
 
 LIMIT_S = 30.0
 """Timeout of the examination in seconds."""

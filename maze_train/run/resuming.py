@@ -33,7 +33,7 @@ from maze_train.core.names import CONFIG
 from maze_train.core.notices import notify, warn
 from maze_train.core.report import text_table
 from maze_train.core.run_directory import FAILURES, MetricsRow, RunDirectory, checkpoint_name
-from maze_train.core.targets import TARGET, Given, arguments_for, has_no_name, is_within
+from maze_train.core.targets import TARGET, InlineObject, arguments_for, has_no_name, is_within
 from maze_train.core.text import shell_word
 from maze_train.training.config import RANDOM_OPPONENT
 
@@ -344,7 +344,7 @@ def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list
 
 def _is_given_again(before: object, now: object) -> bool:
     """Return whether a Python object replaces an unnamed one; these cannot be compared."""
-    return isinstance(now, Given) and isinstance(before, str) and has_no_name(before)
+    return isinstance(now, InlineObject) and isinstance(before, str) and has_no_name(before)
 
 
 def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str, str]) -> str:
@@ -425,7 +425,7 @@ def by_name(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def how_to_go_on(run_dir: Path, config: TrainConfig) -> str:
+def resume_hint(run_dir: Path, config: TrainConfig) -> str:
     """Return a message that explains how to resume a run.
 
     Args:

@@ -18,7 +18,7 @@ from maze_train.config.rollout_config import RolloutConfig
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
 from maze_train.core.files import atomic_write, results_directory, versions, writable
-from maze_train.core.folders import check_enclosed, held
+from maze_train.core.folders import check_enclosed, guarded
 from maze_train.core.hub import is_on_hub
 from maze_train.core.names import CONFIG, SUMMARY
 from maze_train.core.notices import notify, warn
@@ -128,7 +128,7 @@ class RolloutRunner:
                         for place in (output_dir, *output_dir.parents[: 2 * (given is None)]):
                             place.rmdir()
                 raise
-            stack.enter_context(held(output_dir, output_dir))
+            stack.enter_context(guarded(output_dir, output_dir))
             self._write_config(output_dir)
             if config.record and writer is None:
                 writer = self._trajectory_writer(output_dir / TRAJECTORIES)

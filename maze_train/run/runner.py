@@ -20,7 +20,7 @@ from maze_train.config.writing import config_text, write_config
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write, link_latest, writable
-from maze_train.core.folders import check_held
+from maze_train.core.folders import check_guarded
 from maze_train.core.names import DIGESTS, LATEST, OUTPUTS
 from maze_train.core.notices import notify
 from maze_train.core.run_directory import FAILURES, WHOLE, RunDirectory
@@ -458,7 +458,7 @@ def missing_results(
     """Return the results that could not be written, for example on a full disk."""
     missing = [*tracker.missing, *map(str, selection.missing)]
     try:
-        check_held(run.path)
+        check_guarded(run.path)
     except OSError:
         missing.insert(0, WHOLE)
     checkpoints = trainer.checkpoints
@@ -467,7 +467,7 @@ def missing_results(
     return tuple(missing)
 
 
-def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
+def tell_stop(trainer: Trainer, resume_hint: str) -> None:
     """Print where an unfinished run stopped and how to resume it."""
     latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
@@ -478,4 +478,4 @@ def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
     elif not latest.is_dir():
         notify(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
     else:
-        notify(f"{stopped}; last checkpoint: {latest}\n{how_to_go_on}")
+        notify(f"{stopped}; last checkpoint: {latest}\n{resume_hint}")

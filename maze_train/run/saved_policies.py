@@ -18,15 +18,19 @@ from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings, parsed_set
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import RunDirectoryError, one_of
 from maze_train.core.names import BEST, FINAL, SPACES, WEIGHTS
-from maze_train.core.policy_place import PolicyPlace, policy_nearby
+from maze_train.core.policy_location import PolicyLocation, policy_nearby
 from maze_train.core.run_directory import RunDirectory, checkpoint_name
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.models import modules_of
+from maze_train.training.multi_agent_models import (
+    make_joint_model,
+    model_weights,
+    policies_of_agents,
+)
 from maze_train.training.policy_files import read_score, read_spaces, read_weights
-from maze_train.training.several_agents import make_joint_model, model_weights, policies_of_agents
 
 
 @dataclass(frozen=True)
@@ -281,7 +285,7 @@ def read_source(
 
 def _directory_of(run_dir: str | Path) -> Path:
     """Return the directory of a named policy, with or without a version."""
-    place = PolicyPlace.named(run_dir)
+    place = PolicyLocation.named(run_dir)
     if not place.version:
         return place.directory
     found = policy_versions(place.run)

@@ -17,7 +17,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.assembly import load_resumed
 from maze_train.run.runner import TrainingResult, TrainingRunner
-from maze_train.workers.places import refuse_import
+from maze_train.workers.backends import refuse_import
 
 SHORT = {
     "evaluators": "evaluation.evaluators",

@@ -30,7 +30,7 @@ MASK_KEY = "action_mask"
 LEAF_TYPES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 NESTED_TYPES = (spaces.Dict, spaces.Tuple)
 
-LEFT_OUT = (
+OMITTED = (
     "exclude it from observations with env.wrappers=[{_target_: "
     "gymnasium.wrappers.FilterObservation, filter_keys: [<keys to keep>]}], or "
 )
@@ -190,7 +190,7 @@ def walk_leaves(
     elif isinstance(space, LEAF_TYPES):
         yield path, space
     else:
-        left_out = LEFT_OUT if path else ""
+        left_out = OMITTED if path else ""
         where = f"the space at {join_keys(path)!r}" if path else "the space"
         raise SpaceError(
             f"{where} is {space}: expected Box, Discrete, MultiDiscrete or MultiBinary, alone or "

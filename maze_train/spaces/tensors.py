@@ -27,7 +27,7 @@ from maze_train.spaces.describe import is_mask_key
 FIRST_INEXACT = 2.0**24
 """Integers above this value are rounded in float32."""
 
-LEAST_LEVELS = 16
+MIN_LEVELS = 16
 """Minimum number of float32 values required between the smallest and the largest observation."""
 
 
@@ -53,13 +53,13 @@ def check_resolution(first: Mapping[str, Array], later: ArrayTree) -> None:
         later: Later observations.
 
     Raises:
-        SpaceError: If an entry changes by less than `LEAST_LEVELS` values of float32.
+        SpaceError: If an entry changes by less than `MIN_LEVELS` values of float32.
     """
     for key, array in first.items():
         both = np.concatenate([array, leaves_by_key(later)[key]])
         spread, largest = np.ptp(both, axis=0), np.abs(both).max(axis=0)
         step = np.spacing(largest.astype(np.float32))
-        is_lost = (largest >= FIRST_INEXACT) & (spread > 0) & (spread < LEAST_LEVELS * step)
+        is_lost = (largest >= FIRST_INEXACT) & (spread > 0) & (spread < MIN_LEVELS * step)
         if not is_lost.any():
             continue
         index = tuple(int(i) for i in np.argwhere(is_lost)[0])

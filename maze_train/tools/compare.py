@@ -28,7 +28,7 @@ from maze_train.tools.compare_report import (
     short,
     shown,
 )
-from maze_train.tools.runs import LeftOut, Run, find_runs, read_run
+from maze_train.tools.runs import Run, SkippedRun, find_runs, read_run
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
 from maze_train.training.config import EvaluationConfig
 
@@ -58,7 +58,7 @@ class Comparison:
     overall: dict[tuple[str, ...], Figures] = field(repr=False)
     """Statistics aggregated over the environments in `bounds`, by algorithm and settings."""
 
-    left_out: list[LeftOut]
+    left_out: list[SkippedRun]
     """Excluded runs, with the reasons."""
 
     output: Path
@@ -160,7 +160,7 @@ def compare(config: CompareConfig) -> Comparison:
     metric = _metric(runs, config.metric)
     for run in runs:
         if not len(run.curve(metric)[2]):
-            left_out.append(LeftOut(str(run.directory), f"{METRICS} has no {metric}"))
+            left_out.append(SkippedRun(str(run.directory), f"{METRICS} has no {metric}"))
     runs = [run for run in runs if len(run.curve(metric)[2])]
     _check_ignored(config, {key for run in runs for key in run.settings})
     keys = differing_settings(runs, config.ignore)
@@ -187,7 +187,7 @@ def compare(config: CompareConfig) -> Comparison:
     return comparison
 
 
-def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
+def _read(config: CompareConfig) -> tuple[list[Run], list[SkippedRun]]:
     """Return the runs that can be compared, and the excluded runs with reasons."""
     found = find_runs(config.runs)
     runs, left_out = [], list(found.without_run)
@@ -196,7 +196,7 @@ def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
             error = found.errors.get(directory.resolve(), "")
             runs.append(read_run(directory, error, config.unfinished))
         except RunDirectoryError as problem:
-            left_out.append(LeftOut(str(directory), str(problem)))
+            left_out.append(SkippedRun(str(directory), str(problem)))
     if not runs:
         reasons = "".join(f"\n  {left.name}: {left.reason}" for left in left_out)
         hint = "\nunfinished=true counts runs that did not finish"

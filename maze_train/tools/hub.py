@@ -32,8 +32,8 @@ from maze_train.tracking.tracker import ENV_STEPS
 from maze_train.training.config import RANDOM
 from maze_train.training.policy_files import PolicyWriter
 
-FILM, CARD = "replay.mp4", "README.md"
-OWN_FILES = (*POLICY_FILES, METRICS, CURVE, FILM)
+VIDEO, CARD = "replay.mp4", "README.md"
+OWN_FILES = (*POLICY_FILES, METRICS, CURVE, VIDEO)
 MAX_NBYTES = 1 << 28
 
 SHOWN = ("env", "model", "policies", "algorithm")
@@ -51,7 +51,7 @@ SHARED_TEXTS = (
 )
 """Patterns of settings whose texts are published, in addition to predefined choices."""
 
-LEFT_OUT = "left_out"
+OMITTED = "left_out"
 """Placeholder for other texts: paths, secrets, or arguments of a custom environment."""
 
 
@@ -123,7 +123,7 @@ def model_card(
         f"---\n{_metadata(algorithm, task, title, score)}\n---",
         f"# {title}\n",
         *([f"![Returns over environment steps]({CURVE})\n"] if CURVE in files else []),
-        *([f"[Video of an episode]({FILM})\n"] if FILM in files else []),
+        *([f"[Video of an episode]({VIDEO})\n"] if VIDEO in files else []),
         "| | |\n| --- | --- |",
         *(f"| {key} | {value} |" for key, value in facts.items() if value),
         f"\n## Use\n\n{_use(saved, name)}",
@@ -202,12 +202,12 @@ def write_repository(
     found = {METRICS: run.metrics, CURVE: run.plots / CURVE}
     sources = {file: path for file, path in found.items() if lies_in(saved.run_dir, path)}
     if config.film is not None:
-        sources[FILM] = Path(expanded(config.film))
+        sources[VIDEO] = Path(expanded(config.film))
     for file, path in sources.items():
         try:
             (folder / file).write_bytes(read_regular(path, MAX_NBYTES))
         except OSError as error:
-            key = "film" if file == FILM else "run"
+            key = "film" if file == VIDEO else "run"
             raise ConfigError(key, f"cannot be read: {error}", str(path)) from error
     if config.card:
         (folder / CARD).write_text(model_card(saved, settings, name, sources), encoding="utf-8")
@@ -224,7 +224,7 @@ def shared_settings(
     """Return the settings to publish with a policy, as plain values.
 
     Numbers, flags, predefined choices and the texts in `SHARED_TEXTS` are kept. Any other text may
-    be a path or a secret and is replaced by `LEFT_OUT`.
+    be a path or a secret and is replaced by `OMITTED`.
 
     Args:
         config: The settings.
@@ -250,7 +250,7 @@ def shared_settings(
         if any(fnmatchcase(key, pattern) for pattern in (*SHARED_TEXTS, *share)):
             return node
         left_out.append(key)
-        return LEFT_OUT
+        return OMITTED
 
     return shared(found, ""), list(dict.fromkeys(left_out))
 

@@ -42,7 +42,7 @@ SELECTING = ("n_episodes", "opponents", "metric", "mode")
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedRun:
     """An excluded run and the reason."""
 
     name: str
@@ -75,18 +75,18 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRuns:
     """Run directories, and failed jobs of sweeps."""
 
     directories: list[Path]
     errors: dict[Path, str]
     """Error messages of failed jobs by run directory."""
 
-    without_run: list[LeftOut]
+    without_run: list[SkippedRun]
     """Jobs that failed before their run directory was created."""
 
 
-def find_runs(names: Iterable[str]) -> Found:
+def find_runs(names: Iterable[str]) -> FoundRuns:
     """Find the runs in the given directories, without duplicates, in the order of the names.
 
     Args:
@@ -96,7 +96,7 @@ def find_runs(names: Iterable[str]) -> Found:
         ConfigError: If there is no run for a name.
         RunDirectoryError: If the jobs of a sweep cannot be read.
     """
-    found = Found([], {}, [])
+    found = FoundRuns([], {}, [])
     for name in names:
         name = expanded(name)
         roots = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
@@ -115,7 +115,7 @@ def find_runs(names: Iterable[str]) -> Found:
     return found
 
 
-def _below(root: Path, found: Found) -> Iterator[Path]:
+def _below(root: Path, found: FoundRuns) -> Iterator[Path]:
     """Yield the run directories below a directory, without descending into runs."""
     for folder, names, files in os.walk(root):
         path = Path(folder)
@@ -132,7 +132,7 @@ def _below(root: Path, found: Found) -> Iterator[Path]:
                 if job.error and is_run:
                     found.errors[run_dir.resolve()] = job.error
                 elif job.error:
-                    left = LeftOut(f"{path.name}: {job.label}", job.error)
+                    left = SkippedRun(f"{path.name}: {job.label}", job.error)
                     found.without_run.extend([left] if left not in found.without_run else [])
         if CONFIG in files:
             names.clear()

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.core.checks import check_below
 from maze_train.core.files import atomic_write, open_own
-from maze_train.core.folders import check_held, make_folders
+from maze_train.core.folders import check_guarded, make_folders
 from maze_train.core.names import METRICS, SUMMARY
 from maze_train.core.notices import warn
 from maze_train.core.plain_yaml import dump_yaml
@@ -344,7 +344,7 @@ class CSVWriter(MetricsWriter):
             self._replace()
             return
         try:
-            check_held(self._path)  # An open file follows its directory.
+            check_guarded(self._path)  # An open file follows its directory.
             self._file.write(csv_text(self._rows[-1:], self._columns, header=False))
             self._file.flush()
         except OSError:
@@ -359,7 +359,7 @@ class CSVWriter(MetricsWriter):
             self._replace()
         assert self._file is not None
         try:
-            check_held(self._path)
+            check_guarded(self._path)
             os.fsync(self._file.fileno())
             self._path.stat()
         except OSError:
@@ -440,7 +440,7 @@ class TensorBoardWriter(MetricsWriter):
         """Add one point to each curve."""
         if self._writer is None:
             return
-        check_held(Path(self._writer.log_dir))
+        check_guarded(Path(self._writer.log_dir))
         step = int(row[ENV_STEPS])
         for name, value in row.items():
             if name != ENV_STEPS:

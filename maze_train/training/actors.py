@@ -18,7 +18,7 @@ from maze_train.training.builder import (
     close_quietly,
 )
 from maze_train.training.features import ActorParts
-from maze_train.workers.places import ThisProcess
+from maze_train.workers.backends import ThisProcess
 
 
 def build_actors(

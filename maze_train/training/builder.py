@@ -22,7 +22,7 @@ from maze_train.core.targets import locate
 from maze_train.envs.calls import EnvCalls
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, cap_on_episodes, env_name
-from maze_train.envs.faults import own_processes
+from maze_train.envs.faults import separate_processes
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
@@ -36,7 +36,7 @@ from maze_train.spaces.describe import flat_spaces
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.checkpoints import Checkpoint
 from maze_train.training.config import (
-    TRIAL_STEPS,
+    DRY_RUN_STEPS,
     AlgorithmConfig,
     CheckpointConfig,
     EvaluationConfig,
@@ -47,16 +47,16 @@ from maze_train.training.evaluators import Evaluator, RolloutEvaluator
 from maze_train.training.features import AgentParts, BuildFeatures
 from maze_train.training.models import learner_with_frozen, make_model, modules_of
 from maze_train.training.trainer import Trainer, TrainerServices
-from maze_train.workers.places import Place
+from maze_train.workers.backends import WorkerBackend
 
-MOST_IDLE = 100
+MAX_IDLE = 100
 """Maximum number of consecutive rollouts without a turn of policies that lack statistics."""
 
 
 def build_vector_env(
     factories: Sequence[Callable[[], Env[Any, Any]]],
     config: EnvConfig,
-    place: Place,
+    place: WorkerBackend,
     on_non_finite: Any,
     first_env: int = 0,
     *,
@@ -172,7 +172,7 @@ class BuildContext(Generic[Config]):
     config: RunSettings
     algorithm: Config
     env_factory: EnvFactory
-    place: Place
+    place: WorkerBackend
     seeds: Seeds
     device: torch.device
     run_dir: Path
@@ -216,7 +216,7 @@ class BuildContext(Generic[Config]):
         except EnvError as error:
             if training or self.place.num_workers(2) > 1:
                 raise
-            remedy = own_processes(self.config.runner.concurrency)
+            remedy = separate_processes(self.config.runner.concurrency)
             raise EnvError(
                 f"{error}; this process already has training environments: if it can have only "
                 f"one, {remedy}"
@@ -454,7 +454,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             ConfigError: If a rollout does not fit into memory.
         """
         context, config = self.context, self.config
-        steps = min(num_steps, TRIAL_STEPS) if config.runner.fast_dev_run else num_steps
+        steps = min(num_steps, DRY_RUN_STEPS) if config.runner.fast_dev_run else num_steps
         settings: dict[str, Any] = {
             "env_seed": context.seeds.integer(f"{stream}episodes"),
             "action_seed": context.seeds.integer(f"{stream}actions"),
@@ -543,7 +543,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             experience, episodes = collector.collect(acting)
             episodes.check_steps(" before training")
             idle = 0 if few & experience.keys() else idle + 1
-            if idle == MOST_IDLE:
+            if idle == MAX_IDLE:
                 raise TrainingError(
                     f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
                     "training, which collect observation statistics: give the policy a model with "

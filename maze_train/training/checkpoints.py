@@ -47,7 +47,7 @@ from maze_train.core.files import (
     versions,
     write_synced,
 )
-from maze_train.core.folders import check_held, make_folders
+from maze_train.core.folders import check_guarded, make_folders
 from maze_train.core.notices import warn
 from maze_train.core.state import StatePart
 from maze_train.core.state_files import TreePath, check_content, dumps, loads
@@ -382,7 +382,7 @@ class CheckpointStore:
             ValueError: If the state has too many parts (tens of thousands).
         """
         try:
-            check_held(self.directory)
+            check_guarded(self.directory)
             path = self._write(state, position)
         except OSError as error:
             self._warn(

@@ -27,7 +27,7 @@ RANDOM_OPPONENT = MappingProxyType({RANDOM: RANDOM})
 """Default of `evaluation.opponents` if the rewards of agents cancel out."""
 
 
-TRIAL_STEPS = 10
+DRY_RUN_STEPS = 10
 """Maximum number of steps per environment in each part of a dry run (`runner.fast_dev_run`)."""
 
 TRIAL_BATCH = 256

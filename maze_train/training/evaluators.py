@@ -29,7 +29,7 @@ from maze_train.core.notices import notify, warn
 from maze_train.core.run_directory import RunDirectory
 from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, Tensor
-from maze_train.envs.batch import SUCCESS, asked_keys, numbers_of
+from maze_train.envs.batch import SUCCESS, numbers_of, required_keys
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.factory import guard_note
 from maze_train.envs.vector import MazeVectorEnv
@@ -39,7 +39,7 @@ from maze_train.training.generators import generators_kept
 from maze_train.training.outcome import TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy
 
-MOST_LOST = 10
+MAX_LOST = 10
 """Maximum number of lost episodes per episode to play."""
 
 
@@ -219,7 +219,7 @@ class RolloutEvaluator(Evaluator):
         while missing:
             for played in runner.step():
                 lost += played.lost
-                if lost > MOST_LOST * n:
+                if lost > MAX_LOST * n:
                     raise EnvError(
                         f"an evaluation of {n} episodes lost {lost}: the environment returns "
                         "non-finite values, or its workers fail, repeatedly"
@@ -236,11 +236,11 @@ class RolloutEvaluator(Evaluator):
 
     def _metrics_of(self, played: PlayedEpisode, agents: Sequence[str]) -> dict[str, float]:
         """Return metrics from the last info of an episode."""
-        numbers = numbers_of(played.info, asked_keys(self._info_keys, agents), agents)
+        numbers = numbers_of(played.info, required_keys(self._info_keys, agents), agents)
         asked = {f"info/{key}": numbers[key] for key in self._info_keys if key in numbers}
         successes = {
             key.replace(SUCCESS, "success_rate"): numbers[key]
-            for key in asked_keys((), agents)
+            for key in required_keys((), agents)
             if key in numbers
         }
         own_returns = played.agent_returns.items()
@@ -266,7 +266,7 @@ class EvaluatedPolicy(TrainedPolicy):
         return getattr(self.model, name)
 
 
-class OwnEvaluator(Evaluator):
+class CustomEvaluator(Evaluator):
     """Adapts the policy for user-defined evaluators.
 
     Args:
@@ -343,7 +343,7 @@ def own_evaluators(
     with generators_kept():
         built = build_targets(config.evaluators, key, Evaluator)
     return [
-        OwnEvaluator(evaluator, f"{key}[{i}]", observation_space, action_space)
+        CustomEvaluator(evaluator, f"{key}[{i}]", observation_space, action_space)
         for i, evaluator in enumerate(built)
     ]
 

@@ -13,7 +13,7 @@ from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
-from maze_train.workers.places import Place
+from maze_train.workers.backends import WorkerBackend
 
 
 class ActorParts(NamedTuple):
@@ -46,9 +46,9 @@ class BuildFeatures:
     agents: Callable[[], AgentParts]
     """Returns the multi-agent parts; called for multi-agent environments."""
 
-    make_group: Callable[[Learner[Any, Any, Any], LearnerGroupConfig, Place], Learners] | None = (
-        None
-    )
+    make_group: (
+        Callable[[Learner[Any, Any, Any], LearnerGroupConfig, WorkerBackend], Learners] | None
+    ) = None
     """Creates a learner group; None: one learner with synchronous updates."""
 
     actors: ActorParts | None = None

@@ -392,19 +392,19 @@ class LeagueCollector(Collector):
         return self._collector.stepping
 
     def collect_steps(
-        self, model: nn.Module, meanwhile: Callable[[], object] | None = None
+        self, model: nn.Module, overlap: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
         """Collect steps of all agents; the recurrent state includes the seats."""
-        found = self._collector.collect_steps(self._acting, meanwhile)
+        found = self._collector.collect_steps(self._acting, overlap)
         self.env_s = self._collector.env_s
         return found
 
     def collect(
-        self, model: nn.Module, meanwhile: Callable[[], object] | None = None
+        self, model: nn.Module, overlap: Callable[[], object] | None = None
     ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
         """Collect the turns of the trained policies."""
         self._add_snapshots()
-        rollout, episodes = self.collect_steps(model, meanwhile)
+        rollout, episodes = self.collect_steps(model, overlap)
         self._rollouts += 1
         seats = self._acting.take_seats()
         assert rollout.hidden_states is not None

@@ -57,7 +57,7 @@ PROGRESS = (
 )
 """Attributes of a trainer that form its position."""
 
-MOST_LOST_UPDATES = 1_000
+MAX_LOST_UPDATES = 1_000
 """Maximum number of consecutive updates without a transition."""
 
 
@@ -177,12 +177,12 @@ class Trainer(ABC):
             num_samples: Number of transitions of an update.
 
         Raises:
-            TrainingError: If `MOST_LOST_UPDATES` consecutive updates had no transition.
+            TrainingError: If `MAX_LOST_UPDATES` consecutive updates had no transition.
         """
         self._lost_updates = 0 if num_samples else self._lost_updates + 1
-        if self._lost_updates == MOST_LOST_UPDATES:
+        if self._lost_updates == MAX_LOST_UPDATES:
             raise TrainingError(
-                f"{MOST_LOST_UPDATES} consecutive updates had no transition: the environments "
+                f"{MAX_LOST_UPDATES} consecutive updates had no transition: the environments "
                 "return non-finite values, or their workers fail, at the beginning of "
                 "each episode"
             )

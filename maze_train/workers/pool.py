@@ -130,7 +130,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerSpecs:
     """Factories and names of the workers of a pool."""
 
     make_workers: Sequence[MakeWorker]

@@ -24,7 +24,7 @@ from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, for
 from maze_train.core.files import process_runs
 from maze_train.core.notices import warn
 from maze_train.core.seeding import seed_generators
-from maze_train.workers.places import SIGNALS, limit_threads
+from maze_train.workers.backends import SIGNALS, limit_threads
 from maze_train.workers.pool import (
     CallCancelledError,
     PrivateMemory,
@@ -40,7 +40,7 @@ gets the next index. `CALL`: a message with a method index and arguments follows
 FIRST_METHOD = 16
 """Byte 16 + n calls method n without arguments."""
 
-MOST_METHODS = 256 - FIRST_METHOD
+MAX_METHODS = 256 - FIRST_METHOD
 
 DONE, RESULT, FAILED = b"d", b"r", b"f"
 """Replies of a worker. `DONE`: the call returned None. `RESULT`: a pickled result follows.

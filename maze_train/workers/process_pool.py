@@ -22,8 +22,14 @@ from typing import Any
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import WorkerError
 from maze_train.core.files import claim_temporary, process_runs
-from maze_train.workers.places import GUARD, PROCESS_NAME, SIGNALS, RemotePlace, refuse_import
-from maze_train.workers.pool import Crew, MakeWorker, SharedMemory, WorkerFailedError, WorkerPool
+from maze_train.workers.backends import GUARD, PROCESS_NAME, SIGNALS, RemoteBackend, refuse_import
+from maze_train.workers.pool import (
+    MakeWorker,
+    SharedMemory,
+    WorkerFailedError,
+    WorkerPool,
+    WorkerSpecs,
+)
 from maze_train.workers.process import (
     BEATS,
     BUILT,
@@ -33,7 +39,7 @@ from maze_train.workers.process import (
     DONE,
     FAILED,
     FIRST_METHOD,
-    MOST_METHODS,
+    MAX_METHODS,
     PAGE_NBYTES,
     QUIT,
     STEPS,
@@ -142,7 +148,7 @@ class WorkerProcess(RemoteWorker):
     def _define(self, method: str) -> bytes:
         """Register a method; return the command that calls it without arguments."""
         number = len(self._methods)
-        assert number < MOST_METHODS
+        assert number < MAX_METHODS
         self._methods[method] = bytes([FIRST_METHOD + number])
         os.write(self.descriptor, DEFINE)
         self.conn.send_bytes(method.encode())
@@ -307,7 +313,7 @@ START_METHODS = ("forkserver", "spawn", "fork")
 
 
 @dataclass(frozen=True)
-class LocalProcesses(RemotePlace):
+class LocalProcesses(RemoteBackend):
     """Backend with worker processes on this machine; see `ProcessPool`.
 
     Raises:
@@ -322,7 +328,7 @@ class LocalProcesses(RemotePlace):
         super().__post_init__()
         check_one_of("start_method", self.start_method, START_METHODS)
 
-    def pool(self, crew: Crew) -> WorkerPool:
+    def pool(self, crew: WorkerSpecs) -> WorkerPool:
         """Create a pool of worker processes."""
         return ProcessPool(crew, self)
 
@@ -345,7 +351,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
     """
 
     @naming_limits()
-    def __init__(self, crew: Crew, place: LocalProcesses) -> None:
+    def __init__(self, crew: WorkerSpecs, place: LocalProcesses) -> None:
         super().__init__(crew, place)
         self._start_method = place.start_method
         self._preload = modules_to_preload(crew.make_workers)

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 from maze_train.core.errors import WorkerError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import global_entropy
-from maze_train.workers.places import RemotePlace
-from maze_train.workers.pool import CLOSED, Crew, WorkerFailedError, WorkerPool
+from maze_train.workers.backends import RemoteBackend
+from maze_train.workers.pool import CLOSED, WorkerFailedError, WorkerPool, WorkerSpecs
 
 BUILDING = "building its environments"
 """Default description of the creation of a worker, for messages."""
@@ -70,7 +70,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
         place: Settings of the workers.
     """
 
-    def __init__(self, crew: Crew, place: RemotePlace) -> None:
+    def __init__(self, crew: WorkerSpecs, place: RemoteBackend) -> None:
         self.timeout_s = place.timeout_s
         self.may_restart = place.may_restart
         self.max_worker_restarts = place.max_worker_restarts

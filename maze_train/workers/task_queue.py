@@ -16,10 +16,10 @@ POLL_S = 0.1
 CALLS_AHEAD = 2
 """Pending calls per worker, so that a worker does not idle between calls."""
 
-MOST_RAISES = 2
+MAX_RAISES = 2
 """Number of exceptions of an episode that ends the run."""
 
-MOST_DEATHS = 3
+MAX_DEATHS = 3
 """Number of workers that may die or hang on a task before the run ends."""
 
 MAX_LISTED_SEEDS = 8
@@ -205,13 +205,13 @@ class TaskQueue(Generic[Result]):
         if not state.tasks:
             return ""
         if failure.seed is None:
-            suspects, counts, most = set(state.tasks), self._deaths, MOST_DEATHS
+            suspects, counts, most = set(state.tasks), self._deaths, MAX_DEATHS
             description = (
                 f"; it was playing the episodes with the seeds {self._list_seeds(suspects)}"
             )
         else:
             suspects = {task for task in state.tasks if self._seed_of(task) == failure.seed}
-            counts, most, description = self._raises, MOST_RAISES, ""
+            counts, most, description = self._raises, MAX_RAISES, ""
         counts.update(suspects)
         if all(counts[task] < most for task in suspects):
             return description

@@ -37,7 +37,7 @@ from update_problems import (
 )
 
 from maze_train.core.events import Statistics
-from maze_train.core.targets import TARGET, Given
+from maze_train.core.targets import TARGET, InlineObject
 from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 
@@ -230,7 +230,7 @@ class Chancy(nn.Module):
 
 def test_new_advantages_are_those_of_evaluation():
     """Also between minibatches, in which modules are trained."""
-    model, rollout, _ = make_problem("gaussian", critic={TARGET: Given(Chancy)})
+    model, rollout, _ = make_problem("gaussian", critic={TARGET: InlineObject(Chancy)})
     learner = make_learner("ppo", model, recompute_advantages=True)
     prepared = learner.preprocess("default", rollout, Statistics())
     model.train()

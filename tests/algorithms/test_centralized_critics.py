@@ -15,7 +15,7 @@ from maze_train import ModelConfig, train
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.a2c.learner import A2CLearner
 from maze_train.core.events import Statistics
-from maze_train.core.targets import TARGET, Given
+from maze_train.core.targets import TARGET, InlineObject
 from maze_train.data.rollout import Rollout
 from maze_train.data.turns import TurnSplitter
 from maze_train.nets.actor_critic import build_actor_critic
@@ -24,7 +24,7 @@ from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import flat_space_of, sampled_for
 from maze_train.training.config import PolicyConfig
-from maze_train.training.several_agents import build_joint_model
+from maze_train.training.multi_agent_models import build_joint_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def joint_model(**settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"critic_hidden_sizes": [7]}, {"critic": {TARGET: Given(Sum)}}]
+    "settings", [{"critic_hidden_sizes": [7]}, {"critic": {TARGET: InlineObject(Sum)}}]
 )
 def test_a_critic_has_layers_of_its_own_beside_a_memory(settings: dict[str, Any]) -> None:
     """The memory and its trunk match the policy."""
@@ -150,7 +150,7 @@ def test_advantages_by_hand() -> None:
     6328 - 12434 = -6066 and 60 + 6217 - 12212 - 0.25 * 6066. Where a was cut off, it is a that
     would have acted, where b was, b.
     """
-    model = joint_model(critic={"_target_": Given(Sum)})
+    model = joint_model(critic={"_target_": InlineObject(Sum)})
     splitter = TurnSplitter(model.members, model.state_sizes, centralized=model.centralized)
     config = A2CAlgorithmConfig(gamma=0.5, gae_lambda=0.5, normalize_advantage=False)
     learner = A2CLearner(model.by_policy["default"].double(), config)

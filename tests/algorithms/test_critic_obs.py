@@ -25,13 +25,13 @@ from update_problems import (
 )
 
 from maze_train import ConfigError, ModelConfig, load_policy
-from maze_train.core.targets import TARGET, Given
+from maze_train.core.targets import TARGET, InlineObject
 from maze_train.nets.acting import Actor
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
-from maze_train.training.several_agents import build_joint_model
+from maze_train.training.multi_agent_models import build_joint_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,7 +111,7 @@ class Joined(nn.Module):
 def test_networks_of_a_user_get_what_is_theirs() -> None:
     """Space and observations without what the other one reads alone."""
     space = spaces.Dict({"camera": BOX, "mass": BOX})
-    own: dict[str, Any] = {TARGET: Given(Joined)}
+    own: dict[str, Any] = {TARGET: InlineObject(Joined)}
     config = ModelConfig(policy=own, critic=own, critic_obs=["mass"])
     model: Any = build_actor_critic(config, space, HAND, seed=0)
     obs = random_obs(space, (3,), torch.Generator().manual_seed(0))

@@ -21,7 +21,7 @@ from update_problems import (
 )
 
 from maze_train import ConfigError, PPOAlgorithmConfig, PPOLearner, Progress, Statistics
-from maze_train.core.targets import Given
+from maze_train.core.targets import InlineObject
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -131,7 +131,7 @@ def test_a_free_deviation_is_not_stuck_at_a_limit(name):
     """However far steps would lead, it is at the limit; the first step back leaves it."""
     limits = {"name": "diagonal_gaussian", "log_std_min": -0.5, "log_std_max": 0.0}
     model, rollout, _ = make_problem(name, distributions={"Box": limits})
-    learner = make_learner("ppo", model, lr=0.25, loss_function={"_target_": Given(wide)})
+    learner = make_learner("ppo", model, lr=0.25, loss_function={"_target_": InlineObject(wide)})
     for sign, end in ((1.0, 0.0), (-1.0, -0.5), (1.0, 0.0)):
         learner.sign = sign
         for _ in range(4):

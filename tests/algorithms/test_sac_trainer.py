@@ -170,7 +170,7 @@ def test_lost_steps_are_no_transitions(num_envs: int) -> None:
 
 def test_an_environment_that_is_always_lost_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the run, and where statistics are taken before it."""
-    monkeypatch.setattr("maze_train.training.trainer.MOST_LOST_UPDATES", 3)
+    monkeypatch.setattr("maze_train.training.trainer.MAX_LOST_UPDATES", 3)
     skip = {"algorithm.on_non_finite": "skip"}
     with sac(1, {"lost_every": 1}, **skip) as (trainer, _):
         assert [update(trainer)[0] for _ in range(2)] == [0, 0]

@@ -34,7 +34,7 @@ from maze_train.core.errors import EnvError, WorkerError
 from maze_train.core.seeding import EpisodeSeeds, Seeds
 from maze_train.core.state_files import dumps, loads
 from maze_train.data.rollout import join_rollouts
-from maze_train.workers.places import ThisProcess
+from maze_train.workers.backends import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 
 slow = pytest.mark.slow
@@ -171,12 +171,12 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
     collector, model = start(place=PLACES[place])
     expected, calls = References(), []
 
-    def meanwhile():
+    def overlap():
         calls.append(torch.is_grad_enabled())
         set_version(model, 9)
 
     set_version(model, 0)
-    assert_same_rollouts(collector.collect_steps(model, meanwhile)[0], expected.collect(0)[0])
+    assert_same_rollouts(collector.collect_steps(model, overlap)[0], expected.collect(0)[0])
     assert calls == [True]
     assert_same_rollouts(collector.collect_steps(model)[0], expected.collect(9)[0])
 

@@ -40,7 +40,7 @@ from maze_train.collect.actors import DistributedActors, StepCounts
 from maze_train.core.errors import WorkerError
 from maze_train.core.state_files import dumps, loads
 from maze_train.data.rollout import join_rollouts, select_envs
-from maze_train.workers.places import Portable, ThisProcess
+from maze_train.workers.backends import Pickled, ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 
 slow = pytest.mark.slow
@@ -79,7 +79,7 @@ class Learner:
         self.actors = DistributedActors(make_env, A, num_envs, place)
         make_model = model_maker(*self.actors.spaces, memory=memory)
         self.model = make_model()
-        policy = ActorPolicy(Portable(make_model, "model"), T, False)
+        policy = ActorPolicy(Pickled(make_model, "model"), T, False)
         self.actors.begin(self.model, policy, seeds_of, queue_size=queue_size)
         self.trained = 0
         self._deadline = time.monotonic() + PATIENCE_S

@@ -270,9 +270,9 @@ def test_what_is_done_meanwhile_is_done_in_the_last_step():
     env.receive = lambda: (calls.append("receive"), receive())[1]
     for _ in range(2):
         calls.clear()
-        collector.collect_steps(model, meanwhile=lambda: calls.append("meanwhile"))
+        collector.collect_steps(model, overlap=lambda: calls.append("overlap"))
         steps = ["step_async", "receive"] * T
-        assert calls == [*steps[:-1], "meanwhile", "receive"]
+        assert calls == [*steps[:-1], "overlap", "receive"]
 
 
 @pytest.mark.parametrize("vector", VECTORS)
@@ -338,7 +338,7 @@ def test_failures_meanwhile_go_through(vector):
 
     collector.collect_steps(model)
     with pytest.raises(ArithmeticError, match="the loss is nan"):
-        collector.collect_steps(model, meanwhile=fail)
+        collector.collect_steps(model, overlap=fail)
     with pytest.raises(EnvError, match=r"step_async\(\) was called between step_async"):
         collector.collect_steps(model)
     collector.env.close()

@@ -14,7 +14,12 @@ from gymnasium import spaces
 
 from maze_train import SequentialVectorEnv
 from maze_train.collect.collector import RolloutCollector
-from maze_train.collect.fixed_policies import GivenPolicy, RandomPolicy, fixed_policy, random_policy
+from maze_train.collect.fixed_policies import (
+    RandomPolicy,
+    WrappedPolicy,
+    fixed_policy,
+    random_policy,
+)
 from maze_train.core.errors import ConfigError, ShapeError, SpaceError
 from maze_train.core.types import leaves_by_key, tree_leaves, tree_map
 from maze_train.distributions.mapping import distribution_for
@@ -306,7 +311,7 @@ def rollout_of(given, make, family="diagonal_gaussian", num_envs=3, num_steps=8)
     env = SequentialVectorEnv([make] * num_envs)
     space = env.single_action_space
     distribution = distribution_for(space, {"Box": family})
-    policy = GivenPolicy(given, distribution, env.env_observation_space, space)
+    policy = WrappedPolicy(given, distribution, env.env_observation_space, space)
     return RolloutCollector(env, num_steps, env_seed=5, action_seed=7).collect_steps(policy)[0]
 
 
@@ -368,7 +373,7 @@ REST = np.zeros((3, 2))
 def test_what_given_policies_may_not_return(space, returned, error, words):
     """The message names the policy, and what is wrong."""
     observation_space = spaces.Box(-1.0, 1.0, (1,))
-    policy = GivenPolicy(
+    policy = WrappedPolicy(
         Recording(lambda obs: returned), distribution_for(space), observation_space, space
     )
     with pytest.raises(error, match=rf"^Recording\.act\(\).*{words}"):
@@ -388,7 +393,7 @@ def test_what_given_policies_may_not_return(space, returned, error, words):
 def test_what_given_policies_may_return(space, returned):
     """Lists, tensors, other number types, and numbers beyond bounds, which are clipped."""
     distribution = distribution_for(space)
-    policy = GivenPolicy(
+    policy = WrappedPolicy(
         Recording(lambda obs: returned), distribution, spaces.Box(0, 1, (1,)), space
     )
     assert policy.draw_noise((4, 3), None, CPU).shape == (4, 3, 0)

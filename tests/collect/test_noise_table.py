@@ -9,7 +9,7 @@ import pytest
 
 from maze_train.algorithms.es.population import SharedNoiseTable
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
-from maze_train.workers.pool import Crew, Worker
+from maze_train.workers.pool import Worker, WorkerSpecs
 from maze_train.workers.process_pool import LocalProcesses
 
 COUNT = 100_000
@@ -111,7 +111,7 @@ class Reader(Worker):
 @pytest.mark.slow
 def test_another_process_reads_the_same_numbers(table):
     """Nothing is drawn again, and it keeps the numbers when the first table is closed."""
-    pool = LocalProcesses(1, start_method="forkserver").pool(Crew([Reader], ["reader"]))
+    pool = LocalProcesses(1, start_method="forkserver").pool(WorkerSpecs([Reader], ["reader"]))
     pool.call_all("set_table", table)
     table.array[100] = -1000.0
     table.close()

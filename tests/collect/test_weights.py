@@ -244,14 +244,14 @@ def test_whatever_the_writer_does_between_two_steps_of_a_reader(stepped, longest
     writer, memory = stepped
     rng = np.random.default_rng(longest)
 
-    def meanwhile():
+    def overlap():
         if rng.random() < 0.3:
             writer.advance(int(rng.integers(1, longest + 1)))
 
     model = Wide()
     reader = WeightsReader(model, memory)
-    reader.header = Watched(reader.header, meanwhile)
-    private = InHalves(reader._private, meanwhile)
+    reader.header = Watched(reader.header, overlap)
+    private = InHalves(reader._private, overlap)
     reader._private = private
     last, retries, seen = 0, 0, set()
     for _ in range(600):

@@ -10,7 +10,7 @@ import yaml
 
 from maze_train import ConfigError, DevRunnerConfig, EnvConfig, RunDirectoryError
 from maze_train.config.rollout_config import joined_env, load_rollout_config
-from maze_train.core.policy_place import PolicyPlace
+from maze_train.core.policy_location import PolicyLocation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,7 +126,7 @@ def test_the_environment_of_a_run(run: Path) -> None:
     )
     assert load_rollout_config({"run": run}).env == expected
     assert load_rollout_config({"run": str(run / "policies/epoch_000002")}).env == expected
-    assert PolicyPlace.named(run).settings == run / "best"
+    assert PolicyLocation.named(run).settings == run / "best"
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from maze_train.config.named_code import modules_to_trust
 from maze_train.config.stored import PARTS, parsed_settings, read_settings
 from maze_train.config.writing import config_text, write_config
 from maze_train.core.conversion import config_to_dict
-from maze_train.core.targets import Given, build_targets
+from maze_train.core.targets import InlineObject, build_targets
 from maze_train.envs.backends import build_native
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.registered import module_of_argument, module_of_id
-from maze_train.run.resuming import how_to_go_on, stored_settings
+from maze_train.run.resuming import resume_hint, stored_settings
 from maze_train.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
 def test_what_the_user_names_is_not_asked_for(run_dir: str, own: dict[str, Any]) -> None:
     """Neither what takes the place of a stored target, nor a stored one that is the same."""
     assert load_config(stored_settings(run_dir, own)).trust == []
-    given = {"env._target_": Given(dict, ENV)}
+    given = {"env._target_": InlineObject(dict, ENV)}
     assert load_config(stored_settings(run_dir, given)).env.target == ENV
 
 
@@ -234,13 +234,13 @@ def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch)
     """A run with custom modules tells the whole command; where it is signed it needs no trust."""
     given = {"env": dict, "tracking.writers": [dict, {"_target_": "my.Writer"}]}
     call = "train(env=..., **{'tracking.writers': ...}, resume='run'"
-    assert how_to_go_on(Path("run"), load_config(BASE)) == "to continue: maze-run resume=run"
-    assert how_to_go_on(Path("run"), load_config({**BASE, **given})) == f"to continue: {call})"
+    assert resume_hint(Path("run"), load_config(BASE)) == "to continue: maze-run resume=run"
+    assert resume_hint(Path("run"), load_config({**BASE, **given})) == f"to continue: {call})"
     monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
     config = load_config({**BASE, "tracking.writers": [{"_target_": "my.Writer"}]})
-    command = how_to_go_on(Path("run"), config)
+    command = resume_hint(Path("run"), config)
     assert command == "to continue: maze-run resume=run trust=[my,own_stored]"
-    told = how_to_go_on(Path("run"), load_config({**BASE, **given}))
+    told = resume_hint(Path("run"), load_config({**BASE, **given}))
     assert told == f"to continue: {call}, trust=['my'])"
 
 

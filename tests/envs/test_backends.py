@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
-from maze_train.core.targets import Given
+from maze_train.core.targets import InlineObject
 from maze_train.envs.backends import with_true_bounds
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
@@ -449,6 +449,6 @@ def test_settings_that_do_not_fit(backend, env_id, settings, words):
 )
 def test_own_environment_errors(name, settings, words):
     """What is no vector environment or too large, and limits that no one keeps, are refused."""
-    target = Given(OwnVectorEnv(2)) if name == "made" else f"{__name__}.{name}"
+    target = InlineObject(OwnVectorEnv(2)) if name == "made" else f"{__name__}.{name}"
     with pytest.raises((ConfigError, EnvError), match=words):
         make("native", None, 2, target=target, **settings)

@@ -11,7 +11,7 @@ from toy_envs import FORKS, PLACES, CountingEnv
 
 from maze_train import EnvConfig, EnvFactory, RolloutEvaluator
 from maze_train.collect.collector import RolloutCollector
-from maze_train.core.targets import Given
+from maze_train.core.targets import InlineObject
 from maze_train.envs.batch import numbers_of
 from maze_train.envs.foreign import foreign_env
 from maze_train.nets.actor_critic import build_actor_critic
@@ -131,7 +131,7 @@ def test_no_key_is_taken(make: Any, info_keys: Any) -> None:
     """Numbers belong to their own episode, in training and in evaluations."""
     keys = ["episode", "id", "_w"]
     for wrappers in ([], [CLIP]):
-        factory = EnvFactory(EnvConfig(target=Given(Telling), training_wrappers=wrappers))
+        factory = EnvFactory(EnvConfig(target=InlineObject(Telling), training_wrappers=wrappers))
         with make([factory] * 2, info_keys=info_keys) as env:
             collector = RolloutCollector(env, 7, env_seed=0, action_seed=0, info_keys=keys)
             _, episodes = collector.collect_steps(make_model(env))

@@ -21,7 +21,7 @@ from maze_train.core.errors import (
     failed_in_user_code,
     foreign_cause,
 )
-from maze_train.core.targets import Given
+from maze_train.core.targets import InlineObject
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.slice import EnvSlice
@@ -299,25 +299,27 @@ def unlike(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[:1], space)
 
 
-REFUSING = [{"_target_": Given(refusing)}]
+REFUSING = [{"_target_": InlineObject(refusing)}]
 
 
 @pytest.mark.parametrize(
     "build",
     [
-        EnvFactory(EnvConfig(target=Given(OpenEnv), wrappers=REFUSING)),
-        EnvFactory(EnvConfig(target=Given(OpenEnv), training_wrappers=REFUSING)),
+        EnvFactory(EnvConfig(target=InlineObject(OpenEnv), wrappers=REFUSING)),
+        EnvFactory(EnvConfig(target=InlineObject(OpenEnv), training_wrappers=REFUSING)),
         EnvFactory(
-            EnvConfig(target=Given(OpenEnv), training_wrappers=[{"_target_": Given(unlike)}])
+            EnvConfig(
+                target=InlineObject(OpenEnv), training_wrappers=[{"_target_": InlineObject(unlike)}]
+            )
         ),
-        EnvFactory(EnvConfig(target=Given(OpenAgents))),
+        EnvFactory(EnvConfig(target=InlineObject(OpenAgents))),
         lambda: PooledVectorEnv([OpenEnv, partial(OpenEnv, text=True)]),
         lambda: PooledVectorEnv([partial(OpenEnv, text=True)] * 2),
         lambda: EnvSlice.for_playing([partial(OpenEnv, text=True)] * 2),
         *(
             partial(
                 make_foreign_env,
-                EnvConfig(target=Given(make), backend="native"),
+                EnvConfig(target=InlineObject(make), backend="native"),
                 2,
                 training=True,
                 num_threads=0,

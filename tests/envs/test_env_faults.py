@@ -15,7 +15,7 @@ from toy_envs import CountingEnv
 
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import EnvError
-from maze_train.core.targets import Given
+from maze_train.core.targets import InlineObject
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.monitoring import MonitoringWrapper
@@ -96,7 +96,9 @@ def test_ctrl_c_goes_through(run: Any, where: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"target": Given(lambda: sys.exit(0), "x.Y")}, {"id": "Fragile-v0"}], ids=str
+    "settings",
+    [{"target": InlineObject(lambda: sys.exit(0), "x.Y")}, {"id": "Fragile-v0"}],
+    ids=str,
 )
 def test_an_environment_that_exits_while_it_is_built(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,7 @@ from maze_train.envs.slice import EnvSlice
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import find_normalizer
-from maze_train.workers.places import ThisProcess
+from maze_train.workers.backends import ThisProcess
 from maze_train.workers.pool import PrivateMemory
 from maze_train.workers.process_pool import LocalProcesses
 

@@ -58,7 +58,7 @@ from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
-from maze_train.cluster.pool import RayPlace
+from maze_train.cluster.pool import RayBackend
 from maze_train.core.errors import ConfigError, TrainingError, WorkerError
 from maze_train.core.events import Statistics
 from maze_train.core.files import CLAIM
@@ -67,15 +67,15 @@ from maze_train.data.rollout import select_envs
 from maze_train.learner.config import Freeze, LearnerGroupConfig, Progress
 from maze_train.learner.events import LearnerEvents, statistics_of
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.others import (
-    MeetingPlace,
+from maze_train.learner.parallel import SingleLearner
+from maze_train.learner.peers import (
     ProcessModes,
+    Rendezvous,
     are_apart,
     check_gpus,
     copy_maker,
     depends_on_others,
 )
-from maze_train.learner.parallel import SingleLearner
 from maze_train.learner.rows import shard_rows
 from maze_train.learner.shard import Shard
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
@@ -643,7 +643,7 @@ def test_learners_of_one_machine_listen_on_no_network(monkeypatch):
 
 def test_places_where_learners_of_a_cluster_meet():
     """Meeting places listen on the given address, and each has a random prefix."""
-    meetings = [MeetingPlace("127.0.0.2") for _ in range(2)]
+    meetings = [Rendezvous("127.0.0.2") for _ in range(2)]
     assert listening([os.getpid()]) & {"0200007F", "00000000"} == {"0200007F"}
     assert len({meeting.address.name for meeting in meetings}) == 2
     for meeting in meetings:
@@ -651,9 +651,9 @@ def test_places_where_learners_of_a_cluster_meet():
 
 
 MEETING = """
-from maze_train.learner.others import Address, MeetingPlace, open_store
+from maze_train.learner.peers import Address, Rendezvous, open_store
 from maze_train.learner.parallel import SingleLearner
-meeting = MeetingPlace("127.0.0.2")
+meeting = Rendezvous("127.0.0.2")
 first = open_store(meeting.address, 2, 60, meeting.listener)
 open_store(meeting.address, 2, 60, None).set("key", "value")
 stranger = open_store(Address("", meeting.address.host, meeting.address.port), 2, 60, None)
@@ -752,8 +752,8 @@ def test_learners_elsewhere_have_their_own_gpus(monkeypatch):
     learner.device = torch.device("cuda:0")
     settings = LearnerGroupConfig(n_learners=3, device="cuda")
     with pytest.raises(ConfigError, match="3 learners need a GPU each, and there are 0"):
-        LearnerGroup(learner, settings, RayPlace())
-    LearnerGroup(learner, settings, RayPlace(gpus_per_learner=1))
+        LearnerGroup(learner, settings, RayBackend())
+    LearnerGroup(learner, settings, RayBackend(gpus_per_learner=1))
 
 
 @slow

@@ -15,7 +15,12 @@ from maze_train.algorithms.dqn.model import build_dqn
 from maze_train.algorithms.sac.model import build_soft_actor_critic
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.collect.custom_policies import UserPolicy
-from maze_train.collect.fixed_policies import GivenPolicy, PerRow, StatefulPolicy, random_policy
+from maze_train.collect.fixed_policies import (
+    RowPolicies,
+    StatefulPolicy,
+    WrappedPolicy,
+    random_policy,
+)
 from maze_train.core.types import leaves_by_key
 from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.acting import acting, as_arrays
@@ -71,8 +76,11 @@ SINGLE = {
     "td3": lambda: build_td3(ModelConfig(), SEEN, FORCE, 1),
     "dqn": lambda: build_dqn(ModelConfig(), SEEN, CHOICE, 1),
     "random": lambda: random_policy(SEEN, BOTH),
-    "given": lambda: GivenPolicy(
-        PerRow([UserPolicy(lambda seen: 3)], SEEN, CHOICE), distribution_for(CHOICE), SEEN, CHOICE
+    "given": lambda: WrappedPolicy(
+        RowPolicies([UserPolicy(lambda seen: 3)], SEEN, CHOICE),
+        distribution_for(CHOICE),
+        SEEN,
+        CHOICE,
     ),
     "given, reset": lambda: StatefulPolicy(Counts, SEEN, CHOICE),
     "custom": lambda: Wrapper(network(CHOICE)),

@@ -14,7 +14,7 @@ from torch import nn
 from maze_train.algorithms.sac.model import SoftActorCriticModel, build_soft_actor_critic
 from maze_train.distributions.gaussian import SquashedGaussian
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import OwnCritics, TemplateCritics
+from maze_train.nets.critics import CustomCritics, TemplateCritics
 from maze_train.nets.policy_model import Policy
 from maze_train.spaces.tensors import sampled_for
 
@@ -172,7 +172,7 @@ def test_targets_are_never_trained(critic):
 def test_targets_of_critics_in_training_mode_are_evaluated():
     """Also in a model that was put together from parts."""
     built = build(critic=own("OwnCritic"))
-    critics = OwnCritics([OwnCritic(BOX, 2, 1)]).train()
+    critics = CustomCritics([OwnCritic(BOX, 2, 1)]).train()
     model = SoftActorCriticModel(Policy(built.policy.net, built.distribution), critics)
     assert critics.members[0].training
     assert not any(module.training for module in model.target_critics.modules())
@@ -250,7 +250,7 @@ def test_defaults():
 def test_any_number_of_critics(num_critics, critic):
     """Each with its own weights, and all of them in the targets."""
     model = build(num_critics=num_critics, critic=critic and own(critic))
-    assert isinstance(model.critics, OwnCritics if critic else TemplateCritics)
+    assert isinstance(model.critics, CustomCritics if critic else TemplateCritics)
     _, q, target_q = results(model, "box")
     assert q.shape == (num_critics, N, 1)
     assert torch.equal(q, target_q)

@@ -29,7 +29,7 @@ from maze_train.core.errors import (
     TrainingError,
 )
 from maze_train.core.targets import locate
-from maze_train.training.config import TRIAL_STEPS
+from maze_train.training.config import DRY_RUN_STEPS
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -166,7 +166,7 @@ def test_a_trial_makes_a_few_steps_of_each_environment(algorithm: str, normaliza
     assert result.history[0]["train/gradient_steps"] >= 1
     assert np.isfinite(result.history[0]["eval/episode_return_mean"])
     parts = 1 if normalization == "none" else 2
-    assert 0 < max(env.steps for env in CountingEnv.made) <= parts * TRIAL_STEPS
+    assert 0 < max(env.steps for env in CountingEnv.made) <= parts * DRY_RUN_STEPS
 
 
 # -- statistics of observations ------------------------------------------------------------------

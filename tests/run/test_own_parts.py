@@ -24,7 +24,7 @@ from own_parts import (
 from short_runs import FORK, SMALL, rows, settings, short_run, written_config
 
 from maze_train import CallbackError, ConfigError, EnvError, load_policy, run_rollout, train
-from maze_train.core.targets import Given, build_target
+from maze_train.core.targets import InlineObject, build_target
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -241,7 +241,7 @@ def test_vector_environments() -> None:
 def test_an_instance_takes_no_settings() -> None:
     """It is used as it is."""
     evaluator = CountingEvaluator()
-    node = {"_target_": Given(evaluator)}
+    node = {"_target_": InlineObject(evaluator)}
     assert build_target(copy.deepcopy(node), kind=CountingEvaluator) is evaluator
     with pytest.raises(ConfigError, match="is an instance and takes no arguments"):
         build_target({**node, "scale": 3}, kind=CountingEvaluator)

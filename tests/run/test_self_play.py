@@ -16,7 +16,7 @@ from toy_envs import here
 
 from maze_train import ConfigError, EnvConfig, EnvFactory
 from maze_train.collect.fixed_policies import fixed_policy
-from maze_train.core.targets import Given
+from maze_train.core.targets import InlineObject
 from maze_train.nets.joint import JointModel
 from maze_train.run.opponents import OpponentEvaluator
 
@@ -104,7 +104,7 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
 
 def fixed(action: int) -> Any:
     """A model that takes the same action of a pair always."""
-    own = {"_target_": Given(lambda *_: lambda _: action)}
+    own = {"_target_": InlineObject(lambda *_: lambda _: action)}
     return fixed_policy(own, "own", Pairs().observation_space(""), Pairs().action_space(""))
 
 
@@ -125,7 +125,7 @@ def test_members_of_a_team_are_no_opponents(env: Any, named: Any, teams: Any, wi
 
     Without teams the opponent plays the other member of the pair as well, which is a draw.
     """
-    factory = EnvFactory(EnvConfig(target=Given(env), teams=named))
+    factory = EnvFactory(EnvConfig(target=InlineObject(env), teams=named))
     assert factory().metadata["teams"] == tuple(map(tuple, teams))
     judged = JointModel({"main": fixed(1)}, dict.fromkeys(env.possible_agents, "main"))
     foes = {"zero": dict.fromkeys(env.possible_agents, fixed(0))}

@@ -19,7 +19,7 @@ from maze_train import ConfigError, TrainingError, load_learner, load_policy, ru
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.config import PolicyConfig
 from maze_train.training.models import modules_of
-from maze_train.training.several_agents import check_id, policies_of_agents
+from maze_train.training.multi_agent_models import check_id, policies_of_agents
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -297,7 +297,7 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
     assert found["policies.judge.normalizer.frozen"]
     assert found["policies.judge.normalizer.count"] >= 20
     assert not any(".players." in name for name in found)
-    monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
+    monkeypatch.setattr("maze_train.training.builder.MAX_IDLE", 1)
     small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
     with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
         run("idle", "ppo", policies=policies, **small)

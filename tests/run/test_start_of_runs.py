@@ -19,7 +19,7 @@ from maze_train.run import assembly, repeatability
 from maze_train.run.assembly import is_examined
 from maze_train.run.notes import TimeLimitNote, has_vector_form, start_notes, worker_notes
 from maze_train.tracking.tracker import RunInfo
-from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS
+from maze_train.training.config import DRY_RUN_STEPS, TRIAL_BATCH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ class MaskedTuple(gymnasium.Env[Any, Any]):
     [
         ("sac", "batch_size", TRIAL_BATCH),
         ("bc", "batch_size", TRIAL_BATCH),
-        ("ppo", "n_optimization_epochs", TRIAL_STEPS),
+        ("ppo", "n_optimization_epochs", DRY_RUN_STEPS),
         ("impala", "actors_batch_size", 2),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_mask_of_several_choices(tmp_path: Path) -> None:
     """Joins the keys of a Dict observation; only one action is legal, which is taken."""
     settings = {"runner.fast_dev_run": True, "algorithm.gamma": 0.5, **QUIET, **MASKED}
     result = train(MaskedTuple, "sac", run_dir=tmp_path / "run", seed=0, **settings)
-    assert result.best_metric == TRIAL_STEPS
+    assert result.best_metric == DRY_RUN_STEPS
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_the_speed_of_a_run_is_told(
     """At its end, and only where it took long enough to tell; no number becomes another one."""
     found = []
     for least_s in (0.0, 1e9):
-        monkeypatch.setattr("maze_train.run.notes.LEAST_RUN_S", least_s)
-        for name in ("LEAST_WAIT_S", "LEAST_SHARE"):
+        monkeypatch.setattr("maze_train.run.notes.MIN_RUN_S", least_s)
+        for name in ("MIN_WAIT_S", "MIN_FRACTION"):
             monkeypatch.setattr(f"maze_train.run.notes.{name}", 0.0)
         for runner, note in (("dev", "environments took"), ("local", "runner=dev")):
             run_dir = tmp_path / f"{runner}{least_s}"

@@ -20,7 +20,7 @@ from maze_train.algorithms.actor_critic.batch import evaluate_rollout
 from maze_train.collect.simulators import SimulatorCollector
 from maze_train.core.errors import ShapeError, SpaceError
 from maze_train.core.events import Statistics
-from maze_train.core.targets import Given
+from maze_train.core.targets import InlineObject
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
@@ -48,7 +48,7 @@ def collector_of(
     make, num_steps, num_envs=3, memory=None, truncation="bootstrap_previous", **settings
 ):
     """A collector on a simulator, and a model."""
-    target = EnvConfig(target=Given(make), backend="tensor", truncation=truncation)
+    target = EnvConfig(target=InlineObject(make), backend="tensor", truncation=truncation)
     env = make_foreign_env(target, num_envs, training=True)
     config = ModelConfig(hidden_sizes=[8], rnn=memory)
     model = build_actor_critic(config, env.single_observation_space, env.single_action_space, 0)
@@ -207,7 +207,9 @@ def test_infos_of_some_steps_that_are_written_in_place():
     assert episodes.infos["total"] == [1, 2, 3, 4, 5, 6, 7]
     assert episodes.infos["half"] == [0.5] * 7
     assert episodes.successes == [0.0, 0.0, 0.0, 1.0]
-    env = make_foreign_env(EnvConfig(target=Given(Sparse), backend="tensor"), 3, training=False)
+    env = make_foreign_env(
+        EnvConfig(target=InlineObject(Sparse), backend="tensor"), 3, training=False
+    )
     evaluator = RolloutEvaluator(
         lambda _: env, 4, concurrency=3, info_keys=["total", "own", "half"]
     )
@@ -496,7 +498,7 @@ class Endless(RobotWithLast):
 
 def test_an_evaluation_of_endless_episodes_is_refused():
     """At its limit, and not before: only the simulator could begin new episodes."""
-    config = EnvConfig(target=Given(Endless), backend="tensor")
+    config = EnvConfig(target=InlineObject(Endless), backend="tensor")
     env = make_foreign_env(config, 3, training=False, max_episode_steps=6)
     env.reset(seed=0)
     actions = np.zeros((3, 2), np.float32)
@@ -504,7 +506,7 @@ def test_an_evaluation_of_endless_episodes_is_refused():
         env.step(actions)
     with pytest.raises(EnvError, match=r"within the 6 steps of evaluation\.max_episode_steps"):
         env.step(actions)
-    enough = EnvConfig(target=Given(RobotWithLast), backend="tensor")
+    enough = EnvConfig(target=InlineObject(RobotWithLast), backend="tensor")
     env = make_foreign_env(enough, 3, training=False, max_episode_steps=6)
     env.reset(seed=0)
     for _ in range(12):

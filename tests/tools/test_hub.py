@@ -24,7 +24,7 @@ from maze_train.cli import main
 from maze_train.config.loading import load_config
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.run.saved_policies import read_source
-from maze_train.tools.hub import LEFT_OUT, score_of, shared_settings
+from maze_train.tools.hub import OMITTED, score_of, shared_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,14 +172,14 @@ def test_paths_and_secrets_stay_here() -> None:
     settings, left_out = shared_settings(config, ["env.kwargs.known"])
     assert settings["env"]["id"] == "CartPole-v1"
     assert settings["env"]["kwargs"] == {
-        "map": LEFT_OUT,
-        "api_key": LEFT_OUT,
-        "nested": [{"auth_token": LEFT_OUT, "size": 3}, LEFT_OUT],
+        "map": OMITTED,
+        "api_key": OMITTED,
+        "nested": [{"auth_token": OMITTED, "size": 3}, OMITTED],
         "known": "words",
         "flag": True,
     }
-    assert settings["env"]["wrappers"] == [{"_target_": "my.Wrapper", "url": LEFT_OUT}]
-    assert settings["runner"]["dataset"] == LEFT_OUT
+    assert settings["env"]["wrappers"] == [{"_target_": "my.Wrapper", "url": OMITTED}]
+    assert settings["runner"]["dataset"] == OMITTED
     assert not {"tracking", "callbacks", "base_run", "checkpoint"} & settings.keys()
     keys = ("kwargs.map", "kwargs.api_key", "kwargs.nested.auth_token", "kwargs.nested")
     assert left_out == [*(f"env.{key}" for key in keys), "env.wrappers.url", "runner.dataset"]

@@ -31,7 +31,12 @@ from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.simulators.tensors import TensorSimulator
-from maze_train.training.evaluators import Evaluator, MultiEvaluator, OwnEvaluator, RolloutEvaluator
+from maze_train.training.evaluators import (
+    CustomEvaluator,
+    Evaluator,
+    MultiEvaluator,
+    RolloutEvaluator,
+)
 from maze_train.workers.process_pool import LocalProcesses
 
 N, SEED = 10, 21
@@ -335,7 +340,7 @@ def test_what_outlasts_an_evaluation_is_state(make_env, evaluator_class):
 
     def made():
         evaluator = evaluator_class(make_env, 4, concurrency=2, seed=SEED)
-        return OwnEvaluator(evaluator, "own", *spaces_) if evaluator_class is Own else evaluator
+        return CustomEvaluator(evaluator, "own", *spaces_) if evaluator_class is Own else evaluator
 
     one, other = made(), made()
     before = one.state_dict()

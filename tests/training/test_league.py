@@ -207,9 +207,7 @@ class Steps:
 
     env_s = 0.0
 
-    def collect_steps(
-        self, acting: LeagueModel, meanwhile: Any
-    ) -> tuple[Rollout, FinishedEpisodes]:
+    def collect_steps(self, acting: LeagueModel, overlap: Any) -> tuple[Rollout, FinishedEpisodes]:
         obs = {"agents/a": torch.zeros(20, 1), "agents/b": torch.zeros(20, 1)}
         obs["acts"] = torch.ones(20, 2)
         states = [torch.zeros(20, acting.state_size)]

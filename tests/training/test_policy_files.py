@@ -18,7 +18,8 @@ from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
-from maze_train.training import models, policy_files, several_agents
+from maze_train.training import models, policy_files
+from maze_train.training import multi_agent_models as several_agents
 from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import (
     PolicyWriter,

@@ -144,7 +144,7 @@ def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
     code = (
         "import os, sys; from maze_train.workers.pool import Crew\n"
         "from maze_train.workers.process_pool import LocalProcesses\n"
-        "pool = LocalProcesses(start_method='forkserver').pool(Crew([print], ['worker']))\n"
+        "pool = LocalProcesses(start_method='forkserver').pool(WorkerSpecs([print], ['worker']))\n"
         "print(len(os.listdir(os.environ['TMPDIR'])), flush=True)\n"
         "if sys.argv[1] == 'killed': os.kill(os.getpid(), 9)\n"
         "pool.close()\n"

@@ -20,11 +20,11 @@ from leftovers import left_of, run_owner
 from toy_workers import ToyWorker, local_class
 
 from maze_train.cluster import pool as ray_pool
-from maze_train.cluster.pool import RayPlace
+from maze_train.cluster.pool import RayBackend
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.workers import process_pool
-from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import Crew, WorkerFailedError, WorkerPool
+from maze_train.workers.backends import Pickled, ThisProcess
+from maze_train.workers.pool import WorkerFailedError, WorkerPool, WorkerSpecs
 from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
         settings = {"timeout_s": PATIENCE_S, **settings}
         place: Any = ThisProcess()
         if where == "ray":
-            place = RayPlace(cpus_per_worker=0.1, **settings)
+            place = RayBackend(cpus_per_worker=0.1, **settings)
         elif where != "here":
             place = LocalProcesses(start_method=where, **settings)
         names = [f"toy {i}" for i in range(n)]
         make = partial(ToyWorker, tmp_path, first)
-        pools.append(place.pool(Crew([make] * n, names, {"fail": "a trick"})))
+        pools.append(place.pool(WorkerSpecs([make] * n, names, {"fail": "a trick"})))
         return pools[-1]
 
     yield start
@@ -181,11 +181,11 @@ def test_what_travels(start: Any, where: str) -> None:
     """Large arguments, functions without a name, objects of local classes."""
     pool = start(where, n=1)
     large = np.arange(100_000)
-    pool.call(0, "echo", large, Portable(lambda: 7, "key"))
+    pool.call(0, "echo", large, Pickled(lambda: 7, "key"))
     _, found, function = pool.receive(0)
     assert np.array_equal(found, large)
     assert function.value() == 7
-    pool.call(0, "echo", Portable(local_class(), "key"))
+    pool.call(0, "echo", Pickled(local_class(), "key"))
     assert pool.receive(0)[1].value.value == 5
 
 
@@ -384,7 +384,7 @@ def test_what_can_not_be_sent(start: Any, where: str) -> None:
     pool = start(where, n=1)
     words = r"\Amodel: cannot be sent to a worker process .*use runner=dev"
     with pytest.raises(ConfigError, match=words):
-        pool.call(0, "echo", Portable((k for k in "ab"), "model"))
+        pool.call(0, "echo", Pickled((k for k in "ab"), "model"))
 
 
 def refuse_start(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
@@ -416,7 +416,7 @@ def test_a_process_that_can_not_be_started(start: Any, monkeypatch: pytest.Monke
 @slow
 def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
     """Without `close`, its processes end when no one has it any more."""
-    crew = Crew([partial(ToyWorker, tmp_path, "")] * 2, ["toy 0", "toy 1"])
+    crew = WorkerSpecs([partial(ToyWorker, tmp_path, "")] * 2, ["toy 0", "toy 1"])
     pool = LocalProcesses(2, start_method="fork").pool(crew)
     pids, reference = pool.call_all("process"), weakref.ref(pool)
     del pool
@@ -434,14 +434,15 @@ from pathlib import Path
 from leftovers import stat
 from toy_workers import ToyWorker
 from maze_train.workers.pool import Crew
-from maze_train.cluster.pool import RayPlace
+from maze_train.cluster.pool import RayBackend
 from maze_train.workers.process_pool import LocalProcesses
 
 if __name__ == "__main__":
     on_ray = sys.argv[1] == "ray"
-    place = RayPlace(2, address="local") if on_ray else LocalProcesses(2, start_method=sys.argv[1])
+    local = LocalProcesses(2, start_method="spawn" if on_ray else sys.argv[1])
+    place = RayBackend(2, address="local") if on_ray else local
     make = partial(ToyWorker, Path(sys.argv[2]), "")
-    pool = place.pool(Crew([make] * 2, ["toy 0", "toy 1"]))
+    pool = place.pool(WorkerSpecs([make] * 2, ["toy 0", "toy 1"]))
     services = [int(pid) for pid in os.listdir("/proc") if stat(pid)[1:2] == [str(os.getpid())]]
     print(*pool.call_all("process"), *services * on_ray, flush=True)
     pool.call(0, "walk", 10**9, 0.01)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from maze_train.cluster import session as ray_session
-from maze_train.cluster.pool import RayPlace
+from maze_train.cluster.pool import RayBackend
 from maze_train.cluster.session import RaySession, ctrl_c_waits, find_cluster
 from maze_train.core.errors import WorkerError
 
@@ -72,7 +72,7 @@ def test_a_head_that_does_not_answer_a_reservation() -> None:
     )
     session._groups, session._head = {}, "10.0.0.1:6379"
     with pytest.raises(WorkerError, match=r"the head .*\(10\.0\.0\.1:6379\) is lost"):
-        session.options(RayPlace(), 2, object())
+        session.options(RayBackend(), 2, object())
 
 
 def test_ctrl_c_waits(capsys: pytest.CaptureFixture[str]) -> None:

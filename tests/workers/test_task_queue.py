@@ -9,7 +9,7 @@ import pytest
 
 from maze_train.core.errors import SpaceError, WorkerError
 from maze_train.workers.pool import WorkerFailedError
-from maze_train.workers.task_queue import MOST_DEATHS, MOST_RAISES, TaskQueue
+from maze_train.workers.task_queue import MAX_DEATHS, MAX_RAISES, TaskQueue
 
 SPACES = ("obs", "act")
 
@@ -188,7 +188,7 @@ def test_an_episode_that_raises_again() -> None:
     """It ends the run; others that were with the same worker are not blamed."""
     script = Script(1, 4)
     script.advance(6)
-    assert MOST_RAISES == 2
+    assert MAX_RAISES == 2
     for seed in (100, 101, 102):
         script.fail(0, seed=seed)
         script.advance(6)
@@ -222,7 +222,7 @@ def test_a_seed_of_an_earlier_round() -> None:
 def test_a_task_with_which_workers_die() -> None:
     """The third of them ends the run, and tasks that came later were there as well."""
     script = Script(1)
-    assert MOST_DEATHS == 3
+    assert MAX_DEATHS == 3
     for limit in (1, 2):
         script.advance(limit)
         script.fail(0)

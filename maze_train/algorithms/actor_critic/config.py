@@ -9,7 +9,7 @@ from maze_train.core.checks import check_at_least, check_between, check_fields
 from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import GradientSettings, Schedule, check_schedule
-from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
+from maze_train.training.config import DRY_RUN_STEPS, AlgorithmConfig
 
 
 @dataclass(kw_only=True)
@@ -103,7 +103,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
 
     def shortened(self) -> ActorCriticConfig:
         """Return the settings of a dry run: one update of a short rollout, as one sequence."""
-        steps = min(self.n_rollout_steps, self.sequence_length or TRIAL_STEPS, TRIAL_STEPS)
+        steps = min(self.n_rollout_steps, self.sequence_length or DRY_RUN_STEPS, DRY_RUN_STEPS)
         sequence_length = steps if self.sequence_length else 0
         return replace(
             self, n_epochs=1, epoch_length=1, n_rollout_steps=steps, sequence_length=sequence_length

@@ -54,7 +54,7 @@ from maze_train.training.config import evaluation_metrics
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.models import modules_of
-from maze_train.training.several_agents import is_trainable
+from maze_train.training.multi_agent_models import is_trainable
 
 SCALES = (0.05, 20.0)
 """Range of the action scale for which a Gaussian with initial standard deviation 1 fits quickly."""

@@ -42,7 +42,7 @@ UNUSED = {
 }
 """Model settings that DQN does not support, with the reason."""
 
-LEAST_LEAD, MOST_LEAD = 1e-6, 1e4
+MIN_LEAD, MAX_LEAD = 1e-6, 1e4
 """Limits of the logit of the best action: with epsilon 1 it is still the mode, with epsilon 0 all
 other actions have probability 0."""
 
@@ -157,10 +157,10 @@ class DQNModel(ModelWithTargets):
         odds = (1.0 - epsilon) / epsilon if epsilon > 0.0 else math.inf
         if self.masking is None:
             lead = math.log1p(odds * values.shape[-1])
-            return logits.scatter_(-1, best, min(max(lead, LEAST_LEAD), MOST_LEAD))
+            return logits.scatter_(-1, best, min(max(lead, MIN_LEAD), MAX_LEAD))
         lowest = impossible_logit(values.dtype)
         is_legal = values > lowest
-        leads = torch.log1p(is_legal.sum(-1, keepdim=True) * odds).clamp(LEAST_LEAD, MOST_LEAD)
+        leads = torch.log1p(is_legal.sum(-1, keepdim=True) * odds).clamp(MIN_LEAD, MAX_LEAD)
         return logits.masked_fill_(~is_legal, lowest).scatter_(-1, best, leads)
 
 

@@ -9,7 +9,7 @@ from maze_train.core.checks import check_fields
 from maze_train.core.conversion import IN_RUN, ON_RESUME
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import OptimizerSettings, Schedule
-from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
+from maze_train.training.config import DRY_RUN_STEPS, AlgorithmConfig
 
 
 @dataclass(kw_only=True)
@@ -115,5 +115,5 @@ class ESAlgorithmConfig(OptimizerSettings, AlgorithmConfig):
             epoch_length=1,
             n_rollouts_per_update=2,
             n_timesteps_per_update=0,
-            max_steps=min(self.max_steps or TRIAL_STEPS, TRIAL_STEPS),
+            max_steps=min(self.max_steps or DRY_RUN_STEPS, DRY_RUN_STEPS),
         )

@@ -26,7 +26,7 @@ from maze_train.envs.calls import EnvCall
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.population import find_normalizer
-from maze_train.workers.places import Place, Portable
+from maze_train.workers.backends import Pickled, WorkerBackend
 from maze_train.workers.pool import SharedMemory
 
 NOISE_NBYTES = 4
@@ -381,7 +381,7 @@ class ESDistributedRollouts(PlayerPool):
         num_envs: int,
         noise_table: SharedNoiseTable,
         settings: MemberSettings,
-        place: Place | None = None,
+        place: WorkerBackend | None = None,
         *,
         on_non_finite: str = "raise",
         calls: Sequence[EnvCall] = (),
@@ -410,7 +410,7 @@ class ESDistributedRollouts(PlayerPool):
         self._draws = PairDraws(self.settings.seed, self.noise_table, dim)
         self._weights = self._pool.allocate(weights_nbytes(model))
         self._writer = WeightsWriter(model, self._weights.buffer)
-        make_agent = Portable(partial(MemberAgent, make_model), "model")
+        make_agent = Pickled(partial(MemberAgent, make_model), "model")
         self._queue.set_up("set_agent", make_agent, self._weights, self.noise_table, self.settings)
 
     def generate_rollouts(

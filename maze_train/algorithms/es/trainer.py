@@ -39,7 +39,7 @@ from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
-MOST_LOST = 10
+MAX_LOST = 10
 """Maximum number of lost pairs per update, as a multiple of the episodes needed or pairs found."""
 
 
@@ -131,7 +131,7 @@ class ESTrainer(Trainer):
     def _check_lost(self, lost: int, found: int) -> None:
         """Raise if far too many episodes are lost."""
         needed = self.algorithm_config.n_rollouts_per_update
-        if lost > MOST_LOST * max(needed, found):
+        if lost > MAX_LOST * max(needed, found):
             raise TrainingError(
                 f"an update of {needed} episodes lost {lost} pairs of "
                 "episodes because of non-finite observations or rewards: fix the environment"

@@ -23,7 +23,7 @@ from maze_train.nets.joint import JointModel, members_of
 from maze_train.training.actors import build_actors, worker_use
 from maze_train.training.events import TimeEvents
 from maze_train.training.trainer import Trainer
-from maze_train.workers.places import Portable
+from maze_train.workers.backends import Pickled
 
 
 class IMPALA(Trainer):
@@ -149,7 +149,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         context = self.context
         actors = self.source
         policy = ActorPolicy(
-            Portable(self.model_maker(), "model"),
+            Pickled(self.model_maker(), "model"),
             self.algorithm.n_rollout_steps,
             context.config.checkpoint.allow_new_episodes,
             context.config.tracking.info_keys,

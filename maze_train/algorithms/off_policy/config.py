@@ -12,7 +12,7 @@ from maze_train.core.conversion import IN_RUN, ON_RESUME
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, locate
 from maze_train.learner.config import GradientSettings, Schedule
-from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS, AlgorithmConfig
+from maze_train.training.config import DRY_RUN_STEPS, TRIAL_BATCH, AlgorithmConfig
 
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
 
@@ -218,10 +218,10 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
         return replace(
             self,
             n_epochs=1,
-            epoch_length=TRIAL_STEPS,
+            epoch_length=DRY_RUN_STEPS,
             n_rollout_steps=1,
             initial_buffer_size=1,
-            update_to_data_ratio=1 / (TRIAL_STEPS - 1),
+            update_to_data_ratio=1 / (DRY_RUN_STEPS - 1),
             batch_size=min(self.batch_size, TRIAL_BATCH),
         )
 

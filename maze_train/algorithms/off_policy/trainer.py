@@ -17,7 +17,7 @@ from maze_train.algorithms.off_policy.demonstrations import read_demonstrations
 from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEvents
 from maze_train.algorithms.off_policy.random_agents import RandomAgents
 from maze_train.collect.collector import Collector, RolloutCollector
-from maze_train.collect.fixed_policies import GivenPolicy, RandomPolicy
+from maze_train.collect.fixed_policies import RandomPolicy, WrappedPolicy
 from maze_train.core.errors import ConfigError, SpaceError, TrainingError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify
@@ -69,7 +69,7 @@ class OffPolicy(Trainer):
         *args: Any,
         collector: Collector,
         replay_buffers: Mapping[str, BaseReplayBuffer],
-        initial_policy: RandomPolicy | GivenPolicy | RandomAgents,
+        initial_policy: RandomPolicy | WrappedPolicy | RandomAgents,
     ) -> None:
         super().__init__(*args)
         self.collector = collector
@@ -98,7 +98,7 @@ class OffPolicy(Trainer):
         if self._fills_buffer:
             rollouts, episodes = self.collector.collect(self._initial_policy)
         else:
-            rollouts, episodes = self.collector.collect(self.model, meanwhile=learn)
+            rollouts, episodes = self.collector.collect(self.model, overlap=learn)
         episodes.record(statistics)
         steps: int = episodes.steps
         self.check_lost(steps)
@@ -325,7 +325,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             # A separate policy, because the state of the trainer's policy is part of the run.
             self.begin_statistics(normalizers, 100, self._build_initial_policy(trainer.model))
 
-    def _build_initial_policy(self, model: Any) -> RandomPolicy | GivenPolicy | RandomAgents:
+    def _build_initial_policy(self, model: Any) -> RandomPolicy | WrappedPolicy | RandomAgents:
         """Build the warm-up policy."""
         observation_space, action_space = self.spaces
         node, repeat = self.algorithm.initial_sampling_policy, self.algorithm.initial_action_repeat
@@ -339,7 +339,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         given = build_target(node, key=key)
         if not callable(member_of(given, "act")):
             raise ConfigError(key, "expected an object with a method act(observations)", node)
-        return GivenPolicy(given, model.distribution, observation_space, action_space)
+        return WrappedPolicy(given, model.distribution, observation_space, action_space)
 
     def _demonstrations(self, model: OffPolicyModel) -> Rollout | None:
         """Return the demonstrations for the replay buffer of a new run."""

@@ -11,7 +11,7 @@ from maze_train.core.checks import check_at_least, check_fields
 from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule, is_adaptive
-from maze_train.training.config import TRIAL_STEPS
+from maze_train.training.config import DRY_RUN_STEPS
 
 
 @dataclass(kw_only=True)
@@ -128,5 +128,5 @@ class PPOAlgorithmConfig(ActorCriticConfig):
             trial,
             batch_size=min(self.batch_size, trial.n_rollout_steps),
             n_minibatches=None if count is None else min(count, units),
-            n_optimization_epochs=min(self.n_optimization_epochs, TRIAL_STEPS),
+            n_optimization_epochs=min(self.n_optimization_epochs, DRY_RUN_STEPS),
         )

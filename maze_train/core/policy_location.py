@@ -13,7 +13,7 @@ from maze_train.core.run_directory import RunDirectory, checkpoint_name
 
 
 @dataclass(frozen=True)
-class PolicyPlace:
+class PolicyLocation:
     """Location of a saved policy, given by `<run>`, `<run>@<version>` or its directory.
 
     Attributes:
@@ -27,7 +27,7 @@ class PolicyPlace:
     version: str = ""
 
     @classmethod
-    def named(cls, name: str | os.PathLike[str]) -> PolicyPlace:
+    def named(cls, name: str | os.PathLike[str]) -> PolicyLocation:
         """Return the location of a policy; Hub repositories are downloaded.
 
         Raises:

@@ -27,15 +27,15 @@ from maze_train.learner.config import LearnerGroupConfig, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import CUBLAS, DEFAULT_MODULE, REPEATABLE
 from maze_train.learner.parallel import SingleLearner
-from maze_train.learner.shard import Mapped, Parcels, PeersLostError, Shard, unpack
-from maze_train.workers.places import Place, Portable
+from maze_train.learner.shard import Mapped, PeersLostError, Shard, SharedMessages, unpack
+from maze_train.workers.backends import Pickled, WorkerBackend
 from maze_train.workers.pool import (
     LOOPBACK,
-    Crew,
     Worker,
     WorkerContext,
     WorkerFailedError,
     WorkerPool,
+    WorkerSpecs,
 )
 from maze_train.workers.process_pool import LocalProcesses
 
@@ -89,7 +89,7 @@ class LearnerWorker(Worker):
 
     def __init__(
         self,
-        make_learner: Portable[Callable[[], Learner[Any, Any, Any]]],
+        make_learner: Pickled[Callable[[], Learner[Any, Any, Any]]],
         count: int,
         timeout_s: float,
         context: WorkerContext,
@@ -165,7 +165,7 @@ class Address:
     port: int = 0
 
 
-class MeetingPlace:
+class Rendezvous:
     """Single-use rendezvous of learners.
 
     On one machine, only the current user can access the file. On a cluster, the port is open to
@@ -266,7 +266,7 @@ def join(
         count: Number of learners.
         timeout_s: Timeout of a collective operation in seconds.
         gpu: GPU of this learner if no two learners share one (selects NCCL), otherwise None.
-        listener: `MeetingPlace.listener`, for the first learner.
+        listener: `Rendezvous.listener`, for the first learner.
     """
     if gpu is not None:
         torch.cuda.set_device(gpu)
@@ -298,7 +298,7 @@ def leave() -> None:
 
 def copy_maker(
     learner: Learner[Any, Any, Any], rank: int
-) -> Portable[Callable[[], Learner[Any, Any, Any]]]:
+) -> Pickled[Callable[[], Learner[Any, Any, Any]]]:
     """Return a function that creates a learner like this one, except for its state.
 
     Args:
@@ -309,7 +309,7 @@ def copy_maker(
     make = partial(type(learner), *args, **kwargs)
     if learner.device.type == "cuda":
         make = partial(_on_gpu, make, (learner.device.index or 0) + rank)
-    return Portable(make, "algorithm")
+    return Pickled(make, "algorithm")
 
 
 def _on_gpu(make: Callable[..., Result], number: int) -> Result:
@@ -342,7 +342,7 @@ NOT_SHARED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn
 """Layers that mix samples (batch norm) or are stochastic (dropout)."""
 
 
-class OtherLearners:
+class PeerLearners:
     """Additional learners in other processes, which mirror the first learner on other samples.
 
     Args:
@@ -362,15 +362,15 @@ class OtherLearners:
         self,
         learner: Learner[Any, Any, Any],
         settings: LearnerGroupConfig,
-        place: Place | None = None,
+        place: WorkerBackend | None = None,
     ) -> None:
         self.n_learners = settings.n_learners
         self.are_equal = False
         self._learner = learner
         self._threads = settings.n_cpus_per_learner
         self._place = (place.for_learners() if place else None) or LocalProcesses()
-        self._parcels: Parcels | None = None
-        self._meeting: MeetingPlace | None = None
+        self._parcels: SharedMessages | None = None
+        self._meeting: Rendezvous | None = None
         args, kwargs = learner.made_from
         built = args[0] if args else kwargs.get("modules", {})
         # Modules that each process creates from the constructor arguments.
@@ -455,15 +455,15 @@ class OtherLearners:
         # A restarted learner becomes a copy of the first one.
         return [own, *results, *[own] * len(failures)]
 
-    def _start(self) -> Parcels:
+    def _start(self) -> SharedMessages:
         """Start the learners and synchronise them with the first one, if necessary."""
         others = self._parcels
         if others is None:
             self._check_threads()
             how, ranks = (self.n_learners, self._place.timeout_s), range(1, self.n_learners)
             makers = [partial(LearnerWorker, copy_maker(self._learner, r), *how) for r in ranks]
-            crew = Crew(makers, [f"learner {rank}" for rank in ranks], CALLS)
-            self._parcels = others = Parcels(self._place.pool(crew))
+            crew = WorkerSpecs(makers, [f"learner {rank}" for rank in ranks], CALLS)
+            self._parcels = others = SharedMessages(self._place.pool(crew))
             self._learner.parallel = Shard(0, self.n_learners)
         while not self.are_equal:
             others.send("begin", self._beginning())
@@ -511,7 +511,7 @@ class OtherLearners:
         device = self._learner.device
         have_own_gpus = are_apart([gpu_of(device), *gpus])
         self._end_meeting()
-        self._meeting = meeting = MeetingPlace(pool.host)
+        self._meeting = meeting = Rendezvous(pool.host)
         for index in range(len(pool)):
             pool.call(index, "connect", meeting.address, have_own_gpus)
         gpu = device if have_own_gpus else None
@@ -532,7 +532,7 @@ class OtherLearners:
                 failures.append(failure)
         return results, failures
 
-    def _restart(self, others: Parcels, failures: list[WorkerFailedError]) -> None:
+    def _restart(self, others: SharedMessages, failures: list[WorkerFailedError]) -> None:
         """Restart failed learners.
 
         Raises:

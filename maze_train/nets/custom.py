@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import TARGET, Given, build_target, member_of
+from maze_train.core.targets import TARGET, InlineObject, build_target, member_of
 from maze_train.core.types import Tensor
 from maze_train.distributions.base import Distribution
 from maze_train.functional.value_transforms import ValueTransform
@@ -58,7 +58,7 @@ def build_own(
         inputs.append(torch.zeros(ROWS, action_size))
         described += f" and actions [{ROWS}, {action_size}]"
     net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
-    if isinstance(node[TARGET], Given) and net is node[TARGET].value:
+    if isinstance(node[TARGET], InlineObject) and net is node[TARGET].value:
         net = copy.deepcopy(net)  # An instance is a template for several networks.
     net.eval()
     with torch.no_grad():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import ConfigError
-from maze_train.workers.pool import Crew, InlinePool, WorkerPool
+from maze_train.workers.pool import InlinePool, WorkerPool, WorkerSpecs
 
 if TYPE_CHECKING:
     from typing import Self
@@ -53,7 +53,7 @@ def limit_threads() -> None:
         cv2.setNumThreads(1)
 
 
-class Place(ABC):
+class WorkerBackend(ABC):
     """Backend on which workers run."""
 
     @property
@@ -66,24 +66,24 @@ class Place(ABC):
         return 1
 
     @abstractmethod
-    def pool(self, crew: Crew) -> WorkerPool:
+    def pool(self, crew: WorkerSpecs) -> WorkerPool:
         """Create a pool of workers. The caller closes it."""
 
-    def for_learners(self) -> RemotePlace | None:
+    def for_learners(self) -> RemoteBackend | None:
         """Return the backend for additional learners; None selects processes on this machine."""
         return None
 
 
-class ThisProcess(Place):
+class ThisProcess(WorkerBackend):
     """Backend with a single worker in the calling process."""
 
-    def pool(self, crew: Crew) -> WorkerPool:
+    def pool(self, crew: WorkerSpecs) -> WorkerPool:
         """Create a pool with a worker in this process."""
         return InlinePool(crew.make_workers)
 
 
 @dataclass(frozen=True)
-class RemotePlace(Place):
+class RemoteBackend(WorkerBackend):
     """Backend with workers in other processes; holds their settings.
 
     Raises:
@@ -140,7 +140,7 @@ def available_cores() -> int:
 T = TypeVar("T", covariant=True)
 
 
-class Portable(Generic[T]):
+class Pickled(Generic[T]):
     """Wrapper that pickles a value with cloudpickle, so lambdas and local classes can be sent.
 
     Args:
@@ -165,5 +165,5 @@ class Portable(Generic[T]):
         return _unpacked, (content, self.key)
 
 
-def _unpacked(content: bytes, key: str) -> Portable[Any]:
-    return Portable(pickle.loads(content), key)
+def _unpacked(content: bytes, key: str) -> Pickled[Any]:
+    return Pickled(pickle.loads(content), key)
