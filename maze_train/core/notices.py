@@ -20,9 +20,10 @@ CONSOLE.propagate = False
 
 def say(text: str) -> None:
     """Print a result on standard output; a closed pipe (such as `| head`) is not an error."""
+    text = printable(text)
     CONSOLE.info(text)
     try:
-        print(printable(text), flush=True)
+        print(text, flush=True)
     except BrokenPipeError:
         abandon_output()
 
@@ -34,9 +35,10 @@ def abandon_output() -> None:
 
 def notify(text: str) -> None:
     """Print a line on standard error; errors of the stream are ignored."""
+    text = printable(text)
     CONSOLE.info(text)
     with suppress(OSError, ValueError):
-        print(printable(text), file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:

@@ -124,12 +124,13 @@ class Display:
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line, unless the mode is quiet."""
+        text = printable(text)
         if text:
             CONSOLE.info(text)
         if self.mode != "quiet":
             # Lines also go to files and pipes: no wrapping at 80 columns, no markup in names.
             encoding = self._console.encoding
-            text = printable(text).encode(encoding, "replace").decode(encoding)
+            text = text.encode(encoding, "replace").decode(encoding)
             self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
 
     def silence(self) -> None:

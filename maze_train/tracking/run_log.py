@@ -40,7 +40,7 @@ class RunLog(logging.Handler):
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if error is not None:
-            CONSOLE.info("".join(traceback.format_exception(error)).rstrip())
+            CONSOLE.info(printable("".join(traceback.format_exception(error)).rstrip()))
         CONSOLE.removeHandler(self)
         self.close()
 
@@ -51,7 +51,7 @@ class RunLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message."""
-        self._pending += (printable(self.format(record)) + "\n").encode(errors="replace")
+        self._pending += f"{self.format(record)}\n".encode()
         if self._path is not None:
             self._write()
 
