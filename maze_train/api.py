@@ -34,7 +34,7 @@ def run_rollout(
     env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,
     **settings: object,
 ) -> RolloutResult:
-    """Play episodes with a policy and write the results; the same as `maze-run -cn rollout`.
+    """Play episodes with a policy and write the results; the same as `maze-run rollout`.
 
         result = run_rollout(run="outputs/a", n_episodes=20, runner="local")
         result.summary.return_mean

@@ -24,6 +24,8 @@ from pathlib import Path
 
 from maze_train.config.help import help_text
 from maze_train.config.options import (
+    CONFIG_DIR,
+    CONFIG_NAME,
     DEBUG_VARIABLE,
     DONE,
     FAILURE,
@@ -117,9 +119,12 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
 
 
 def with_command(arguments: list[str], commands: Collection[str]) -> list[str]:
-    """Return the arguments with `-cn <command>` for a command at the start, such as `rollout`."""
-    is_command = bool(arguments) and arguments[0] in commands
-    return ["-cn", *arguments] if is_command else arguments
+    """Return the arguments with `-cn <command>` for a command that only options precede."""
+    i = 0
+    while i < len(arguments) and arguments[i].startswith("-"):
+        i += 2 if arguments[i] in (*CONFIG_DIR, *CONFIG_NAME) else 1
+    is_command = i < len(arguments) and arguments[i] in commands
+    return [*arguments[:i], "-cn", *arguments[i:]] if is_command else arguments
 
 
 def _find_modules_here() -> None:

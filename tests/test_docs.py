@@ -45,7 +45,7 @@ MODULES_OF_EXTRAS = {
     "my_pong": ("ale_py", "cv2"),
     "FetchReach": ("gymnasium_robotics",),
     "env.backend=envpool": ("envpool",),
-    "-cn search": ("optuna",),
+    " search ": ("optuna",),
     "policy.onnx": ("onnx", "onnxscript", "onnxruntime"),
     "env=pettingzoo:": ("pettingzoo", "mpe2"),
     "env=gymnax:": ("gymnax",),
@@ -222,7 +222,7 @@ def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *arguments = shlex.split(line.replace("launcher=ray", "launcher=local"))
     if lacks_an_extra(line):
         return
-    if "-cn search" in line:  # each is its own study, whose trials are alike
+    if " search " in line:  # each is its own study, whose trials are alike
         arguments += ["n_trials=1", f"study=studies/{abs(hash(line))}"]
     if program == "maze-run":
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""`maze-run -cn rollout`, with a runner that plays nothing."""
+"""`maze-run rollout`, with a runner that plays nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["maze_run"]
 
-ROLLOUT = ("-cn", "rollout")
+ROLLOUT = ("rollout",)
 RANDOM = (*ROLLOUT, "policy=random", "env=CartPole-v1")
 
 

@@ -1,4 +1,4 @@
-"""How a real `maze-run -cn rollout` ends: exit codes, complete files, and nothing left behind."""
+"""How a real `maze-run rollout` ends: exit codes, complete files, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from maze_train.core.hub import BRANCH, REPOSITORY, is_on_hub
 
 @dataclass(kw_only=True)
 class CompareConfig(Settings):
-    """Settings of `maze-run -cn compare`."""
+    """Settings of `maze-run compare`."""
 
     runs: list[str] = field(default_factory=list)
     """Run directories, directories that contain runs at any depth (such as a sweep directory), or
@@ -75,7 +75,7 @@ class CompareConfig(Settings):
 
 @dataclass(kw_only=True)
 class ExportConfig(Settings):
-    """Settings of `maze-run -cn export`."""
+    """Settings of `maze-run export`."""
 
     run: str = ""
     """Policy to export: a run directory (its best policy), a saved policy in it, `<run>@final` or
@@ -110,7 +110,7 @@ class ExportConfig(Settings):
 
 @dataclass(kw_only=True)
 class PushConfig(Settings):
-    """Settings of `maze-run -cn push`."""
+    """Settings of `maze-run push`."""
 
     run: str | None = None
     """Policy to upload: a run directory (its best policy), a saved policy in it
@@ -129,7 +129,7 @@ class PushConfig(Settings):
     """Whether to write README.md (the model card); false keeps the existing one."""
 
     film: str | None = None
-    """Video of the policy to upload, an .mp4 file such as those written by `maze-run -cn rollout
+    """Video of the policy to upload, an .mp4 file such as those written by `maze-run rollout
     run=<run> video=true`; null: none."""
 
     share: list[str] = field(default_factory=list)

@@ -39,6 +39,7 @@ from omegaconf.errors import OmegaConfBaseException
 from maze_train.config.loading import unknown_option
 from maze_train.config.options import (
     CONFIG_DIR,
+    CONFIG_NAME,
     DEBUG_VARIABLE,
     PROGRAM,
     config_folders,
@@ -56,7 +57,6 @@ from maze_train.core.text import quoted
 WITH_VALUE = ("--config-path", "-cp", "--package", "-p", "--cfg", "-c")
 """Options whose values are not completed."""
 INFO = ("--info", "-i")
-CONFIG_NAME = ("--config-name", "-cn")
 OPTIONS = (
     *WITH_VALUE, *INFO, *CONFIG_NAME, *CONFIG_DIR, "--shell_completion", "-sc",
     "--shell-completion", "--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r",

@@ -17,7 +17,7 @@ from maze_train.core.targets import locate
 PROGRAM = "maze-run"
 DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
 """Exit codes."""
-CONFIG_DIR = ("--config-dir", "-cd")
+CONFIG_DIR, CONFIG_NAME = ("--config-dir", "-cd"), ("--config-name", "-cn")
 DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
 """Environment variable that enables tracebacks for all errors, as in Hydra."""
 

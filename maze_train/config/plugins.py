@@ -26,7 +26,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from maze_train.config.hydra_input import CONFIG_NAME, OPTIONS, PATHS, STAYS, WITH_VALUE, Task
+from maze_train.config.hydra_input import OPTIONS, PATHS, STAYS, WITH_VALUE, Task
 from maze_train.config.launchers import (
     SWEEP_DIR,
     LocalLauncher,
@@ -35,7 +35,7 @@ from maze_train.config.launchers import (
     RayLauncherConf,
     SweepStart,
 )
-from maze_train.config.options import CONFIG_DIR, group_names, list_options
+from maze_train.config.options import CONFIG_DIR, CONFIG_NAME, group_names, list_options
 from maze_train.core.targets import import_for_id
 from maze_train.envs.config import SIMULATORS
 

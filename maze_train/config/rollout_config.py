@@ -31,7 +31,7 @@ ONLY_FOR_TRAINING = (
 
 @dataclass(kw_only=True)
 class RolloutConfig(Settings):
-    """Settings of `maze-run -cn rollout`: a policy, an environment, and the episodes to play."""
+    """Settings of `maze-run rollout`: a policy, an environment, and the episodes to play."""
 
     run: str | None = None
     """Policy to play: a run directory (its best policy), a saved policy

@@ -70,7 +70,7 @@ class SearchRange(Settings):
 
 @dataclass(kw_only=True)
 class SearchConfig(Settings):
-    """Settings of `maze-run -cn search`, in addition to the settings of its runs."""
+    """Settings of `maze-run search`, in addition to the settings of its runs."""
 
     search: dict[str, Any] = field(default_factory=dict)
     """Search space by setting: a range `search.algorithm.lr={low: 1e-4, high: 1e-2, log: true}`, or

@@ -366,7 +366,7 @@ class TrainConfig(Settings):
                 raise ConfigError(
                     "runner.dataset",
                     f"{name} learns from recorded episodes: set it to the directory of a dataset "
-                    "(`maze-run -cn rollout ... record=true` writes one) or to minari:<id>",
+                    "(`maze-run rollout ... record=true` writes one) or to minari:<id>",
                 )
             return
         if self.env.id is None and self.env.target is None:

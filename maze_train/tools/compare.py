@@ -135,7 +135,7 @@ class Comparison:
 def compare_runs(
     runs: str | Path | Sequence[str | Path], output: str | Path | None = None, **settings: Any
 ) -> Comparison:
-    """Compare runs, and write tables and a plot; the function behind `maze-run -cn compare`.
+    """Compare runs, and write tables and a plot; the function behind `maze-run compare`.
 
         comparison = compare_runs(["outputs/sweeps/a"], "outputs/comparison", threshold=475)
         print(comparison)

@@ -160,7 +160,7 @@ def _use(saved: SavedPolicy, name: str) -> str:
     argument = f", trust={modules!r}" if modules else ""
     lines = [
         '```bash\npip install ".[hub]"  # in a checkout of maze_train',
-        f"maze-run -cn rollout run={name}{word}\n```\n",
+        f"maze-run rollout run={name}{word}\n```\n",
         "```python\nfrom maze_train import load_policy\n",
         f'policy = load_policy("{name}"{argument})',
         "action = policy.act(observation)\n```\n",
@@ -298,7 +298,7 @@ class PushedPolicy:
 def push_to_hub(
     run: str | Path | TrainingResult, repo_id: str, *, token: str | None = None, **settings: Any
 ) -> PushedPolicy:
-    """Upload a policy to the Hugging Face hub: `maze-run -cn push`.
+    """Upload a policy to the Hugging Face hub: `maze-run push`.
 
         pushed = push_to_hub("outputs/a", "me/cartpole-ppo", private=True)
         policy = load_policy(pushed.name)

@@ -320,7 +320,7 @@ def search(
     ranges: str | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> SearchResult:
-    """Search for hyperparameters with Optuna; the same as `maze-run -cn search`.
+    """Search for hyperparameters with Optuna; the same as `maze-run search`.
 
         result = search(
             "CartPole-v1",

@@ -82,6 +82,6 @@ class SACfDAlgorithmConfig(SACAlgorithmConfig):
         if self.initial_demonstration_trajectories is None:
             raise ConfigError(
                 "initial_demonstration_trajectories",
-                "set it to the directory of a dataset (`maze-run -cn rollout ... record=true` "
+                "set it to the directory of a dataset (`maze-run rollout ... record=true` "
                 "writes one) or to minari:<id>, or choose algorithm=sac",
             )
