@@ -6,20 +6,25 @@ and its actions; an `EpisodeRecord` describes one replay.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from maze_train.core.errors import EnvError
-from maze_train.core.state import plain_copy
+from maze_train.core.state import StatePart, plain_copy
 from maze_train.envs.vector import Array
 
 RECENT_NBYTES, RECENT_STEPS = 2**18, (16, 1024)
 """Size in bytes of the buffer of recent actions of all environments; minimum and maximum steps."""
+
+PIECE_NBYTES = 2**18
+"""Minimum size in bytes of the actions of an episode that a checkpoint writes as one part."""
 
 MAX_NBYTES = 2**30
 """Maximum size in bytes of the stored actions of running episodes."""
@@ -74,7 +79,7 @@ class EpisodeRecord:
     is_kept: bool
     """Whether the actions are stored."""
     actions: dict[str, Array]
-    """Actions since the base, [k, ...] per part."""
+    """Actions after those in `pieces`, [k, ...] per part."""
     obs: dict[str, Array]
     """The observation to act on, [...] per leaf."""
     reward: float
@@ -83,11 +88,18 @@ class EpisodeRecord:
     """Number of calls of the environment before the base."""
     calls_at: list[int] = field(default_factory=list)
     """Number of actions since the base before each of the later calls."""
+    pieces: list[StatePart] = field(default_factory=list)
+    """First actions since the base, in parts that do not change."""
+
+    def all_actions(self) -> dict[str, Array]:
+        """Return a copy of the actions since the base, [k, ...] per part."""
+        return joined([*(piece.read() for piece in self.pieces), self.actions])
 
     @property
     def num_actions(self) -> int:
         """Number of actions since the base."""
-        return min((len(part) for part in self.actions.values()), default=0)
+        parts = [*(piece.read() for piece in self.pieces), self.actions]
+        return sum(min(map(len, part.values()), default=0) for part in parts)
 
     def difference(self, obs: Mapping[str, Array], reward: float) -> Difference | None:
         """Describe the difference after the replay; None if all bytes are equal."""
@@ -114,15 +126,16 @@ class Base:
     options: dict[str, Any] | None = None
     own: dict[str, Any] | None = None
     actions: list[dict[str, Array]] = field(default_factory=list)
-    """Actions before the recent ones, [k, ...] per part."""
+    """Actions between those in `pieces` and the recent ones, [k, ...] per part."""
     nbytes: int = 0
-    """Size of these actions in bytes."""
+    """Size of pieces and actions in bytes."""
     is_kept: bool = True
     start: int = 0
     """Number of the first step after the base."""
     calls: int = 0
     """Number of calls before the base."""
     calls_at: list[int] = field(default_factory=list)
+    pieces: list[StatePart] = field(default_factory=list)
     """See `EpisodeRecord`."""
 
 
@@ -130,7 +143,8 @@ class Journal:
     """Stores the actions of `n` environments since their bases, and counts their episodes.
 
     A step costs one assignment per part of the actions, because recent actions of all environments
-    are stored in one buffer. Older actions are in lists per environment.
+    are stored in one buffer. Older actions are in lists per environment. When a state is saved,
+    long lists become a piece, which a checkpoint writes only once.
 
     Args:
         columns: The arrays with the actions of a step, [n, ...] per part.
@@ -225,9 +239,14 @@ class Journal:
             EnvError: See `record_of`; also if the options of a reset are not plain values.
         """
         self._distribute()
-        envs = [asdict(self.record_of(i, obs, rewards)) for i in range(self._n)]
-        for i, env in enumerate(envs):
+        envs = []
+        for i, base in enumerate(self._bases):
+            if sum(map(nbytes_of, base.actions)) >= PIECE_NBYTES:
+                base.pieces.append(piece_of(joined(base.actions)))
+                base.actions = []
+            env = asdict(replace(self.record_of(i, obs, rewards), pieces=[]))
             env["options"] = plain_copy(env["options"], f"reset options of environment {i}")
+            envs.append({**env, "pieces": list(base.pieces)})
         return envs
 
     def record_of(self, i: int, obs: Mapping[str, Array], rewards: Array) -> EpisodeRecord:
@@ -260,6 +279,7 @@ class Journal:
             reward=float(rewards[i]),
             calls=base.calls,
             calls_at=list(base.calls_at),
+            pieces=list(base.pieces),
         )
 
     def read_state(
@@ -296,9 +316,9 @@ class Journal:
         self._episode_starts = [-record.steps for record in records]
         for i, record in enumerate(records):
             start = record.base_episodes, 0, record.options, record.own
-            kept = [record.actions], nbytes_of(record.actions), record.is_kept
+            kept = [record.actions], nbytes_of(record.all_actions()), record.is_kept
             calls = -record.num_actions, record.calls, list(record.calls_at)
-            self._bases[i] = Base(*start, *kept, *calls)
+            self._bases[i] = Base(*start, *kept, *calls, list(record.pieces))
             self._num_calls = record.calls + len(record.calls_at)
 
     def _distribute(self) -> None:
@@ -313,7 +333,8 @@ class Journal:
         self._row = 0
         while self.nbytes > MAX_NBYTES:
             longest = max(self._bases, key=lambda base: base.nbytes)
-            longest.actions, longest.nbytes, longest.is_kept = [], 0, False
+            longest.actions, longest.pieces = [], []
+            longest.nbytes, longest.is_kept = 0, False
 
 
 def nbytes_of(actions: Mapping[str, Array]) -> int:
@@ -324,6 +345,14 @@ def nbytes_of(actions: Mapping[str, Array]) -> int:
 def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Concatenate actions [k, ...] per part."""
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def piece_of(actions: dict[str, Array]) -> StatePart:
+    """Return a part with actions, which must not change."""
+    digest = hashlib.sha256()
+    for column in actions.values():
+        digest.update(column.tobytes())
+    return StatePart(digest.hexdigest()[:32], partial(dict, actions))
 
 
 def record_from(
@@ -343,7 +372,13 @@ def record_from(
             raise EnvError(f"{name} of environment {i} is {given[name]!r}: expected a dict or None")
     if type(record.reward) is not float or not all(type(k) is int and k >= 0 for k in counts):
         raise EnvError(f"the counts of environment {i} are damaged: {counts}, {record.reward!r}")
-    record.actions = checked_columns(record.actions, actions, f"actions of environment {i}", True)
+    name, pieces = f"actions of environment {i}", given["pieces"]
+    if not isinstance(pieces, list) or not all(type(piece) is StatePart for piece in pieces):
+        raise EnvError(f"the {name} in the state are damaged: pieces {pieces!r}")
+    record.pieces = [
+        piece_of(checked_columns(piece.read(), actions, name, True)) for piece in pieces
+    ]
+    record.actions = checked_columns(record.actions, actions, name, True)
     record.obs = checked_columns(record.obs, obs, f"observation of environment {i}", False)
     return record
 

@@ -140,7 +140,7 @@ class TrainingSlice(EnvSlice):
         if record.own is not None:
             load_own_state(env, record.own)
         reward: Any = record.reward
-        actions = {key: column.copy() for key, column in record.actions.items()}
+        actions = record.all_actions()
         for k, action in enumerate(self._built(actions, record.num_actions), start=1):
             self._make_calls_at(i, record, k - 1)
             self._episode_start[i] -= 1

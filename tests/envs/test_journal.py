@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from functools import partial
 
 import gymnasium
@@ -363,11 +364,12 @@ def test_after_a_failed_call():
 def test_memory_is_given_back(monkeypatch, interval):
     """Actions before each base go; what is left tells every action since, also after states."""
     monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
+    monkeypatch.setattr(journal_module, "PIECE_NBYTES", 1000)
     rng = np.random.default_rng(0)
     columns = {"a": np.zeros((4, 2)), "b": np.zeros(4, np.int64)}
     obs = {"": np.zeros((4, 1))}
     journal = Journal(columns)
-    since = [[] for _ in range(4)]
+    since, num_pieces = [[] for _ in range(4)], 0
     for step in range(2000):
         columns["a"][:] = rng.random((4, 2))
         columns["b"][:] = rng.integers(9, size=4)
@@ -380,18 +382,24 @@ def test_memory_is_given_back(monkeypatch, interval):
             since[i] = []
         assert journal.nbytes <= sum(map(len, since)) * 24
         if step % interval == 0:
-            journal.state(obs, np.zeros(4))
+            num_pieces += sum(len(env["pieces"]) for env in journal.state(obs, np.zeros(4)))
         i = int(rng.integers(4))
         record = journal.record_of(i, obs, np.zeros(4))
-        given = [(*a, b) for a, b in zip(record.actions["a"], record.actions["b"], strict=True)]
+        actions = record.all_actions()
+        given = [(*a, b) for a, b in zip(actions["a"], actions["b"], strict=True)]
         assert given == since[i]
         assert record.steps == len(given)
+    assert (num_pieces > 10) is (interval == 20)
 
 
 @pytest.mark.parametrize("lengths", [(10**9, 10**9, 7), (10**9, 400, 900)])
 def test_long_episodes(monkeypatch, lengths):
-    """A state that was loaded is saved again with the same bytes; many actions cause a note."""
+    """A state that was loaded is saved again with the same bytes; many actions cause a note.
+
+    Later states share the parts with the first actions; other parts are refused.
+    """
     monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
+    monkeypatch.setattr(journal_module, "PIECE_NBYTES", 2**10)
     factories = [partial(CountingEnv, length) for length in lengths]
     with here(factories) as one, here(factories) as two, here(factories) as three:
         notes = []
@@ -403,7 +411,11 @@ def test_long_episodes(monkeypatch, lengths):
         assert_same(two.load_state_dict(early)[0], one._observations())
         assert pickle.dumps(two.state_dict()) == pickle.dumps(early)
         play(one, 100)
-        assert_same(three.load_state_dict(one.state_dict())[0], one._observations())
+        late = one.state_dict()
+        first = [env["envs"][0]["pieces"] for env in (early, late)]
+        assert len(first[1]) > len(first[0]) > 3
+        assert first[1][: len(first[0])] == first[0]
+        assert_same(three.load_state_dict(late)[0], one._observations())
         assert_go_on_equally(one, [three], 30)
         play(two, 700)
         three.load_state_dict(two.state_dict())
@@ -412,6 +424,11 @@ def test_long_episodes(monkeypatch, lengths):
         monkeypatch.setattr(pooled, "MUCH_NBYTES", 100)
         one.state_dict()
         assert [note[:30] for note in notes] == ["the actions of running episode"]
+        piece, wrong = first[1][0], {"": np.zeros((2, 2), int)}
+        for damaged in (3, [3], [*first[1], replace(piece, read=lambda: wrong)]):
+            env = {**late["envs"][0], "pieces": damaged}
+            with pytest.raises(EnvError, match=r"damaged|have shape"):
+                three.load_state_dict({**late, "envs": [env, *late["envs"][1:]]})
 
 
 def test_the_longest_episodes_are_not_kept(monkeypatch):

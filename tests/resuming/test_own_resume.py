@@ -82,8 +82,8 @@ def test_without_checkpoints_no_buffer_is_written(tmp_path, capsys):
         start(case, tmp_path / case, **ONE_EPOCH, **{"checkpoint.interval": 0})
         files = {path.name for path in (tmp_path / case).rglob("*") if path.is_file()}
         assert files == {
-            ".lock", "config.yaml", "metrics.csv", "policy.pt", "score.json", "spaces.json",
-            "summary.json",
+            ".lock", "config.yaml", "environment.json", "metrics.csv", "policy.pt", "run.log",
+            "score.json", "spaces.json", "summary.json",
         }  # fmt: skip
     assert "replay buffer" not in capsys.readouterr().err
 
