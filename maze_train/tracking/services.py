@@ -317,7 +317,7 @@ class MLflowWriter(ServiceWriter):
         self._keep_id(run, key, self._run_id)
         param = self._mlflow.entities.Param
         params = [
-            param(_mlflow_name(key), str(value)[:_MLFLOW_PARAM_LENGTH])
+            param(mlflow_name(key), str(value)[:_MLFLOW_PARAM_LENGTH])
             for key, value in flattened(run.config).items()
         ]
         for i in range(0, len(params), _MLFLOW_PARAMS_PER_CALL):
@@ -364,7 +364,7 @@ class MLflowWriter(ServiceWriter):
         if step <= self._last_step:
             return
         metrics = [
-            metric(_mlflow_name(name), float(value), now_ms, step) for name, value in row.items()
+            metric(mlflow_name(name), float(value), now_ms, step) for name, value in row.items()
         ]
         with self._calls():
             self._client.log_batch(self._run_id, metrics=metrics)
@@ -403,7 +403,7 @@ class MLflowWriter(ServiceWriter):
         self._note_outcome(summary)
         with self._calls():
             for name, value in flattened(summary).items():
-                self._client.set_tag(self._run_id, _mlflow_name(f"summary.{name}"), str(value))
+                self._client.set_tag(self._run_id, mlflow_name(f"summary.{name}"), str(value))
             policy = {f"{BEST}/{name}": path for name, path in self._best_policy.items()}
             for name, path in {**policy, **self._films}.items():
                 folder = name.rpartition("/")[0] or None
@@ -479,8 +479,10 @@ def _database_opened(uri: str) -> Iterator[None]:
 
 def _artifact(name: str, env_steps: int) -> str:
     """Return the path of what a callback logged, without an ending."""
-    return f"{_mlflow_name(name)}/step_{env_steps:012d}"
+    return f"{mlflow_name(name)}/step_{env_steps:012d}"
 
 
-def _mlflow_name(name: str) -> str:
-    return re.sub(r"[^\w\-.:/ ]", "_", name, flags=re.ASCII)
+def mlflow_name(name: str) -> str:
+    """Return a name that MLflow accepts; names with letters of other scripts stay different."""
+    forbidden = re.compile(r"[^\w\-.:/ ]", re.ASCII)
+    return forbidden.sub(lambda m: "_" if m[0].isascii() else f"_{ord(m[0]):x}", name)

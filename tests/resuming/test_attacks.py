@@ -28,6 +28,7 @@ __all__ = ["run", "trained"]
 PLACES = {
     "run": (
         *(".lock", "best", "best/policy.pt", "checkpoints", "checkpoints/epoch_000001", "plots"),
+        *("environment.json", "files.json", "run.log", "services.json"),
         *("plots/learning_curve.png", "policies", "policies/epoch_000001", "profile", "rollouts"),
         *("metrics.csv", "summary.json", "mlflow.db", "mlartifacts", "a/b/own.txt"),
         *("venv/x", ".venv/bin/x", ".git/hooks/x", "wandb/x", "plots/venv/x", "best/wandb/x"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import socket
 import struct
@@ -18,7 +19,7 @@ import pytest
 
 from maze_train import ConfigError, MLflowWriter, RunInfo, Tracker, WandbWriter
 from maze_train.core.folders import check_enclosed
-from maze_train.tracking.services import check_answers
+from maze_train.tracking.services import check_answers, mlflow_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,6 +253,15 @@ def runs_of_mlflow(uri: str, experiment: str = "maze_train") -> tuple[Any, list[
     client = mlflow.MlflowClient(tracking_uri=uri)
     known = client.get_experiment_by_name(experiment)
     return client, list(client.search_runs([known.experiment_id]))
+
+
+def test_names_of_mlflow_in_other_scripts() -> None:
+    """They stay different, in the characters that MLflow accepts."""
+    names = ["train/狼/return", "train/羊/return", "train/é/return", "train/🐺/return"]
+    found = [mlflow_name(name) for name in names]
+    assert len(set(found)) == len(names)
+    assert all(re.fullmatch(r"train/_[0-9a-f]+/return", name) for name in found)
+    assert mlflow_name("league/main@3/win_rate") == "league/main_3/win_rate"
 
 
 def test_mlflow_in_the_run_directory(
