@@ -269,6 +269,18 @@ def test_runs_are_compared_by_a_command(
     assert maze_run.configs == []
 
 
+def test_jobs_are_forked_after_imports(
+    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of the command imports modules once for all parallel jobs."""
+    name = "torch.utils.tensorboard"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    maze_run.train = lambda config: float(name in sys.modules)
+    assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 0
+    rows = (maze_run.folder / "s/jobs.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[-2] for row in rows] == ["1.0", "1.0"]
+
+
 @pytest.mark.parametrize("launcher", everyday(1, [LOCAL, LOCAL[:1]]), ids=["two", "one per core"])
 def test_jobs_run_at_the_same_time(
     maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]

@@ -110,3 +110,23 @@ def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool
         assert model.policy.free_params.requires_grad is not deterministic
         assert trained_size(model) == 3 * 4 + 4 + 4 + 1 + (not deterministic)
         assert "policy.free_params" in model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_kept"),
+    [
+        ({}, True),
+        ({"checkpoint.interval": 0}, False),
+        ({"checkpoint.interval": 0, "checkpoint.interval_minutes": 1}, True),
+        ({"checkpoint.interval": 0, "checkpoint.interval_steps": 64}, True),
+    ],
+)
+def test_only_checkpoints_need_the_actions_of_episodes(
+    settings: dict[str, Any], is_kept: bool
+) -> None:
+    """Evaluation environments and runs without checkpoints do not store them."""
+    given = {"algorithm": "a2c", "runner.concurrency": 1, "algorithm.n_rollout_steps": 4}
+    with make(**given, **settings) as made:
+        for training in (True, False):
+            with made.builder.context.make_env(1, training=training) as env:
+                assert env.can_be_restored is (training and is_kept)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
-from toy_envs import FORKS, PLACES, CountingEnv
+from toy_envs import FORKS, PLACES, CountingEnv, workers
 
-from maze_train import EnvConfig, EnvFactory, RolloutEvaluator
+from maze_train import EnvConfig, EnvFactory, RolloutEvaluator, SequentialVectorEnv
 from maze_train.collect.collector import RolloutCollector
 from maze_train.core.targets import InlineObject
 from maze_train.envs.batch import numbers_of
@@ -141,3 +141,33 @@ def test_no_key_is_taken(make: Any, info_keys: Any) -> None:
             metrics = evaluator.evaluate(make_model(env))
             assert metrics["eval/info/episode"] == np.mean([4, 4, 5, 5])
             assert metrics["eval/info/_w"] == 4.0
+
+
+class Unpicklable(CountingEnv):
+    """Infos have a value that no process can send."""
+
+    def step(self, action: Any) -> Any:
+        *result, info = super().step(action)
+        return *result, {**info, "function": lambda: 0}
+
+
+def test_only_requested_infos_leave_the_worker() -> None:
+    """Other values are neither copied nor sent."""
+    with workers([Unpicklable] * 2, info_keys=["t"]) as env:
+        env.reset(seed=0)
+        for _ in range(5):
+            env.step_async([0, 0])
+            report = env.receive()
+        assert [end.info for end in report.ends] == [{"t": 5.0}] * 2
+
+
+def test_statistics_of_gymnasium_in_training() -> None:
+    """RecordEpisodeStatistics works as a training wrapper, and its numbers become metrics."""
+    statistics = {"_target_": "gymnasium.wrappers.RecordEpisodeStatistics"}
+    config = EnvConfig(target=Given(CountingEnv), training_wrappers=[CLIP, statistics])
+    env = SequentialVectorEnv([EnvFactory(config)] * 2)
+    keys = ["episode/r", "episode/l"]
+    collector = RolloutCollector(env, 5, env_seed=0, action_seed=0, info_keys=keys)
+    _, episodes = collector.collect_steps(make_model(env))
+    assert episodes.infos == {"episode/r": [5.0] * 2, "episode/l": [5.0] * 2}
+    assert (episodes.returns, episodes.lengths) == ([15.0] * 2, [5] * 2)

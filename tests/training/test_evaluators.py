@@ -23,9 +23,11 @@ from practice import (
 from short_runs import short_run
 
 from benchmarks.tensor_cartpole import TensorCartPole
+from maze_train.collect.fixed_policies import RandomPolicy
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.state_files import dumps, loads
+from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.foreign import SimulatorVectorEnv, foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
@@ -65,6 +67,16 @@ def evaluate(model, concurrency=1, n=N, **settings):
     make_env = partial(vector, ShortOrLongEnv)
     evaluator = RolloutEvaluator(make_env, n, concurrency=concurrency, seed=SEED, **settings)
     return evaluator.evaluate(model)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_random_policies_are_evaluated(deterministic):
+    """Actions are random in both modes, and equal for equal seeds."""
+    env = ShortOrLongEnv()
+    policy = RandomPolicy(distribution_for(env.action_space), env.action_space)
+    metrics = [evaluate(policy, deterministic=deterministic) for _ in range(2)]
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["eval/episode_return_std"] > 0
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 10, 50])
