@@ -368,7 +368,8 @@ def test_names_in_texts_lead_somewhere() -> None:
     # Shorter names in lower case may be attributes of a variable that is called like a module.
     ours = re.compile(rf"maze_train\.|({rooms})\.\w+\.|[A-Z]")
     sources = [path for name in TREES for path in (ROOT / name).rglob("*.py")]
-    files = [f"/{path.relative_to(ROOT)}" for path in sources]
+    scripts = (ROOT / "examples").glob("*.py")
+    files = [f"/{path.relative_to(ROOT)}" for path in (*sources, *scripts)]
 
     def leads_somewhere(name: str) -> bool:
         if name.endswith(".py"):
