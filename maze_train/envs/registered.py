@@ -210,7 +210,7 @@ def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> 
         close = nearest_ids(env_id)
         hint = f"; nearest ids: {', '.join(close)}" if close else ""
         hint += known_about(env_id)
-        return ConfigError("env.id", f"{error}{hint}", env_id)
+        return ConfigError("env.id", f"{str(error).rstrip('.')}{hint}", env_id)
     if isinstance(error, (DependencyNotInstalled, ImportError)):
         return missing_dependency(env_id, error)
     if isinstance(error, Error):
