@@ -164,7 +164,7 @@ def test_only_requested_infos_leave_the_worker() -> None:
 def test_statistics_of_gymnasium_in_training() -> None:
     """RecordEpisodeStatistics works as a training wrapper, and its numbers become metrics."""
     statistics = {"_target_": "gymnasium.wrappers.RecordEpisodeStatistics"}
-    config = EnvConfig(target=Given(CountingEnv), training_wrappers=[CLIP, statistics])
+    config = EnvConfig(target=InlineObject(CountingEnv), training_wrappers=[CLIP, statistics])
     env = SequentialVectorEnv([EnvFactory(config)] * 2)
     keys = ["episode/r", "episode/l"]
     collector = RolloutCollector(env, 5, env_seed=0, action_seed=0, info_keys=keys)
