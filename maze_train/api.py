@@ -54,10 +54,11 @@ def run_rollout(
         The output directory, the episodes, and summary statistics.
 
     Raises:
-        ConfigError: If a setting is invalid, or policy and environment do not match; raised before
+        ConfigError: If a setting is invalid, or policy and environment do not match. Raised before
             anything is written.
-        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; finished episodes are written.
-        MazeTrainError: If an environment, a policy or a worker fails; finished episodes are
+        Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received. Finished episodes are
+            written.
+        MazeTrainError: If an environment, a policy or a worker fails. Finished episodes are
             written.
     """
     refuse_import()

@@ -143,7 +143,7 @@ def _find_modules_here() -> None:
 
 
 def _check_spelling(words: list[str], commands: Collection[str]) -> None:
-    """Raise for words that are not an override."""
+    """Raise ConfigError if an argument is not an override."""
     for i, word in enumerate(words):
         key, equals, _ = word.lstrip("+~").partition("=")
         if not key or not (equals or word.startswith("~")):
@@ -156,7 +156,7 @@ def _check_spelling(words: list[str], commands: Collection[str]) -> None:
 
 
 def _split_by_shell(words: Sequence[str], i: int) -> str:
-    """Return the override whose bracketed value the shell split at word `i`, or an empty string."""
+    """Return the override whose bracketed value the shell split at argument `i`; empty if none."""
     starts = [j for j in range(i) if "=" in words[j]]
     for end in range(i + 1, len(words) + 1) if starts else ():
         whole = " ".join(words[starts[-1] : end])

@@ -49,7 +49,7 @@ class FinishedEpisodes:
         agent_returns: Sums of rewards by agent, in multi-agent environments.
         agent_successes: 1.0 or 0.0 by agent for final infos with `is_success`, in multi-agent
             environments.
-        lost: Number of lost episodes, which are not counted above.
+        lost: Number of lost episodes; the attributes `returns` to `agent_successes` exclude them.
         worker_restarts: Number of worker restarts.
         steps: Number of transitions collected in the same rollouts.
     """

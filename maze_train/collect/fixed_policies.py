@@ -325,8 +325,9 @@ class StatefulPolicy(WrappedPolicy):
     """User-defined policies with a method `reset`, one per agent and running episode.
 
     They are called only in the turns of their agents, and reset at the beginning of each episode.
-    The recurrent state of an agent is the number of its policy, from 1; 0 means that the episode
-    begins with the next turn. A number restored from a checkpoint refers to a newly reset policy.
+    The recurrent state of an agent stores the index of its policy object, starting at 1. The value
+    0 means that the episode begins with the next turn. An index restored from a checkpoint refers
+    to a newly reset policy.
 
     Args:
         make_policy: Creates a policy.

@@ -1,4 +1,4 @@
-"""Plays seeded episodes with a policy in workers; each result depends only on policy and seed."""
+"""Plays seeded episodes with a policy in workers; results depend only on policy and seeds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MakeAgent: TypeAlias = Callable[[EnvSlice], RowAgent]
 
 
 LONGEST_S = 0.05
-"""Maximum time in seconds of a call in a remote worker, if a step does not take longer."""
+"""Maximum duration of a call in a remote worker in seconds; at least one step is taken."""
 
 LONGEST_STEPS = 100
 """Maximum number of steps of a call in this process; not a time limit, for reproducibility."""
@@ -336,9 +336,10 @@ limits the memory of finished episodes that wait for their turn."""
 class RolloutPlayer(PlayerPool):
     """Plays episodes with given seeds, and returns them in the order of the seeds.
 
-    An episode depends bit-for-bit only on the policy, its seed and the settings, but not on the
-    worker or on other episodes. An exception are environments whose seeded reset does not clear all
-    state, such as `BipedalWalker-v3`. Call `close` at the end, or use it as a context manager.
+    Each episode depends only on the policy, the settings and the seed of the episode. Results are
+    bit-for-bit identical for any number of workers and any other episodes. An exception are
+    environments whose seeded reset does not clear all state, such as `BipedalWalker-v3`. Call
+    `close` at the end, or use it as a context manager.
 
     Episodes of a failed worker are repeated by other workers, or by its replacement with
     `on_worker_failure="restart"`, with identical results. The iterator raises if an episode raises
@@ -510,8 +511,9 @@ class RolloutGenerator(RolloutPlayer):
         with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
             trajectories = generator.rollout(100)
 
-    An episode depends bit-for-bit on the policy and its seed only, not on `concurrency`,
-    `n_workers` or other episodes. Call `close` at the end, or use it as a context manager.
+    Each episode depends only on the policy and the seed of the episode. Results are bit-for-bit
+    identical for any `concurrency` and `n_workers`. Call `close` at the end, or use it as a context
+    manager.
 
     Args:
         env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an

@@ -77,7 +77,7 @@ class SweepStart(Sweeper):
 
         Raises:
             ConfigError: If a job cannot run, there are no jobs, or the directory is not writable.
-            KeyboardInterrupt: After a signal, once all jobs have ended.
+            KeyboardInterrupt: If a signal was received. Raised once all jobs have ended.
             RunDirectoryError: If another process runs a sweep in the directory.
         """
         is_listed = not stops_at_failures(self._config.hydra)
@@ -222,7 +222,7 @@ class LocalLauncher(Launcher):
 
         Raises:
             ConfigError: If a setting of the launcher is invalid.
-            KeyboardInterrupt: After a signal, once all jobs have ended.
+            KeyboardInterrupt: If a signal was received. Raised once all jobs have ended.
         """
         check_at_least("hydra.launcher.n_jobs", self._settings["n_jobs"], 0)
         setup_globals()

@@ -166,12 +166,12 @@ class StartedJob:
 
     @property
     def log(self) -> Path:
-        """File with its output."""
+        """File with the output of the job."""
         return self.job.log
 
     @property
     def seconds(self) -> float:
-        """Seconds since its start."""
+        """Seconds since the job started."""
         return time.monotonic() - self.started_at
 
 
@@ -198,7 +198,7 @@ class JobPool(ABC, Generic[Started]):
         """Run jobs; each one is taken from `jobs` when a slot is free.
 
         Raises:
-            KeyboardInterrupt: After a signal, once all jobs have ended.
+            KeyboardInterrupt: If a signal was received. Raised once all jobs have ended.
         """
         waiting, is_last = iter(jobs), False
         with self._slots():

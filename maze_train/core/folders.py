@@ -164,7 +164,7 @@ class OpenFolder:
 
 @contextmanager
 def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
-    """Open a folder for writing. All files of this package are written through it.
+    """Open a folder for writing. The package writes every file through this function.
 
     Symbolic links below the outermost run, study or sweep are not followed, because they may be
     untrusted. Folders above it are the user's choice.

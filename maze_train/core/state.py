@@ -1,4 +1,4 @@
-"""Parts of states: large ones that are written only if they change, and plain values."""
+"""Large parts of states, which are written only if they changed, and copies of plain values."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from maze_train.core.errors import EnvError
 class StatePart:
     """Large part of a state that is read lazily, and written again only if it changed.
 
-    Used as a leaf of a `state_dict`; `load_state_dict` receives it in the same place.
+    Used as a leaf of a `state_dict`; `load_state_dict` receives it under the same key.
     """
 
     version: str
-    """Changes with the content: the same version at the same place implies the same content."""
+    """Version of the content. Equal versions at the same path imply equal content."""
 
     read: Callable[[], dict[str, Any]]
-    """Returns the content: tensors, arrays and plain values by name. Must be called before the
-    owner changes."""
+    """Returns the content: tensors, arrays and plain values by name. Must be called before the next
+    update of the object that created the part."""
 
 
 def plain_copy(value: Any, path: str) -> Any:

@@ -35,7 +35,7 @@ OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers", "minig
 """Packages whose classes need no trust."""
 
 UNSAFE = ("gymnasium.wrappers.array_conversion", "gymnasium.wrappers.rendering")
-"""Exceptions from `OFFERED`: modules that import or write to what their arguments name."""
+"""Exceptions from `OFFERED`: modules that import names, or write to paths, given as arguments."""
 
 
 def is_within(key: str, sections: Iterable[str]) -> bool:
@@ -89,11 +89,13 @@ class Trust:
     """Modules that the user trusts."""
 
     names: frozenset[str] = frozenset()
-    """Names that the user has given as well."""
+    """Names that also occur in the user's own settings, and are therefore trusted."""
 
 
 class Stored(str):
-    """Name in a file that this user did not sign; imported only if it is trusted.
+    """Dotted name or environment id in a file that this user did not sign.
+
+    The object is imported only if the name is trusted.
 
     Args:
         name: Dotted path of a class or function, or an environment id.
@@ -123,7 +125,8 @@ class Stored(str):
     def refusal(self) -> tuple[str, str] | None:
         """Return why the name may not be imported: a note, and the module to trust (may be empty).
 
-        None if the name is allowed, or does not exist (reported when it is located).
+        Returns None if the name may be imported, or if it does not exist: `locate` reports missing
+        names.
         """
         if self in self.trust.names:
             return None
@@ -136,10 +139,10 @@ class Stored(str):
 
 
 class UntrustedError(ConfigError):
-    """Error for names that may not be imported; its key is the same at any depth."""
+    """Error for names that may not be imported. The key is already the full dotted key."""
 
     def below(self, prefix: str) -> UntrustedError:
-        """Return the error itself."""
+        """Return the error unchanged, since its key is complete."""
         return self
 
 

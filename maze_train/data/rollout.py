@@ -199,7 +199,7 @@ class RolloutStorage:
         device: Device of the columns; steps are then written as tensors. None: columns are on the
             CPU, and steps are written as NumPy arrays.
         memory: Buffer to place the columns in, such as shared memory; None: new memory.
-        offset: First byte of the columns in `memory`.
+        offset: Offset in `memory` of the first column, in bytes.
 
     Attributes:
         precise_rewards: Rewards as float64 (float32 on MPS), `[T, B]`.

@@ -194,7 +194,7 @@ class Distribution(ABC):
         """
 
     def log_prob_and_entropy(self, params: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
-        """Compute `log_prob` and `entropy` together; families share work where possible.
+        """Compute `log_prob` and `entropy` together, for most families faster than separately.
 
         Args:
             params: Parameters, [..., param_size].
@@ -208,7 +208,7 @@ class Distribution(ABC):
     def log_prob_and_entropy_by_hand(
         self, params: Tensor, actions: Actions
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Return both without a graph, and their gradient; only some families define it."""
+        """Return log-probability and entropy without a graph, and a function for the gradient."""
         raise NotImplementedError
 
     @abstractmethod

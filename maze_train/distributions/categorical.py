@@ -92,7 +92,7 @@ class CategoricalFamily(Distribution):
         return weighted(log_p.exp(), log_p - log_q).sum(self.table_dims)
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute both from one normalisation of the logits, each [...]."""
+        """Compute log-probability and entropy from one normalisation of the logits, [...] each."""
         log_probs = log_softmax(self._table(params), -1)
         return self._pick(log_probs, actions), self._entropy(log_probs)
 
@@ -162,7 +162,7 @@ class Categorical(CategoricalFamily):
     def log_prob_and_entropy_by_hand(
         self, params: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Compute both without a graph, with their analytic gradient, see `ParamsGradient`.
+        """Compute log-probability and entropy without a graph, and their analytic gradient.
 
         ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H).
         """

@@ -209,7 +209,7 @@ class GaussianFamily(Distribution):
         return self._entropy(*self._split(params))
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute both from one split of the params, each [...]."""
+        """Compute log-probability and entropy from one split of the params, [...] each."""
         mean, log_std = self._split(params)
         log_prob = self._log_density(mean, log_std, self._layout.to_vector(actions))
         return log_prob, self._entropy(mean, log_std)
@@ -297,7 +297,7 @@ class DiagonalGaussian(GaussianFamily):
     def log_prob_and_entropy_by_hand(
         self, params: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Compute both without a graph, with their analytic gradient, see `ParamsGradient`.
+        """Compute log-probability and entropy without a graph, and their analytic gradient.
 
         Only for a state-independent log σ.
 

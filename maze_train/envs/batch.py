@@ -18,7 +18,7 @@ SUCCESS = "is_success"
 
 @dataclass(slots=True)
 class StepReport:
-    """Ends of episodes and infos of one step, in order of the environments."""
+    """Episode ends and infos reported for one step, ordered by environment."""
 
     ends: list[EpisodeEnd] = field(default_factory=list)
     """Episodes that ended."""

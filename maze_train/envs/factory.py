@@ -347,7 +347,7 @@ def wrap(env: Env, node: dict[str, Any], key: str) -> Env:
 
 
 def check_spaces_kept(env: Env, wrapped: Env, key: str, node: dict[str, Any]) -> None:
-    """Check that a training wrapper keeps the spaces, so that the policy fits the evaluation."""
+    """Raise if a training wrapper changes a space, since evaluation does not use the wrapper."""
     for name, before, after in (
         ("observation_space", env.observation_space, wrapped.observation_space),
         ("action_space", env.action_space, wrapped.action_space),

@@ -61,7 +61,8 @@ def explained(error: BaseException) -> str:
     Every handler of arbitrary exceptions of an environment must call this function.
 
     Raises:
-        KeyboardInterrupt: The error itself, because Ctrl-C is not a failure of the environment.
+        KeyboardInterrupt: If `error` is a KeyboardInterrupt, which is not a failure of the
+            environment.
     """
     if isinstance(error, KeyboardInterrupt):
         raise error

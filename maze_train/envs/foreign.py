@@ -230,7 +230,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
 
     def _make_calls(self, calls: list[EnvCall]) -> None:
         if self.root_seed is None:
-            self._reset_envs(0, None)  # A method may need an episode.
+            self._reset_envs(0, None)  # Some methods require a running episode.
         for call in calls:
             try:
                 self._make_call(call)

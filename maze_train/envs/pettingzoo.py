@@ -65,7 +65,8 @@ class PettingZoo:
 
         Raises:
             ConfigError: If there is no such environment, or a required package is missing.
-            MissingExtraError: If PettingZoo or the package of its family is not installed.
+            MissingExtraError: If PettingZoo, or a package that the environment requires, is not
+                installed.
         """
         name = module_named(env_id)
         try:
@@ -163,7 +164,7 @@ class PettingZooAgents(MultiAgentEnv):
         """Reset the environment, and return the infos."""
 
     def _observed(self, agent: str, obs: Any, info: Mapping[str, Any]) -> Any:
-        """Return an observation, with the legal actions of the info if required."""
+        """Return the observation; if the agent has action masks, add the mask from the info."""
         masks = self._masks.get(agent)
         return obs if masks is None else masks.observe(obs, info)
 
@@ -363,7 +364,8 @@ def module_named(env_id: str) -> str:
 
     Raises:
         ConfigError: If there is no such environment.
-        MissingExtraError: If PettingZoo or the package of its family is not installed.
+        MissingExtraError: If PettingZoo, or a package that the environment requires, is not
+            installed.
     """
     homes = installed()
     name = env_id.removeprefix(PREFIX)

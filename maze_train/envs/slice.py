@@ -66,9 +66,9 @@ class SliceSettings:
 class EnvSlice(Worker):
     """The environments `first, first + 1, ...`, each with one row of all arrays.
 
-    When an episode ends, the seed source returns the seed of the next one, or None. Then the
-    environment rests: it is not stepped, and its rows keep their values. Errors of environments are
-    raised as `EpisodeError`.
+    When an episode ends, the seed source returns the seed of the next episode, or None. None pauses
+    the environment: it is not stepped, and the values in its rows do not change. Errors of
+    environments are raised as `EpisodeError`.
 
     Args:
         factories: Functions that build the environments.
@@ -82,9 +82,9 @@ class EnvSlice(Worker):
         envs: The environments.
         observation: View of the observation space.
         action: View of the action space.
-        playing: Rows of the environments that are not resting, in increasing order.
+        playing: Rows of the environments that are not paused, in increasing order.
         rows: The same as an array.
-        resting: Rows of the resting environments.
+        resting: Rows of the paused environments.
         seeds: Seed of the running or last episode of each environment.
         obs: Observations to act on, `[n, ...]` per leaf.
         final_obs: Final observations of episodes that ended in the last step, `[n, ...]` per leaf.
@@ -214,7 +214,7 @@ class EnvSlice(Worker):
         self._next_seed = source
 
     def begin(self) -> list[int]:
-        """Begin an episode in each resting environment that gets a seed; return the rows."""
+        """Begin an episode in each paused environment that has a next seed; return the rows."""
         began = []
         for i in sorted(self.resting):
             seed = self._next_seed(i)
@@ -316,7 +316,7 @@ class EnvSlice(Worker):
             if plays_anew:
                 self._forget_earlier_episodes(i)
             elif not self._has_begun[i]:
-                env.reset(seed=0)  # A method may need an episode.
+                env.reset(seed=0)  # Some methods require a running episode.
             for call in calls:
                 call.make(env, may_draw=offers)
             if plays_anew:
@@ -327,7 +327,7 @@ class EnvSlice(Worker):
             raise self._fault(i, error) from error
 
     def step(self) -> StepReport | None:
-        """Step all environments that are not resting.
+        """Step all environments that are not paused.
 
         When an episode ends, the next one begins if the source returns a seed.
 
@@ -396,7 +396,7 @@ class EnvSlice(Worker):
     def _end_episode(
         self, i: int, obs: Any, terminated: bool, truncated: bool, info: Any
     ) -> tuple[Any, dict[str, Any]] | None:
-        """Report the end of an episode; return where to continue, None if the environment rests."""
+        """Report the end of an episode; return the next observation and info, None if paused."""
         kept = self._settings.final_obs
         if self._settings.whole_games and not truncated and self._goes_on(i):
             following, game_end = continue_game(self.envs[i], self._continuing[i])
@@ -423,7 +423,7 @@ class EnvSlice(Worker):
         return self._next_episode(i, end)
 
     def _next_episode(self, i: int, end: EpisodeEnd) -> tuple[Any, dict[str, Any]] | None:
-        """Begin the next episode, possibly in the same game; None if the environment rests."""
+        """Begin the next episode, possibly in the same game; None if the environment is paused."""
         monitor, following = self._monitors[i], None
         if self._settings.whole_games:
             self._let_go(i)

@@ -197,10 +197,9 @@ class LearnerGroupConfig(Settings):
     """Settings of the learner group."""
 
     n_learners: int = 1
-    """Number of data-parallel learners, each of which computes a part of every minibatch; results
-    match a single learner up to rounding. The first learner runs in the main process, the others in
-    separate processes, with the settings of `runner=local`. In [1, 1024].
-    """
+    """Number of data-parallel learners, in [1, 1024]. Each one computes a part of every minibatch;
+    results match a single learner up to rounding. The first learner runs in the main process, the
+    others in separate processes, with the settings of `runner=local`."""
 
     device: str | None = None
     """Device of the learners and of the acting networks; null: `algorithm.device`. `cuda`: one GPU
@@ -340,7 +339,7 @@ class OptimizerSettings(Settings):
         return 1
 
     def gradient_settings(self) -> GradientSettings:
-        """Return these settings with the defaults of the others."""
+        """Return `GradientSettings` with these settings and defaults for all others."""
         return GradientSettings(
             lr=self.lr,
             optimizer=self.optimizer,

@@ -104,7 +104,7 @@ class LearnerGroup(Learners):
 
         Raises:
             ConfigError: If there is no queue (`learner_group.queue_size`).
-            MazeTrainError: The exception of an earlier update.
+            MazeTrainError: If an earlier update raised one.
         """
         if self._queue is None:
             size_of_queue, drops = self.settings.queue_size, self.settings.drop_when_full
@@ -123,7 +123,7 @@ class LearnerGroup(Learners):
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
         """Call a function with each learner and return the results.
 
-        The function must change all learners alike.
+        The function must make the same change to every learner.
 
         Raises:
             WorkerError: If a learner died or hung and restarts are disabled.

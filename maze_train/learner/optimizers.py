@@ -99,7 +99,7 @@ ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam"
 
 
 class ModuleOptimizer:
-    """Optimizer of parameters of one module.
+    """Optimizer for some or all parameters of a module.
 
     Args:
         params: Parameters of one dtype, on their final device.
@@ -417,7 +417,7 @@ class ModuleOptimizer:
             optimizer.step()
             for value, old in zip(before, kept, strict=True):
                 value.copy_(torch.where(skips > 0.0, old, value))
-        elif not skips:  # reads it on the host, usually for the first step only
+        elif not skips:  # synchronises, usually only in the first step
             optimizer.step()
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate

@@ -191,7 +191,7 @@ class Rendezvous:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         server = socket.create_server((host, 0), family=family)
         self.address = Address(secrets.token_hex(), host, server.getsockname()[1])
-        self.listener = server.detach()  # The store closes it.
+        self.listener = server.detach()  # Closed by the store.
 
     def close(self) -> None:
         """Remove the file; a second call does nothing."""
@@ -233,7 +233,7 @@ def network_of(address: Address) -> Iterator[None]:
         yield  # Default interface, or set by environment variables.
         return
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # Read at the first operation.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # NCCL reads it on first use.
     before = os.environ.get(GLOO_NETWORK)
     os.environ[GLOO_NETWORK] = loopback
     try:
@@ -539,7 +539,7 @@ class PeerLearners:
             WorkerError: If restarts are disabled.
         """
         unknown = WorkerFailedError(0, "learner 1 answered too late or lost its connection")
-        self._end_meeting()  # A forked process would inherit it.
+        self._end_meeting()  # Otherwise a fork inherits the group.
         for failure in failures or [unknown]:
             others.pool.restart(
                 failure, failure.text, "all learners continue from before the update"

@@ -70,7 +70,7 @@ class UpdateQueue:
             Statistics of updates that finished since the last call.
 
         Raises:
-            BaseException: The exception of an earlier update; pending updates are then dropped.
+            BaseException: If an earlier update raised one. Pending updates are dropped.
         """
         with self._changed:
             if not self._drops:
@@ -91,7 +91,7 @@ class UpdateQueue:
         """Wait until all updates have finished.
 
         Raises:
-            BaseException: The exception of an update.
+            BaseException: If an update raised one.
         """
         if threading.current_thread() is self._thread:
             raise TrainingError("an update cannot wait for itself: call wait() outside of updates")

@@ -176,9 +176,9 @@ class ImageEncoder(nn.Module):
 
     - `nature`: 32 filters 8x8 with stride 4, 64 4x4 with stride 2, 64 3x3 with stride 1, each
       followed by ReLU (Mnih et al., "Human-level control through deep reinforcement learning",
-      2015, Methods). Images with a side below 36 pixels use 32, 64 and 64 filters 3x3 instead, with
-      stride 2 along sides of at least 12 positions, else 1. A side of up to 91 pixels leaves at
-      most 7 positions, and a side of 7 pixels at least one.
+      2015, Methods). If a side of the image is below 36 pixels, the layers have 32, 64 and 64
+      filters of size 3x3 instead. Their stride is 2 along sides of at least 12 positions, otherwise
+      1. Sides of 7 to 91 pixels are reduced to 1 to 7 positions.
     - `impala`: three stages with 16, 32 and 32 filters: a 3x3 convolution, 3x3 max pooling with
       stride 2, two residual blocks; ReLU at the end (Espeholt et al., "IMPALA: Scalable Distributed
       Deep-RL with Importance Weighted Actor-Learner Architectures", 2018, Figure 3, right).

@@ -145,7 +145,7 @@ def joined_leaves(
 
 
 def joined_space(leaves: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
-    """Return the space of equal leaves, flattened and concatenated."""
+    """Return the space for the concatenated flat values of leaves that have the same space."""
     first, count = leaves[0], len(leaves)
     if isinstance(first, spaces.Box):
         low, high = (np.tile(bound.ravel(), count) for bound in (first.low, first.high))
@@ -161,8 +161,8 @@ def joined_space(leaves: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
 class CentralizedActorCritic(ActorCriticModel):
     """Actor-critic with a centralised critic; see `ActorCriticModel`.
 
-    Acting needs only the observation of its agent. Learning needs the observations of all agents,
-    which a `TurnSplitter` adds.
+    The policy reads only the observation of the acting agent. The critic, used in learning, also
+    reads the observations of all other agents, which a `TurnSplitter` adds.
     """
 
     is_centralized = True

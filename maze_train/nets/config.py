@@ -25,10 +25,10 @@ class RecurrentConfig(Settings):
     """Type of the recurrent cell."""
 
     size: int = 128
-    """Number of units per recurrent layer. In [1, 16384]."""
+    """Number of units per recurrent layer, in [1, 16384]."""
 
     layers: int = 1
-    """Number of stacked recurrent layers. In [1, 64]."""
+    """Number of stacked recurrent layers, in [1, 64]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class ObservationNormalizationConfig(Settings):
 
     n_steps: int | None = None
     """Minimum number of environment steps of the untrained policy before training from which the
-    statistics are estimated or initialised. >= 1; null: 10000 for `estimated`, 1000 for
+    statistics are estimated or initialised (>= 1); null: 10000 for `estimated`, 1000 for
     `running`."""
 
     clip: float = 10.0
@@ -94,8 +94,7 @@ class ModelConfig(Settings):
     centralized_critic: bool | None = None
     """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021); the
     policy still reads only the observation of its agent. For multi-agent A2C, PPO and IMPALA. null:
-    false.
-    """
+    false."""
 
     critic_obs: list[str] | None = None
     """Keys of a Dict observation (nested keys joined by `/`) that only the critic reads, such as
@@ -106,7 +105,8 @@ class ModelConfig(Settings):
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
     """Encoder of images (a uint8 Box of two to four dimensions; the first of four counts frames):
     `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network (Espeholt et al.,
-    2018); `flat`: pixels as one vector. Images below 36 pixels use smaller convolutions."""
+    2018); `flat`: pixels as one vector. Images with a side below 36 pixels use smaller
+    convolutions."""
 
     rnn: RecurrentConfig | None = None
     """Recurrent layers after the hidden layers, such as `{cell: lstm, size: 128}`. null: none."""
@@ -117,8 +117,8 @@ class ModelConfig(Settings):
     """Normalization of observations."""
 
     branch_size: int = 64
-    """Number of units of the layer for each key of a Dict observation, before the branches are
-    concatenated; four times as many for images. In [1, 16384]."""
+    """Number of units, in [1, 16384], of the layer for each key of a Dict observation, before the
+    branches are concatenated; four times as many for images."""
 
     orthogonal_init: bool | None = None
     """Whether to use orthogonal weights and zero biases (gains: sqrt(2) hidden layers, 0.01 policy

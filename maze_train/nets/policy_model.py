@@ -348,11 +348,11 @@ def build_policy(
 ) -> nn.Module:
     """Build a policy without a critic.
 
-    With the same settings and seed, an actor-critic has the same policy, and their weights are
-    interchangeable.
+    An actor-critic built with the same settings and seed has an identical policy, so the policy
+    weights can be exchanged between the two models.
 
     Args:
-        config: Model settings, without any of a critic.
+        config: Model settings; settings of the critic must not be set.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         seed: Seed of the initial weights; the global generator is not affected.

@@ -32,7 +32,7 @@ from maze_train.training.multi_agent_models import is_trainable, policies_of_age
 
 
 class OpponentEvaluator(RolloutEvaluator):
-    """Plays n episodes against each opponent in the seats of each team.
+    """Plays n episodes against each opponent, once per team of the evaluated policies.
 
     The evaluated policies play all agents of one team (a single agent if the environment has no
     teams). The opponent plays all other agents that it supports; the remaining agents keep their
@@ -86,7 +86,7 @@ class OpponentEvaluator(RolloutEvaluator):
     def _play_seat(
         self, seat: Sequence[str], policy: Any, models: Mapping[str, nn.Module], env: MazeVectorEnv
     ) -> tuple[Array, Array, Array]:
-        """Return the mean return per agent of a team, its return, and the best other one, `[n]`."""
+        """Return a team's mean return per agent, its return, and the best return of other teams."""
         own = {agent: policy.by_policy[owner] for agent, owner in policy.agents.items()}
         others = models.keys() - set(seat)
         chosen = {agent: models[agent] if agent in others else own[agent] for agent in own}

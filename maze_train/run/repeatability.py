@@ -21,7 +21,7 @@ LIMIT_S = 30.0
 """Timeout of the examination in seconds."""
 
 WAIT_S = 1.0
-"""Maximum time after its start that the end of a run waits for the examination, in seconds."""
+"""Time in seconds from the start of the examination for which a finished run waits for it."""
 
 
 class Examination:

@@ -66,8 +66,8 @@ class RolloutResult:
 class RolloutRunner:
     """Plays episodes with a policy and writes the results.
 
-    An episode depends only on the policy and its seed, not on `runner` or the number of processes
-    or environments.
+    Each episode depends only on the policy and the seed of the episode, not on `runner` or the
+    number of processes or environments.
 
     Args:
         config: The configuration; not modified.
@@ -102,7 +102,7 @@ class RolloutRunner:
 
         Raises:
             ConfigError: Before anything is written, if policy, environment and settings do not fit.
-            Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1.
+            Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received.
             MazeTrainError: If an environment, a policy or a worker failed.
             RunDirectoryError: If the results cannot be written.
         """
@@ -193,7 +193,7 @@ class RolloutRunner:
             self._keep(player.waiting[number], writer)
 
     def make_player(self, video_dir: Path | None = None) -> RolloutPlayer:
-        """Build the player of the episodes in this process or in workers.
+        """Build the `RolloutPlayer`, which plays the episodes in this process or in workers.
 
         Args:
             video_dir: Directory of the videos, if enabled.

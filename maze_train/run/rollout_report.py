@@ -94,7 +94,7 @@ class AgentSummary:
     """Statistics of an agent over the episodes of a multi-agent rollout."""
 
     policy: str | None
-    """ID of its policy; None if the policies are not distinguished."""
+    """ID of the policy of the agent; None if the policies are not distinguished."""
 
     return_mean: float
     return_std: float
@@ -105,15 +105,17 @@ class AgentSummary:
     """Mean number of actions per episode."""
 
     win_rate: float
-    """Fraction of episodes in which the return of its team (the sum over agents) is larger than the
-    returns of all teams with another policy; NaN without such teams, like the next two. Without
-    teams, each agent is a team."""
+    """Fraction of episodes in which the team of the agent has a larger return (the sum over its
+    agents) than every team with another policy. NaN if there is no such team. In environments
+    without teams, each agent is a team."""
 
     draw_rate: float
-    """Fraction of episodes in which its return equals the largest one of these teams."""
+    """Fraction of episodes in which the return of the team equals the largest return of a team with
+    another policy; NaN if there is no such team."""
 
     loss_rate: float
-    """Fraction of episodes in which its return is smaller than the largest one."""
+    """Fraction of episodes in which the return of the team is smaller than the largest return of a
+    team with another policy; NaN if there is no such team."""
 
 
 def summarise(

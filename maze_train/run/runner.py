@@ -166,8 +166,9 @@ class TrainingRunner:
         Raises:
             ConfigError: Before anything is written, if parts of the configuration do not fit
                 together.
-            Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
-            MazeTrainError: If training failed; results so far are kept.
+            Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received. Raised after a
+                checkpoint was saved.
+            MazeTrainError: If training failed. Results written so far are kept.
             RunDirectoryError: If another process trains in the directory, or all checkpoints of a
                 resumed run are damaged.
         """

@@ -66,8 +66,9 @@ def train(
         Result with history, run directory and the best policy.
 
     Raises:
-        ConfigError: If a setting is invalid; nothing has been written then.
-        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
+        ConfigError: If a setting is invalid. Raised before anything is written.
+        Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received. Raised after a checkpoint
+            was saved.
         MazeTrainError: If training failed.
     """
     refuse_import()

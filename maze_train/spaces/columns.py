@@ -87,7 +87,7 @@ class Columns(dict[str, Spec]):
 
         Args:
             memory: Writable buffer to create views of; None: new memory filled with zeros.
-            offset: First byte of the arrays in `memory`.
+            offset: Offset in `memory` of the first array, in bytes.
         """
         found: dict[str, Array] = {}
         for name, spec in self.items():

@@ -269,7 +269,7 @@ def draw_comparison(
         decorate(by_steps, step_label, _as_text(metric), title=_as_text(env))
         decorate(by_time, f"wall time ({word})", "", note=_band_text(drawn), counts=False)
         found = [values for runs in curves for _, _, values in runs]
-        # Runs count alike, however many evaluations they have.
+        # Every run has the same weight, regardless of its number of evaluations.
         alike = [values[np.linspace(0, len(values) - 1, N_POINTS).astype(int)] for values in found]
         values = np.concatenate([*found, []])
         leave_out_extremes(by_steps, values, np.concatenate([*alike, []]), EXTREMES)

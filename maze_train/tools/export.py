@@ -365,7 +365,7 @@ def differences(
         observations: Observations by leaf, `[1000, ...]`.
 
     Raises:
-        ExportError: If the file fails, or differs by more than rounding.
+        ExportError: If the file cannot be run, or its outputs differ by more than rounding.
     """
     own = TrainedPolicy(policy.model, policy.observation_space, policy.action_space)
     start, found = 0, []
@@ -399,7 +399,7 @@ def differences(
 
 
 def _compared(given: dict[str, Array], expected: dict[str, Array]) -> Differences:
-    """Return the differences in one batch; NaN if a value is NaN."""
+    """Return the differences for one batch, which are NaN if an output contains NaN."""
     forms = [{k: (x.dtype, x.shape) for k, x in found.items()} for found in (given, expected)]
     if forms[0] != forms[1]:
         raise ExportError(f"the file returns {forms[0]}, the policy {forms[1]}")
@@ -455,7 +455,7 @@ def run_export(config: ExportConfig) -> Export:
     Raises:
         ConfigError: If a setting is invalid, or a policy has no networks.
         ExportError: If the policy cannot be traced, or the file differs from it.
-        MissingExtraError: If a package of the format is missing.
+        MissingExtraError: If a package that the format requires is not installed.
         RunDirectoryError: If there is no policy, or it is damaged.
     """
     saved = read_saved_policy(config.run, config.trust)
@@ -495,7 +495,7 @@ def export_policy(
         ConfigError: If an argument is invalid, or a policy has no networks.
         EnvError: If the environment cannot be built, or fails.
         ExportError: If the policy cannot be traced, or the file differs from it.
-        MissingExtraError: If a package of the format is missing.
+        MissingExtraError: If a package that the format requires is not installed.
     """
     check_one_of("format", format, FORMATS)
     path, kind = Path(absolute_path("output", str(output))), FORMATS[format]

@@ -343,7 +343,7 @@ def search(
         **settings: Settings of `SearchConfig` and of the runs by name.
 
     Raises:
-        ConfigError: If a setting or a range is invalid; raised before anything is written.
+        ConfigError: If a setting or a range is invalid. Raised before anything is written.
         TrainingError: If all trials failed.
         MissingExtraError: If Optuna is not installed.
     """
@@ -371,8 +371,9 @@ def run_search(
         directory: Directory of the study if the configuration does not name one.
 
     Raises:
-        ConfigError: If a setting is invalid; raised before anything is written.
-        KeyboardInterrupt: After a signal, once all trials have ended; the study can be resumed.
+        ConfigError: If a setting is invalid. Raised before anything is written.
+        KeyboardInterrupt: If a signal was received. Raised once all trials have ended; the study
+            can be resumed.
         TrainingError: If all trials failed.
     """
     for kind in ("sampler", "pruner"):

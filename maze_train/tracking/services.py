@@ -51,7 +51,7 @@ PARENT_RUN, GROUP_TAG = "mlflow.parentRunId", "group_of_runs"
 """Tags of MLflow runs: the id of the parent run, and the group that a parent stands for."""
 
 MOST_VALUES = 10_000
-"""Largest number of values whose histogram has bins by their distribution."""
+"""Maximum number of values for which NumPy chooses the bins of a histogram."""
 
 _MLFLOW_PARAMS_PER_CALL = 100  # Limit of MLflow's REST interface.
 _MLFLOW_PARAM_LENGTH = 500  # Limit of MLflow versions before 2.8 on a database.
@@ -478,7 +478,7 @@ def _database_opened(uri: str) -> Iterator[None]:
 
 
 def _artifact(name: str, env_steps: int) -> str:
-    """Return the path of what a callback logged, without an ending."""
+    """Return the artifact path of an object that a callback logged, without a file extension."""
     return f"{mlflow_name(name)}/step_{env_steps:012d}"
 
 

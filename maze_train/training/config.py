@@ -250,7 +250,10 @@ class AlgorithmConfig(Settings):
 
     @property
     def values_over_time(self) -> dict[str, Any]:
-        """Return settings by key, with defaults, including all that can be schedules."""
+        """Return the settings by key, with defaults filled in.
+
+        Includes every setting that can be a schedule.
+        """
         return vars(self)
 
     def shortened(self) -> AlgorithmConfig:
@@ -306,8 +309,7 @@ class EvaluationConfig(Settings):
 
     mode: Literal["auto", "max", "min"] = "auto"
     """Whether to maximize or minimize the metric; auto: minimize losses, errors and ranks
-    (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), maximize all others.
-    """
+    (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), maximize all others."""
 
     dump_interval: int = field(default=0, metadata=ON_RESUME)
     """Number of evaluations between dumps of the policy (`policies/epoch_<n>`); 0: none."""
@@ -323,7 +325,7 @@ class EvaluationConfig(Settings):
     opponents: dict[str, Any] = field(default_factory=dict)
     """Opponents by name for multi-agent evaluation, such as `{first: <run>, random: random}`;
     values as in `policies.<id>.source`. The trained policies play `n_episodes` against each
-    opponent in every seat (an agent, or a team, see `env.teams`). Metrics are
+    opponent as each team (see `env.teams`; without teams, as each agent). Metrics are
     `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`. Empty: `{random: random}`
     if the rewards of agents cancel out and `metric` is not set, otherwise none."""
 
@@ -457,7 +459,7 @@ class StageConfig(Settings):
 
     @property
     def has_condition(self) -> bool:
-        """Whether a condition says when the stage begins."""
+        """Whether the stage has a condition for its beginning: steps, or a value of the metric."""
         return any(x is not None for x in (self.steps, self.above, self.below))
 
     @property
@@ -492,8 +494,8 @@ class CurriculumConfig(Settings):
     not report it are skipped."""
 
     evaluate: bool = False
-    """Whether evaluation environments change as well; otherwise they keep their initial settings.
-    """
+    """Whether evaluation environments change as well; otherwise they keep their initial
+    settings."""
 
     stages: list[StageConfig] = field(default_factory=list)
     """The stages in order, each `{steps: 20000}` or `{above: 0.8}`, optionally `back: 0.3`, with

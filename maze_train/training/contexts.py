@@ -296,7 +296,7 @@ class UpdateClock:
         self._notify_if_long()
 
     def remaining(self) -> str:
-        """Return the remaining time of the running update as part of a line; empty if unknown."""
+        """Return the remaining time of the running update as text; empty if unknown."""
         if self._began is None:
             return ""
         left = self._expected_s - (self._clock() - self._began)

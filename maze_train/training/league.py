@@ -25,7 +25,8 @@ from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import SNAPSHOT, OpponentsConfig
 
 OWN = 1
-"""Seat of an agent that the current policy controls. 0: not drawn yet; 2 + k: snapshot k."""
+"""Code of an agent that the current policy controls. Other codes: 0: not drawn yet; 2 + k:
+controlled by snapshot k. Variables named `seats` contain these codes."""
 
 RATING_STEP = 16.0
 RATING_SCALE = 400.0
@@ -114,12 +115,12 @@ class League:
         return [self.module_id(key) for key in old]
 
     def module(self, seat: int) -> Any:
-        """Return the module of a seat; the oldest snapshot replaces removed ones."""
+        """Return the snapshot with a code; the oldest snapshot replaces removed snapshots."""
         number = seat - OWN - 1
         return self.snapshots[number if number in self.snapshots else next(iter(self.snapshots))]
 
     def draw(self, count: int) -> Tensor:
-        """Draw the seats of all agents in `count` new episodes, `[count, A]` float32."""
+        """Sample who controls each agent in `count` new episodes: codes, `[count, A]` float32."""
         size = max(self.teams) + 1
         against = torch.rand(count, generator=self._generator) < self.config.share
         own = torch.randint(size, (count,), generator=self._generator)
@@ -146,8 +147,8 @@ class League:
         """Record the result of an episode; return the points against each snapshot in it.
 
         Args:
-            seats: Seat of each team with agents of the policy.
-            returns: Returns of these teams.
+            seats: Code of the policy or snapshot that controls each team.
+            returns: Return of each team.
         """
         own = [value for seat, value in zip(seats, returns, strict=True) if seat == OWN]
         found: list[float] = []
@@ -227,10 +228,10 @@ def teams_with(members: Sequence[str], teams: Sequence[Sequence[str]]) -> list[S
 
 
 class LeagueModel(JointModel):
-    """Joint model in which snapshots play the seats drawn by leagues.
+    """Joint model in which snapshots control the agents that the leagues sample for them.
 
-    The seat of each agent is appended to the recurrent state. The recurrent state is zero at the
-    start of an episode, where new seats are drawn.
+    The code of the controlling policy of each agent (see `OWN`) is appended to the recurrent state.
+    The recurrent state is zero at the start of an episode, when new codes are sampled.
 
     Args:
         model: Trained policies of all agents.
@@ -244,7 +245,7 @@ class LeagueModel(JointModel):
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state of all agents of one environment, including seats."""
+        """Size S of the recurrent state of all agents of one environment, including codes."""
         return super().state_size + len(self.agents)
 
     def act(
@@ -271,12 +272,12 @@ class LeagueModel(JointModel):
         super().on_episode_end(self._without_seats(hidden_state)[0])
 
     def _without_seats(self, hidden_state: Tensor) -> tuple[Tensor, ...]:
-        """Split off the seats from the recurrent state."""
+        """Split the recurrent state into the states of the policies and the codes of all agents."""
         count = len(self.agents)
         return torch.split(hidden_state, [self.state_size - count, count], dim=-1)
 
     def _drawn(self, seats: Tensor) -> Tensor:
-        """Return the seats, with new ones at episode starts."""
+        """Return the codes of all agents, newly sampled at episode starts."""
         begins = (seats[:, 0] == 0).nonzero().squeeze(1)
         if not len(begins):
             return seats
@@ -288,7 +289,7 @@ class LeagueModel(JointModel):
         return seats
 
     def take_seats(self) -> Tensor:
-        """Return the seats of all steps since the last call, `[T, n, A]`."""
+        """Return the codes of all steps since the last call, `[T, n, A]`."""
         seats, self._seats = self._seats, []
         return torch.stack(seats)
 
@@ -394,7 +395,7 @@ class LeagueCollector(Collector):
     def collect_steps(
         self, model: nn.Module, overlap: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
-        """Collect steps of all agents; the recurrent state includes the seats."""
+        """Collect steps of all agents; the recurrent state includes the codes of the agents."""
         found = self._collector.collect_steps(self._acting, overlap)
         self.env_s = self._collector.env_s
         return found
@@ -410,7 +411,7 @@ class LeagueCollector(Collector):
         assert rollout.hidden_states is not None
         size = rollout.hidden_states.shape[-1] - len(self._agents)
         memory, kept = torch.split(rollout.hidden_states, [size, len(self._agents)], dim=-1)
-        # If an episode starts after the last step, its seats are not drawn yet.
+        # If an episode starts after the last step, its codes are not sampled yet.
         learns = torch.cat([seats, kept[-1:]]) <= OWN
         points = self._points(rollout, seats, episodes)
         rollout = replace(rollout, hidden_states=memory if size else None)

@@ -165,7 +165,7 @@ class Interruption:
     manager restores the previous handlers on exit; outside of the main thread it does nothing.
 
     Args:
-        remaining: Returns the remaining time until the run can stop, as part of a message.
+        remaining: Returns the remaining time until the run can stop, as text for a message.
     """
 
     def __init__(self, remaining: Callable[[], str] = str) -> None:

@@ -196,7 +196,8 @@ class Trainer(ABC):
 
         Raises:
             ConfigError: If there is no limit.
-            Interrupted: After a signal; a checkpoint was saved unless the signal was sent twice.
+            Interrupted: If a signal was received. Raised after a checkpoint was saved, or at once
+                if the signal was sent twice.
         """
         if n_epochs is not None:
             check_at_least("n_epochs", n_epochs, 1)

@@ -302,7 +302,7 @@ def end_all(processes: Sequence[WorkerProcess]) -> None:
         deadline = time.monotonic() + CLOSE_GRACE_S
         for process in processes:
             process.wait(deadline)
-    finally:  # A signal may interrupt the wait; afterwards nothing refers to the processes.
+    finally:  # Also after a signal: the caller keeps no handle.
         for process in processes:
             process.kill()
         for process in processes:

@@ -22,11 +22,11 @@ class A2CAlgorithmConfig(ActorCriticConfig):
     trainer_class: ClassVar[str] = "maze_train.algorithms.a2c.learner.A2C"
 
     epoch_length: int = 125
-    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
-    >= 1."""
+    """Number of updates per epoch (>= 1). Evaluation, model selection and metrics run once per
+    epoch."""
 
     n_rollout_steps: int = 5
-    """Steps of each environment per update. >= 1."""
+    """Steps of each environment per update (>= 1)."""
 
     lr: float | Schedule = field(default=7e-4, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""

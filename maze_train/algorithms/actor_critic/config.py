@@ -30,7 +30,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     )
 
     n_rollout_steps: int = 128
-    """Steps of each environment per update. >= 1."""
+    """Steps of each environment per update (>= 1)."""
 
     lr: float | Schedule = field(default=3e-4, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
@@ -46,10 +46,10 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Lambda of generalized advantage estimation, in [0, 1]; 1 gives Monte Carlo returns."""
 
     policy_loss_coef: float = field(default=1.0, metadata=IN_RUN)
-    """Weight of the policy loss. >= 0."""
+    """Weight of the policy loss (>= 0)."""
 
     value_loss_coef: float = field(default=0.5, metadata=IN_RUN)
-    """Weight of the value loss (mean squared error without the factor 1/2). >= 0."""
+    """Weight of the value loss (mean squared error without the factor 1/2). Must be >= 0."""
 
     entropy_coef: float | Schedule = field(default=0.0, metadata=IN_RUN)
     """Weight of the entropy bonus, >= 0: a number or a schedule."""
@@ -74,8 +74,8 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     steps; must divide `n_rollout_steps`. 0: the whole rollout."""
 
     critic_burn_in_epochs: int = 0
-    """Number of initial epochs that train only the critic, and a trunk that it shares with the
-    policy. >= 0."""
+    """Number of initial epochs (>= 0) that train only the critic and, if there is one, the shared
+    trunk."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,14 +33,14 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     learns_for_several_agents: ClassVar[bool] = True
 
     n_epochs: int = field(default=50, metadata=ON_RESUME)
-    """Number of epochs; 0: no limit, so another limit must end the run. >= 0."""
+    """Number of epochs (>= 0); 0: no limit, so another limit must be set."""
 
     epoch_length: int = 0
-    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
-    >= 0; 0: one pass over the data."""
+    """Number of updates per epoch (>= 0); 0: one pass over the data. Evaluation, model selection
+    and metrics run once per epoch."""
 
     batch_size: int = 256
-    """Number of transitions per update. >= 1."""
+    """Number of transitions per update (>= 1)."""
 
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
@@ -55,14 +55,14 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     likely action, with actions scaled to [-1, 1]."""
 
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus. >= 0."""
+    """Weight of the entropy bonus (>= 0)."""
 
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of the classes of discrete actions: `balanced`: inversely proportional to their
     frequency in the training data, with mean 1."""
 
     validation_percentage: float = 20.0
-    """Percentage of episodes held out for validation. In [0, 100); 0: no validation."""
+    """Percentage of episodes held out for validation, in [0, 100); 0: no validation."""
 
     storage: Literal["auto", "memory", "disk"] = field(default="auto", metadata=ON_RESUME)
     """Where to keep the data: `memory`; `disk`: the memory-mapped files of the dataset; `auto`:

@@ -46,7 +46,7 @@ class DQNAlgorithmConfig(OffPolicyConfig):
 
     num_quantiles: int = 0
     """Number of quantiles of the return that are learned per action, whose mean is its Q-value
-    (QR-DQN, Dabney et al., 2018, arXiv:1710.10044); 0: learn the Q-value. In [0, 10000]."""
+    (QR-DQN, Dabney et al., 2018, arXiv:1710.10044); 0: learn the Q-value. Must be in [0, 10000]."""
 
     loss: Literal["huber", "squared"] = "huber"
     """Loss of the TD error: half its square (`squared`), or linear beyond an error of 1

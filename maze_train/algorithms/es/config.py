@@ -32,14 +32,15 @@ class ESAlgorithmConfig(OptimizerSettings, AlgorithmConfig):
     learns_for_several_agents: ClassVar[bool] = True
 
     n_rollouts_per_update: int = 64
-    """Minimum number of episodes per update, two per perturbation. Even, >= 2."""
+    """Minimum number of episodes per update, two per perturbation. Must be even and >= 2."""
 
     n_timesteps_per_update: int = 0
-    """Minimum number of environment steps per update; more episodes are played until it is reached.
-    >= 0."""
+    """Minimum number of environment steps per update (>= 0). If `n_rollouts_per_update` episodes
+    have fewer steps, further episodes are played."""
 
     max_steps: int = 0
-    """Maximum length of a training episode, which is truncated there. >= 0; 0: no limit."""
+    """Maximum length of a training episode in steps (>= 0); longer episodes are truncated. 0: no
+    limit."""
 
     noise_stddev: float | Schedule = field(default=0.05, metadata=IN_RUN)
     """Standard deviation of the parameter perturbations, > 0: a number or a schedule."""
@@ -53,8 +54,8 @@ class ESAlgorithmConfig(OptimizerSettings, AlgorithmConfig):
     `maze_train.SGD`, or a PyTorch optimizer."""
 
     l2_penalty: float = field(default=0.005, metadata=IN_RUN)
-    """Coefficient of the L2 penalty, whose gradient is the coefficient times the parameters. >= 0.
-    """
+    """Coefficient of the L2 penalty, whose gradient is the coefficient times the parameters. Must
+    be >= 0."""
 
     fitness_shaping: Literal["centered_ranks", "normalized", "raw"] = "centered_ranks"
     """Fitness shaping of the returns of an update: `centered_ranks`: ranks scaled to [-0.5, 0.5];
@@ -65,7 +66,7 @@ class ESAlgorithmConfig(OptimizerSettings, AlgorithmConfig):
 
     action_noise_stddev: float = 0.0
     """Standard deviation of Gaussian noise added to real-valued actions in training, before they
-    are clipped or squashed; requires such actions. >= 0."""
+    are clipped or squashed; requires such actions. Must be >= 0."""
 
     max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum norm of the estimated gradient including the L2 penalty, >= 0; 0: no clipping."""
@@ -74,8 +75,8 @@ class ESAlgorithmConfig(OptimizerSettings, AlgorithmConfig):
     """Device of the population and the learner: cpu, or auto (also cpu)."""
 
     noise_table_size: int = 10_000_000
-    """Number of values in the noise table, 4 bytes each in memory shared by all processes. Must
-    exceed the number of policy parameters; 100 times as many are recommended. >= 2."""
+    """Number of values in the noise table, 4 bytes each in memory shared by all processes. Must be
+    >= 2 and larger than the number of policy parameters; 100 times that number is recommended."""
 
     policy_wrapper: dict[str, Any] | None = None
     """Wrapper of the policy, such as a heuristic: `{_target_: my_package.MyWrapper, key: value}`,

@@ -49,10 +49,10 @@ class EvaluatedPopulation:
     """Evaluated pairs of one update."""
 
     pairs: Sequence[ESRolloutResult]
-    """Pairs in order, without lost ones."""
+    """Pairs in order, excluding lost pairs."""
 
     noise_table: SharedNoiseTable
-    """Table that contains their noise."""
+    """Noise table that the indices of the pairs refer to."""
 
     agents: Sequence[str] = ()
     """Agents of the policy, whose mean return is the fitness; empty for single-agent training."""
@@ -150,7 +150,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         return super().active_optimizers({key: losses[key] for key in losses.keys() & self._moving})
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Record the length of the steps, and merge the observation statistics."""
+        """Record the norm of the parameter changes, and merge the observation statistics."""
         for module_id, before in self._before.items():
             params = self.optimizers[module_id, DEFAULT_OPTIMIZER].params
             steps = [p.detach() - old for p, old in zip(params, before, strict=True)]

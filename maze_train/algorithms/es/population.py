@@ -197,7 +197,7 @@ class PairDraws:
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """How members act."""
+    """Settings for the actions of members."""
 
     seed: int
     """Seed of episodes and noise."""
@@ -215,15 +215,15 @@ class MemberAgent(PopulationAgent):
     Member 2 k has the parameters θ + σε of pair k, member 2 k + 1 has θ - σε; both play the episode
     with the same seed. The actions of a member depend only on θ, σ, ε, the observation statistics
     and the seeds, not on the other members of its batch. Parameters are perturbed, buffers are not.
-    Observation statistics are constant during episodes; the moments of the observations of a member
-    are part of its result.
+    Observation statistics are constant during episodes; the result of a member includes the moments
+    of the observations.
 
     Args:
         make_model: Builds the policy θ.
         envs: The environments.
         weights: Memory that a `WeightsWriter` writes.
         noise_table: The noise table.
-        settings: How members act.
+        settings: Settings for the actions of members.
 
     Source: Salimans et al. (2017), arXiv:1703.03864, algorithm 2; pairs: section 2.
     """
@@ -331,17 +331,17 @@ class ESRolloutResult:
     """Episodes of an antithetic pair."""
 
     pair: int
-    """Index of the pair in its iteration."""
+    """Index of the pair within the iteration."""
 
     noise_index: int
-    """Index of its noise ε in the noise table."""
+    """Index of the noise ε of the pair in the noise table."""
 
     members: tuple[PlayedEpisode, PlayedEpisode]
     """Results of θ + σε and θ - σε."""
 
     @property
     def lost(self) -> bool:
-        """Whether an episode was lost; then both are discarded."""
+        """Whether an episode was lost, in which case both episodes are discarded."""
         return any(member.lost for member in self.members)
 
     @property
@@ -365,7 +365,7 @@ class ESDistributedRollouts(PlayerPool):
         env_factory: Builds an environment.
         num_envs: Total number of environments, >= 1, rounded up to the same number per worker.
         noise_table: The noise table.
-        settings: How members act.
+        settings: Settings for the actions of members.
         place: Backend of the workers; None: this process.
         on_non_finite: What to do about non-finite values: `raise` or `skip`.
         calls: See `PlayerPool`.
@@ -423,9 +423,10 @@ class ESDistributedRollouts(PlayerPool):
         """Yield the pairs 0, 1, 2, ... of an iteration indefinitely; close it to stop.
 
         Args:
-            iteration: Index of the iteration, >= 0. Uses the weights at its beginning.
+            iteration: Index of the iteration, >= 0. The weights at the beginning of the iteration
+                are used.
             noise_stddev: Standard deviation σ of the perturbations, >= 0.
-            expected: Number of pairs that will be needed at least. Further pairs are started on
+            expected: Minimum number of pairs that will be needed. Further pairs are started on
                 demand, a few ahead.
             idle: Called repeatedly while waiting; its exceptions are propagated.
 

@@ -33,25 +33,25 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     )
 
     epoch_length: int = 50
-    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
-    >= 1."""
+    """Number of updates per epoch (>= 1). Evaluation, model selection and metrics run once per
+    epoch."""
 
     num_actors: int = 2
-    """Number of actors, each with an equal number of environments; must divide
-    `runner.concurrency`. With `runner=local` each actor is a process. >= 1."""
+    """Number of actors (>= 1), each with an equal number of environments; must divide
+    `runner.concurrency`. With `runner=local`, each actor is a process."""
 
     actors_batch_size: int = 2
-    """Number of actor rollouts per update. >= 1."""
+    """Number of actor rollouts per update (>= 1)."""
 
     queue_out_of_sync_factor: float = 1.0
     """Maximum number of queued rollouts, as a multiple of `actors_batch_size`; actors pause while
-    the queue is full. Larger values reduce waiting but increase policy lag. In [0, 100]."""
+    the queue is full. Larger values reduce waiting but increase policy lag. Must be in [0, 100]."""
 
     broadcast_interval: int = 1
-    """Number of updates between broadcasts of the weights to the actors. >= 1."""
+    """Number of updates between broadcasts of the weights to the actors (>= 1)."""
 
     n_rollout_steps: int = 20
-    """Steps of each environment per rollout. >= 1."""
+    """Steps of each environment per rollout (>= 1)."""
 
     lr: float | Schedule = field(
         default_factory=lambda: Schedule.from_text("linear_0.001"), metadata=IN_RUN
@@ -82,10 +82,11 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     have to be chosen accordingly."""
 
     replay_size: int = 0
-    """Number of actor rollouts in the replay buffer. >= 0; 0: no replay."""
+    """Number of actor rollouts in the replay buffer (>= 0); 0: no replay."""
 
     replay_proportion: float = 1.0
-    """Number of replayed rollouts per new rollout in an update, if `replay_size` > 0. > 0."""
+    """Number of replayed rollouts per new rollout in an update, if `replay_size` > 0. Must be >
+    0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,22 +60,22 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     module_settings: ClassVar[tuple[str, ...]] = ("tau",)
 
     epoch_length: int = 1000
-    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
-    >= 1."""
+    """Number of updates per epoch (>= 1). Evaluation, model selection and metrics run once per
+    epoch."""
 
     n_rollout_steps: int = 1
-    """Steps of each environment per update. >= 1."""
+    """Steps of each environment per update (>= 1)."""
 
     update_to_data_ratio: float = 1.0
     """Number of gradient steps per collected transition, > 0, independent of the number of
     environments."""
 
     batch_size: int = 256
-    """Number of transitions per gradient step. >= 1."""
+    """Number of transitions per gradient step (>= 1)."""
 
     initial_buffer_size: int = 1_000
-    """Number of transitions in the buffer before the first gradient step, including demonstrations.
-    >= 1. Collected transitions count as environment steps of the run."""
+    """Number of transitions in the buffer before the first gradient step (>= 1), including
+    demonstrations. Collected transitions count as environment steps of the run."""
 
     initial_sampling_policy: dict[str, Any] | None = None
     """Policy that acts during this warm-up: `{_target_: my_package.MyPolicy, key: value}`, an
@@ -83,7 +83,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
 
     initial_action_repeat: int = 1
     """Number of steps for which each random action is repeated during warm-up, which explores
-    farther if single actions have little effect. >= 1; ignored for a custom policy."""
+    farther if single actions have little effect. Must be >= 1; has no effect on a custom policy."""
 
     initial_demonstration_trajectories: str | dict[str, Any] | None = None
     """Demonstrations to initialise the replay buffer with: the directory of a dataset,
@@ -95,8 +95,8 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     with arguments, such as `{_target_: maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
 
     replay_buffer_size: int = 1_000_000
-    """Capacity of the replay buffer in transitions; once full, the oldest are replaced. Memory is
-    allocated for at most `total_steps`. >= 1."""
+    """Capacity of the replay buffer in transitions (>= 1). A full buffer replaces the oldest
+    transitions. Memory is allocated for at most `total_steps` transitions."""
 
     replay_buffer_storage: Literal["memory", "disk", "device"] = field(
         default="memory", metadata=ON_RESUME
@@ -116,14 +116,14 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     """Discount factor per step, in [0, 1]."""
 
     n_step_returns: int = 1
-    """Number of steps n of the n-step returns. In [1, 10000]."""
+    """Number of steps n of the n-step returns, in [1, 10000]."""
 
     tau: float = field(default=0.005, metadata=IN_RUN)
     """Polyak coefficient of the target networks: weight of the trained networks in each update, in
     (0, 1]; 1: hard update."""
 
     target_update_interval: int = 1
-    """Number of gradient steps between updates of the target networks. >= 1."""
+    """Number of gradient steps between updates of the target networks (>= 1)."""
 
     max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum gradient norm of each optimizer (or value, see `grad_clip_by`), >= 0; 0: no
@@ -169,7 +169,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     @property
     def replay_buffer_node(self) -> dict[str, Any]:
         """Class of the replay buffer and its arguments."""
-        assert isinstance(self.replay_buffer, dict)  # Names have been replaced.
+        assert isinstance(self.replay_buffer, dict)  # `__post_init__` resolves names.
         return self.replay_buffer
 
     @property
@@ -240,10 +240,10 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
     """Learning rate of the critics, > 0; null: the same as for the policy."""
 
     num_critics: int = 2
-    """Number of critics, whose minimum is used. In [1, 100]."""
+    """Number of critics, in [1, 100]. Targets and policy loss use the minimum of their Q-values."""
 
     policy_update_interval: int = 1
-    """Number of gradient steps between updates of the policy. >= 1."""
+    """Number of gradient steps between updates of the policy (>= 1)."""
 
     update_order: Literal["joint", "critics_first"] = "joint"
     """Order of the gradient steps on a batch. `joint`: one step of critics, policy and

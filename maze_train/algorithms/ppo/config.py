@@ -29,8 +29,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     module_settings: ClassVar[tuple[str, ...]] = ("clip_range", "value_clip_range")
 
     epoch_length: int = 5
-    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
-    >= 1."""
+    """Number of updates per epoch (>= 1). Evaluation, model selection and metrics run once per
+    epoch."""
 
     lr: float | Schedule = field(
         default_factory=lambda: Schedule(start=1e-3, end=0.0), metadata=IN_RUN
@@ -45,12 +45,12 @@ class PPOAlgorithmConfig(ActorCriticConfig):
 
     n_minibatches: int | None = None
     """Number of minibatches per optimization epoch, instead of `batch_size`; their sizes differ by
-    at most one sample (one sequence for recurrent policies). In [1, number of samples or
+    at most one sample (one sequence for recurrent policies). Must be in [1, number of samples or
     sequences]; null: use `batch_size`."""
 
     n_optimization_epochs: int = field(default=10, metadata=IN_RUN)
     """Number of optimization epochs (passes) over each rollout, which other libraries often call
-    `n_epochs`; each sample is used exactly this many times. >= 1."""
+    `n_epochs`; each sample is used exactly this many times. Must be >= 1."""
 
     clip_range: float | Schedule = field(default=0.2, metadata=IN_RUN)
     """Half-width of the interval around a probability ratio of 1, > 0: a number or a schedule."""
@@ -61,11 +61,11 @@ class PPOAlgorithmConfig(ActorCriticConfig):
 
     target_kl: float = field(default=0.0, metadata=IN_RUN)
     """Approximate KL divergence above which the update of a policy stops early, before it applies
-    the minibatch. >= 0; 0: no early stopping."""
+    the minibatch. Must be >= 0; 0: no early stopping."""
 
     gradient_accumulation: int = 1
     """Number of minibatches whose gradients are averaged per optimizer step; the last step of an
-    update may have fewer. >= 1."""
+    update may have fewer. Must be >= 1."""
 
     recompute_advantages: bool = False
     """Whether to recompute values and advantages before each optimization epoch."""

@@ -34,7 +34,7 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     """Learning rate of the temperatures, > 0; null: the same as for the policy."""
 
     policy_update_interval: int = 1
-    """Number of gradient steps between updates of the policy and the temperatures. >= 1."""
+    """Number of gradient steps between updates of the policy and the temperatures (>= 1)."""
 
     entropy_coef: float = field(default=1.0, metadata=IN_RUN)
     """Temperature (weight of the entropy), > 0: the initial value, or a constant without
@@ -45,11 +45,11 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
 
     target_entropy_multiplier: float = field(default=1.0, metadata=IN_RUN)
     """Factor of the target entropy: -dim(A) nats for a Box (actions scaled to [-1, 1]), 0.98 times
-    the maximum entropy for discrete actions (of the legal ones, with masks). >= 0."""
+    the maximum entropy for discrete actions (of the legal ones, with masks). Must be >= 0."""
 
     @property
     def fixed_settings(self) -> dict[str, str]:
-        """The temperature may not change if it is tuned, nor the target entropy if it is not."""
+        """Reject changes of tuned temperatures, and of the target entropy without tuning."""
         if self.entropy_tuning:
             reason = "algorithm.entropy_tuning changes it; set algorithm.target_entropy_multiplier"
             return {**super().fixed_settings, "entropy_coef": reason}

@@ -28,24 +28,25 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     module_settings: ClassVar[tuple[str, ...]] = ("target_noise_stddev", "target_noise_clip")
 
     num_critics: int = 2
-    """Number of critics. Targets use their minimum, the policy loss the first. In [1, 100]."""
+    """Number of critics, in [1, 100]. The targets use the minimum of all critics, the policy loss
+    uses the first critic."""
 
     policy_update_interval: int = 2
-    """Number of gradient steps between updates of the policy and the target networks. >= 1."""
+    """Number of gradient steps between updates of the policy and the target networks (>= 1)."""
 
     target_update_interval: int = 1
-    """Number of policy updates between updates of the target networks. >= 1."""
+    """Number of policy updates between updates of the target networks (>= 1)."""
 
     target_noise_stddev: float = 0.2
-    """Standard deviation of the target policy smoothing noise, for actions scaled to [-1, 1]. >= 0;
-    0: no noise."""
+    """Standard deviation of the target policy smoothing noise, for actions scaled to [-1, 1]. Must
+    be >= 0; 0: no noise."""
 
     target_noise_clip: float = field(default=0.5, metadata=IN_RUN)
-    """Clip range of this noise, > 0."""
+    """Clip range of the target policy smoothing noise, > 0."""
 
     exploration_noise_stddev: float | Schedule = field(default=0.1, metadata=IN_RUN)
-    """Standard deviation of the exploration noise, for actions scaled to [-1, 1]. >= 0: a number,
-    or a schedule such as `linear_0.2` (decays to 0); 0: no noise."""
+    """Standard deviation of the exploration noise, for actions scaled to [-1, 1]. Must be >= 0: a
+    number, or a schedule such as `linear_0.2` (decays to 0); 0: no noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
