@@ -104,7 +104,7 @@ class ActorCollector(Collector):
         return replace(rollout, weights_seq_no=None), gathered.episodes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each actor and its number of fresh starts; valid between rollouts."""
+        """Return state and generation of each actor; valid between rollouts."""
         state = self._begin().state_dict()
         kept = {name: state[name] for name in ("generations", "actors")}
         return {**kept, "turns": self.turns.state_dict()}

@@ -56,7 +56,7 @@ from maze_train.workers.pool import (
 )
 
 SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
-"""Maps an actor and its number of fresh starts to the seeds of its episodes and actions."""
+"""Maps an actor and its generation to the seeds of its episodes and actions."""
 
 CALLS = {
     "collect": "a step of a rollout",
@@ -498,7 +498,7 @@ class DistributedActors:
             self._queue.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts, published weights and fresh starts; in ordered mode, also actor states.
+        """Return counts, published weights and generations; in ordered mode, also actor states.
 
         In unordered mode, environments and rollouts in flight are not saved.
         """

@@ -179,10 +179,11 @@ class VideoWriter:
     """Writes a video; the file appears only when it is complete.
 
     ffmpeg writes a temporary file, which is renamed by `close`. If the height or width of the
-    frames is odd, their last row or column is repeated, because players require even sizes.
+    frames is odd, their last row or column is repeated, because the codec requires even sizes.
 
     Args:
-        path: The file, ending in `.mp4`. Its folder is created if the parent folder exists.
+        path: Path of the file, with the extension `.mp4`. The folder is created if the parent
+            folder exists.
         fps: Frames per second, > 0.
 
     Raises:

@@ -92,7 +92,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options and the overrides of a command line, as Hydra's parser reads them.
 
     Args:
-        argv: The arguments after the program name. Options may stand anywhere.
+        argv: The arguments after the program name. Options may appear anywhere.
 
     Raises:
         ConfigError: If an option does not exist, or its value is missing or invalid.
@@ -236,7 +236,7 @@ def start(task: Task, options: argparse.Namespace, config_name: str, completed: 
     variables = {DEBUG_VARIABLE: "1"} | ({"COMP_LINE": completed} if completed else {})
     before, argv = {name: os.environ.get(name) for name in variables}, sys.argv
     os.environ.update(variables)
-    sys.argv = [PROGRAM]  # the script for shell completion names it
+    sys.argv = [PROGRAM]  # used in the script for shell completion
     version.setbase("1.3")
     try:
         _run_hydra(options, get_args_parser(), task, "pkg://maze_train.conf", config_name)
@@ -289,7 +289,7 @@ class ComposedJob:
 
     @property
     def stops_at_failures(self) -> bool:
-        """Whether a failed job must raise, so that the sweeper notices."""
+        """Whether a failed job must raise, so that the sweeper detects the failure."""
         return stops_at_failures(self._hydra)
 
     def values(self) -> dict[str, Any]:

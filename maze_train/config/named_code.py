@@ -45,7 +45,7 @@ def check_given(settings: Mapping[str, Any]) -> None:
     """Check that all Python objects that the settings refer to are available.
 
     Raises:
-        ConfigError: If some are missing; lists all of them.
+        ConfigError: If objects are missing. The message lists all of them.
     """
     missing = {}
     for key, path, module in names_in(settings):

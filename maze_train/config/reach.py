@@ -52,7 +52,8 @@ def check_reach(settings: Mapping[str, Any], own: object, where: str) -> None:
         where: Name of the settings file, for the message.
 
     Raises:
-        ConfigError: If any setting does; lists all of them and the overrides that allow them.
+        ConfigError: If there are such settings. The message lists them and the overrides that allow
+            them.
     """
     found = dict(_reaching(settings, own if isinstance(own, Mapping) else {}))
     if not found:
@@ -71,7 +72,7 @@ def check_reach(settings: Mapping[str, Any], own: object, where: str) -> None:
 
 
 def _reaching(node: object, own: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the settings that access other places, except the ones given by the user."""
+    """Yield the settings that access other directories or the network, except the user's."""
     if node is own or (type(node) is type(own) and not isinstance(node, Mapping) and node == own):
         return
     if isinstance(node, Mapping):

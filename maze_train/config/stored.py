@@ -110,7 +110,7 @@ class StoredSettings:
     """The file."""
 
     values: dict[str, Any]
-    """The settings. Names in a file that this user did not sign know what may be imported."""
+    """The settings. In a file that this user did not sign, names are instances of `Stored`."""
 
     own: object = None
     """The user's settings."""

@@ -359,7 +359,7 @@ class TrainConfig(Settings):
         )
 
     def _check_experience(self) -> None:
-        """Check that the algorithm has its source of experience, and no other one."""
+        """Check that the source of experience for the algorithm is set, and no other source."""
         name, dataset = self.algorithm.name, self.runner.dataset
         if self.algorithm.learns_from == "dataset":
             if dataset is None:

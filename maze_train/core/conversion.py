@@ -43,7 +43,8 @@ IN_RUN = MappingProxyType({CHANGES: "run"})
 ON_RESUME = MappingProxyType({CHANGES: "resume"})
 """Metadata of fields and sections that may only change when a run is resumed."""
 NEW_RUN = MappingProxyType({CHANGES: ""})
-"""Metadata of fields in such sections that may not change. The default of all other fields."""
+"""Metadata of fields that may not change, within sections marked as `ON_RESUME`. Fields without
+metadata in other sections may not change either."""
 
 
 @dataclass(kw_only=True)
@@ -64,12 +65,12 @@ class Settings:
 
     @property
     def fixed_settings(self) -> dict[str, str]:
-        """Reasons by field why fields marked as `IN_RUN` may not change with these settings."""
+        """Fields marked as `IN_RUN` that may not change with these settings, with the reasons."""
         return {}
 
     @classmethod
     def from_short_form(cls, value: object) -> Self | None:
-        """Build settings from a short form, such as a text or a list; None if it is not one.
+        """Build settings from a short form, such as a text or a list; None for other values.
 
         Raises:
             ConfigError: If the short form is invalid.
@@ -94,12 +95,12 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 @runtime_checkable
 class Scalar(Protocol):
-    """Scalar of NumPy or PyTorch, if its shape is empty."""
+    """NumPy array or tensor; a scalar if the shape is empty."""
 
     shape: Collection[int]
 
     def item(self) -> object:
-        """Return the Python number."""
+        """Return the value as a Python number."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Known:
     """End of the message for an unknown key: the key that is meant, and all allowed keys."""
 
     allowed: tuple[str, ...]
-    """The keys of the section."""
+    """Allowed keys of the section."""
 
     meant: tuple[str, ...] = ()
     """Dotted names of settings to suggest; empty for the closest key."""
@@ -366,7 +367,7 @@ SCALARS: Mapping[object, tuple[str, Callable[[object], object]]] = MappingProxyT
         str: ("a string", lambda value: value if isinstance(value, str) else None),
     }
 )
-"""For each scalar type, its name in messages and the function that reads it; None: not one."""
+"""Name in messages and conversion of each scalar type; the conversion returns None on failure."""
 
 
 def _describe(hint: object) -> str:

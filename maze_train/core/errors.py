@@ -199,7 +199,7 @@ def did_you_mean(names: Iterable[object], before: str = "; ", after: str = "") -
 
 
 def one_of(word: str, allowed: Iterable[str]) -> str:
-    """List the allowed words for an error message and suggest the one nearest to `word`."""
+    """List the allowed names for an error message and suggest the name nearest to `word`."""
     names = list(allowed)
     meant = did_you_mean(map(repr, nearest(word, names, count=1)))
     return f"expected one of {', '.join(names)}{meant}"

@@ -66,11 +66,12 @@ def _cell(value: str | SupportsFloat | None) -> str:
 def text_table(
     rows: Sequence[Mapping[str, str]], most: int | None = None, file: Path | None = None
 ) -> list[str]:
-    """Format rows as aligned lines: words to the left, numbers to the right.
+    """Format rows as a table with text aligned to the left and numbers to the right.
 
     Args:
         rows: Texts by column; the first row has all columns.
-        most: Maximum number of rows, None: no limit; a last line states how many were omitted.
+        most: Maximum number of rows, None: no limit. An additional last line reports the number of
+            omitted rows.
         file: File that contains all rows, named in the last line.
     """
     if not rows:

@@ -156,7 +156,8 @@ def check_trusted(node: object, is_used: Callable[[str], bool] = lambda key: Tru
         is_used: Returns whether the name with a key is going to be imported.
 
     Raises:
-        ConfigError: If there are any; lists all of them and the setting that allows them.
+        ConfigError: If there are such names. The message lists them and the setting that allows
+            them.
     """
     refused = [
         (name, reason)

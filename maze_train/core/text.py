@@ -1,4 +1,4 @@
-"""Formatting of numbers and of words for the shell, and flat names of nested values."""
+"""Formatting of numbers and shell arguments, and flat names of nested values."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Multi-agent environments: their interface, and the adapter to a single Gymnasium environment.
 
-An episode is a sequence of turns. Each turn names the agents that act next, and the following turn
-results from the actions of exactly these agents. This covers agents that act one at a time or
-simultaneously, end early or appear late, and "agents" that are the decisions of one step, such as
-`choose_item` followed by `choose_place`.
+An episode is a sequence of turns. Each turn lists the agents that act next, and their actions lead
+to the following turn. This covers agents that act one at a time or simultaneously, end early or
+appear late, and "agents" that are the decisions of one step, such as `choose_item` followed by
+`choose_place`.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         options: Arguments of `envpool.make_gymnasium`, except seeds.
 
     Raises:
-        ConfigError: If the environment has several players.
+        ConfigError: If the environment is multi-agent.
         MissingExtraError: If EnvPool is not installed.
         TypeError: If an option is unknown to EnvPool.
     """
@@ -449,7 +449,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
 def build_envpool(
     config: EnvConfig, num_envs: int, num_threads: int, max_episode_steps: int | None
 ) -> Backend:
-    """Build an EnvPool environment; `ALE/Pong-v5` selects its `Pong-v5`.
+    """Build an EnvPool environment; `ALE/Pong-v5` selects EnvPool's `Pong-v5`.
 
     Args:
         config: Settings of the environment.

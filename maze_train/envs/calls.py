@@ -23,7 +23,7 @@ OWNED = frozenset(("reset", "step", "render", "close", "state_dict", "load_state
 """Methods that only this package calls."""
 
 UNLISTED = frozenset((*dir(gymnasium.Wrapper), *dir(gymnasium.vector.VectorWrapper), *OWNED))
-"""Names that environments have in any case, which messages leave out."""
+"""Attributes of every environment, which messages do not list."""
 
 DRAWS = (
     "draws from the random generator of the environment, so it cannot be repeated when the "
@@ -45,7 +45,7 @@ class EnvCall:
     is_attribute: bool = False
     """Whether an attribute is set instead of a method being called."""
     only_checks: bool = False
-    """Whether to check that the environment has the name, and do nothing else."""
+    """Whether to only check that the environment has the method or attribute."""
     key: str = CALL_ENVS
     """Origin of the call, for messages."""
 

@@ -58,11 +58,11 @@ class HasOwnLoss(Protocol):
 
 
 def check_apis(learner: str, required: Sequence[type], module_id: str, module: nn.Module) -> None:
-    """Raise ConfigError if a module lacks what a learner needs, see `Learner.check_module`.
+    """Raise ConfigError if a module lacks required attributes, see `Learner.check_module`.
 
     Args:
         learner: Name of the learner.
-        required: Protocols above that the module must satisfy.
+        required: Protocols of this file that the module must implement.
         module_id: ID of the module.
         module: The module.
     """

@@ -133,7 +133,7 @@ class Shard(SingleLearner):
 
 
 class ShardStatistics(Statistics):
-    """Statistics of a shard: a value without a weight counts by the shard's share of samples."""
+    """Statistics of a shard; by default, values are weighted by the shard's fraction of samples."""
 
     __slots__ = ("share",)
 

@@ -64,7 +64,7 @@ class GradientSteps:
         return self._accumulation.is_pending
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return a loss, 0-d, multiplied by the factor of losses."""
+        """Return a loss, 0-d, multiplied by the loss scale."""
         return loss if self.scaler is None else loss * self.scaler.scale
 
     def add(self, number: int, active: Sequence[ModuleOptimizer]) -> bool:
@@ -80,8 +80,8 @@ class GradientSteps:
     def prepare(self, active: list[ModuleOptimizer]) -> list[ModuleOptimizer]:
         """Return the optimizers of a step, with accumulated, unscaled gradients.
 
-        With `on_non_finite=zero`, entries that are not finite become 0, unless a smaller factor of
-        losses may avoid them.
+        With `on_non_finite=zero`, non-finite entries are replaced by 0, unless a smaller loss scale
+        may avoid them.
 
         Args:
             active: The optimizers of the last minibatch.
@@ -182,7 +182,7 @@ class GradientSteps:
 def _non_finite_error(
     where: str, minibatch: int, statistics: Statistics, has_learned: bool, advice: str
 ) -> TrainingError:
-    """Return the error of a gradient that is not finite.
+    """Return the error for a non-finite gradient.
 
     Args:
         where: Epoch and update.
@@ -255,7 +255,7 @@ class Accumulation:
 
 
 class LossScaler:
-    """Factor of the loss that keeps gradients in float16 from underflowing.
+    """Loss scale that keeps gradients in float16 from underflowing.
 
     The factor is halved when a gradient overflows, and doubled after many steps. The factor and the
     number of steps since its last change are on the device.

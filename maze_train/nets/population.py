@@ -347,6 +347,6 @@ def _batched_mlp(mlp: MLP, view: View) -> Net:
 
 
 def build_population(model: nn.Module, count: int) -> Population:
-    """Copies of a policy, computed together where that can be done."""
+    """Copies of a policy, evaluated in one batch if the policy supports it."""
     is_batched = all(map(is_batchable, policies_of(model).values()))
     return (BatchedPopulation if is_batched else RowPopulation)(model, count)

@@ -60,7 +60,7 @@ class RolloutPolicy:
     """Directory of the run of the policy, if any."""
 
     env: EnvConfig | None = None
-    """Settings of the environment of the policy's training, if any."""
+    """Environment settings that the policy was trained with, if any."""
 
     owners: dict[str, str] = field(default_factory=dict)
     """Policy ID of each agent in multi-agent environments with several policies."""
@@ -74,11 +74,11 @@ class RolloutPolicy:
         return self.label or (self.name if self.run_dir is None else self.name.upper())
 
     def check_spaces(self, env: str, spaces: tuple[Any, Any]) -> None:
-        """Check that the environment has the spaces of the policy.
+        """Raise if the spaces of the environment differ from the spaces of the policy.
 
         Args:
             env: Name of the environment.
-            spaces: Its observation and action space.
+            spaces: Observation and action space of the environment.
 
         Raises:
             ConfigError: If the spaces differ.

@@ -25,10 +25,10 @@ from maze_train.core.run_directory import RunDirectory
 from maze_train.core.text import json_text
 
 MAX_DIFF_CHARS = 1 << 18
-"""Longer diffs are truncated."""
+"""Maximum length of a recorded diff; longer diffs are truncated."""
 
 GIT_TIMEOUT_S = 5.0
-"""Limit for each git command; a repository that takes longer is recorded without a diff."""
+"""Timeout of each git command in seconds; on a timeout, the repository has no diff."""
 
 SECRET_KEY = re.compile(r"(^|[._-])(token|password|passwd|secret|credentials?|(api_?)?key)$", re.I)
 """Names of settings whose values are removed from the command line."""

@@ -66,7 +66,8 @@ class Resumption:
         """Read the checkpoint to resume from; None without any checkpoint.
 
         Raises:
-            RunDirectoryError: If all are damaged, or the named one is damaged or missing.
+            RunDirectoryError: If all checkpoints are damaged, or the named one is damaged or
+                missing.
         """
         return self._store.load(self._name)
 
@@ -399,7 +400,7 @@ def fitting(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 OUR_CODE = ("maze_train", "torch", "numpy", "contextlib")
-"""Packages that may raise the error of a state that does not fit."""
+"""Packages that raise errors for a state that does not fit."""
 
 
 def passes_other_code(error: BaseException) -> bool:

@@ -75,7 +75,7 @@ def agent_spaces(
 
     Args:
         observation_space: Unmodified observation space of one environment.
-        action_space: Its action space.
+        action_space: Action space of the environment.
     """
     if not isinstance(observation_space, spaces.Dict) or not isinstance(action_space, spaces.Dict):
         return None

@@ -44,7 +44,7 @@ class FlatView:
     Args:
         space: Any nesting of Dict and Tuple over Box, Discrete, MultiDiscrete and MultiBinary, or
             one of these alone.
-        left_out: Joined keys of leaves to skip; values may lack them.
+        left_out: Joined keys of leaves to skip, which values need not contain.
 
     Attributes:
         space: The space as given.

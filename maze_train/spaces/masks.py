@@ -253,7 +253,7 @@ def mask_layout(observation_space: Space[Any], action_space: Space[Any]) -> Mask
 
     Args:
         observation_space: Observation space of one environment, nested or flat.
-        action_space: Its action space, nested or flat.
+        action_space: Action space of the environment, nested or flat.
 
     Returns:
         The layout, or None if observations have no key `action_mask`.
@@ -318,7 +318,7 @@ class LegalChoices:
     Args:
         observation_space: Observation space of one environment, single- or multi-agent (see
             `maze_train.spaces.agents`).
-        action_space: Its action space.
+        action_space: Action space of the environment.
 
     Attributes:
         has_masks: Whether observations contain masks.

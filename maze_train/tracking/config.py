@@ -31,7 +31,7 @@ class TrackingConfig(Settings):
     `algorithm.lr=0.001,seed=2`."""
 
     group: str = ""
-    """Name that related runs share in Weights & Biases (group) and MLflow (parent run). Empty:
+    """Common name of related runs: group in Weights & Biases, parent run in MLflow. Empty:
     none, or in a sweep the name of its directory."""
 
     summary: bool = True
@@ -39,8 +39,7 @@ class TrackingConfig(Settings):
 
     git_diff: bool = True
     """Whether environment.json contains uncommitted changes to tracked files of the git
-    repositories with the code of the run; the commit is always recorded.
-    """
+    repositories with the code of the run; the commit is always recorded."""
 
     plot: bool = True
     """Whether to draw plots/learning_curve.png at the end of the run. For self-play, also writes

@@ -53,7 +53,7 @@ class RunInfo:
     """Subfolder for TensorBoard files in the run directory; empty for no subfolder."""
 
     group: str = ""
-    """Name that related runs share, such as the jobs of a sweep; empty for none."""
+    """Common name of related runs, such as the jobs of a sweep; empty for none."""
 
     config: dict[str, Any] = field(default_factory=dict)
     """Resolved configuration as plain values."""

@@ -144,7 +144,7 @@ class TrainingView:
 
     @property
     def run_dir(self) -> Path | None:
-        """Directory of the run, to which callbacks may write; None if nothing is written."""
+        """Directory of the run, to which callbacks may write; None if the run writes no files."""
         return self._trainer.tracker.run_info.run_dir
 
     @property

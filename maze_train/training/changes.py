@@ -28,7 +28,7 @@ class ChangedSettings:
         config: The given settings.
 
     Attributes:
-        current: The settings in force.
+        current: The current settings.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
@@ -86,7 +86,7 @@ class ChangedSettings:
         """Repeat the changes of `state`, except to settings with a new value for the resumed run.
 
         Returns:
-            Whether the settings in force are other ones than in `state`.
+            Whether the current settings differ from the settings in `state`.
         """
         given = changeable(self._given)
         before: dict[str, Any] = {**state["given"], **state["changed"]}

@@ -331,7 +331,7 @@ class CheckpointStore:
         self._settings = settings
         self._sign = 1.0 if mode == "max" else -1.0
         self._warn = warn
-        self._parts: Parts = {}  # Of the checkpoint last written or loaded.
+        self._parts: Parts = {}  # In the checkpoint last written or loaded.
         self.latest: Path | None = None
         """Checkpoint last written, or from which the run was resumed."""
         self._position: Position | None = None

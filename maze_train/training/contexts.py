@@ -52,7 +52,7 @@ def modes(*, deterministic: bool, detect_anomaly: bool = False) -> Iterator[None
 
 @contextmanager
 def _explained(key: str, words: str, remedy: str) -> Iterator[None]:
-    """Add the responsible setting and a remedy to PyTorch errors that contain `words`."""
+    """Add the setting that causes them and a remedy to PyTorch errors that contain `words`."""
     try:
         yield
     except RuntimeError as error:

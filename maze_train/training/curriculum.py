@@ -34,7 +34,7 @@ class Curriculum(Callback):
     def __init__(self, config: CurriculumConfig) -> None:
         self.config = config
         self.stage = -1
-        self._values: list[float] = []  # of the metric, in the last epochs of the stage
+        self._values: list[float] = []  # Last values of the metric in this stage.
         self._was_seen = False
 
     def on_run_start(self, run: TrainingView) -> None:

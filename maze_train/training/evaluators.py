@@ -255,7 +255,7 @@ class RolloutEvaluator(Evaluator):
 
 
 class EvaluatedPolicy(TrainedPolicy):
-    """A policy in training: acts on observations of the environment, and serves as its model.
+    """Policy in training: acts on raw observations and has the attributes of its model.
 
     Other attributes, such as `parameters` and `policy_params`, are forwarded to `model`.
     """

@@ -52,7 +52,7 @@ class BuildFeatures:
     """Creates a learner group; None: one learner with synchronous updates."""
 
     actors: ActorParts | None = None
-    """Actors; None: the learner's policy acts in all environments."""
+    """Functions for actors; None: the learner's policy acts in all environments."""
 
     make_league: Callable[..., Collector] | None = None
     """Creates the collector for self-play against snapshots, see `make_league_collector`; None: no

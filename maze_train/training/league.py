@@ -37,7 +37,7 @@ class League:
 
     All agents of a team are controlled by the policy or by the same snapshot.
 
-    In the Elo system, a player with rating R_a scores 1 / (1 + 10^((R_b - R_a) / 400)) points on
+    In the Elo system, a policy with rating R_a scores 1 / (1 + 10^((R_b - R_a) / 400)) points on
     average against one with R_b. After a game, 16 times the difference from this expectation is
     added to R_a and subtracted from R_b. `by_strength` uses the weights of prioritised fictitious
     self-play. Sources: Elo (1978), The Rating of Chessplayers, section 8; Vinyals et al. (2019),
@@ -389,7 +389,7 @@ class LeagueCollector(Collector):
 
     @property
     def stepping(self) -> RolloutCollector | None:
-        """The collector that steps the environments; None if actors do."""
+        """The collector that steps the environments; None with actors."""
         return self._collector.stepping
 
     def collect_steps(

@@ -424,7 +424,7 @@ def check_spaces(
 
     Args:
         number: Index of the first environment to check.
-        spaces: Its observation and action space.
+        spaces: Observation and action space of the environment.
         expected: Observation and action space to compare with.
         first: Index of the environment with the expected spaces.
 

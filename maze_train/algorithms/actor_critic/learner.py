@@ -45,7 +45,7 @@ METHODS = (
     *("compute_losses", "compute_gradients", "compute_loss_for_module"),
     *("outputs", "weighted_value_loss", "weighted_policy_loss", "value_loss", *PAIR),
 )
-"""Methods that `analytic_loss` replaces or whose gradients it knows."""
+"""Methods that `analytic_loss` replaces or differentiates."""
 
 
 class ActorCriticEvents(LearnerEvents):

@@ -42,7 +42,7 @@ class ActorCritic(Trainer):
 
     @property
     def stepping(self) -> RolloutCollector | None:
-        """The collector that steps the environments; None if actors do."""
+        """The collector that steps the environments; None with actors."""
         return self.collector.stepping
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:

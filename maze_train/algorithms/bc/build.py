@@ -75,7 +75,7 @@ def check_legal(
         data: The transitions.
 
     Raises:
-        DatasetError: If an action is illegal; names episode and step.
+        DatasetError: If an action is illegal. The message names episode and step.
     """
     layout = mask_layout(observation_space, action_space)
     if layout is None:
@@ -342,7 +342,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return make_learner(modules, self.algorithm, losses, metrics, device=device)
 
     def _check_env(self) -> None:
-        """Raise if environment and dataset differ in spaces, or opponents lack an environment."""
+        """Raise if environment and dataset differ in spaces, or opponents have no environment."""
         opponents = self.config.evaluation.opponents
         if opponents and not self.has_env:
             problem = "requires an environment: set env, or remove it"

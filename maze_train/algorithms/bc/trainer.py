@@ -52,7 +52,7 @@ class BCTrainer(Trainer):
     def epoch_length(self) -> int:
         """Number of updates per epoch; by default one pass over the data.
 
-        With several policies, the one with the most data determines it.
+        With several policies, the policy with the most data determines the number.
         """
         passes = [loader.batches_per_pass for loader in self.loaders.values()]
         return self.algorithm_config.epoch_length or max(passes)

@@ -37,7 +37,7 @@ class DQNEvents(LearnerEvents):
 
 
 METHODS = (*("compute_losses", "compute_gradients", "compute_loss_for_module", "loss_of_outputs"),)
-"""Methods that `analytic_loss` replaces or whose gradients it knows."""
+"""Methods that `analytic_loss` replaces or differentiates."""
 
 DELTA = {"huber": 1.0, "squared": math.inf}
 """Absolute TD error above which each loss is linear."""

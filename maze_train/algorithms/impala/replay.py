@@ -57,7 +57,7 @@ class RolloutReplay:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stored rollouts, each as a separate part, and the generator's state."""
+        """Return the stored rollouts, each as a separate part, and the state of the generator."""
         return {
             "generator": self.generator.get_state(),
             "added": self._added,

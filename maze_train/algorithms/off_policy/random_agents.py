@@ -48,5 +48,5 @@ class RandomAgents(JointModel):
     def load_policy_state(self, state: dict[str, Any]) -> None:
         """Restore from `state`."""
         for agent, policy in self._random.items():
-            if agent in state:  # Otherwise its policy did not learn.
+            if agent in state:  # Missing if its policy was frozen.
                 policy.load_policy_state(state[agent])

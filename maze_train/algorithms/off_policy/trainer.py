@@ -83,7 +83,7 @@ class OffPolicy(Trainer):
 
     @property
     def stepping(self) -> RolloutCollector | None:
-        """The collector that steps the environments; None if actors do."""
+        """The collector that steps the environments; None with actors."""
         return self.collector.stepping
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
@@ -298,7 +298,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 self._reached_size(None, len(agents)),
             )
             for policy, agents in model.members.items()
-            if agents and member_of(models[policy], "update_targets")  # Otherwise it never learns.
+            if agents and member_of(models[policy], "update_targets")  # Others never learn.
         }
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
@@ -445,7 +445,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     @property
     def _buffer_dir(self) -> Path:
-        """Directory of its unnamed files: the run directory, or its nearest existing parent."""
+        """Directory of the files of a replay buffer: the run directory or its nearest parent."""
         run_dir = self.context.run_dir
         return next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
 
