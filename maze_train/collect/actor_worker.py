@@ -220,7 +220,7 @@ class WeightsReader(_SharedWeights):
 MakeActorEnv: TypeAlias = Callable[..., MazeVectorEnv]
 """Builds the environments of an actor: `make(first_env, can_be_restored=...)`.
 
-`first_env` is the index of the first environment in messages; `can_be_restored` says whether the
+`first_env` is the index of the first environment in messages; `can_be_restored` is true if the
 state of the environments will be requested. The environments are not reset yet.
 """
 

@@ -3,9 +3,10 @@
 Rollouts are collected in one of two modes:
 
 - ordered, always used in this process: the next actors in turn collect one rollout each when the
-  learner asks, with the weights published last. Results are reproducible.
+  learner requests rollouts, with the last published weights. Results are reproducible.
 - unordered: actors collect while the learner learns. Each actor fills its memory slots in turn, and
-  pauses when all of them wait for the learner. Processes do not share locks.
+  pauses when all slots hold rollouts that the learner has not received. Processes do not share
+  locks.
 
 Exceptions of environments in this process propagate. If a remote actor raises, dies or hangs,
 training ends with a `WorkerError`, or its worker is restarted within the limit of the backend and
@@ -113,8 +114,8 @@ class GatheredRollouts:
 class DistributedActors:
     """Actors of one learner, distributed over local or remote workers.
 
-    An actor is a copy of the policy with its environments. Its rollouts do not depend on its
-    worker.
+    An actor is a copy of the policy with its environments. The rollouts of an actor do not depend
+    on its worker.
 
     Args:
         make_env: Builds the environments of one actor, in its worker.
@@ -132,7 +133,8 @@ class DistributedActors:
         spaces: Observation and action space of one environment, before flattening.
         env_observation_space: The observation space.
         single_action_space: The action space.
-        writer: Publishes the weights. It and the following attributes are available after `begin`.
+        writer: Publishes the weights. This and the following attributes are available after
+            `begin`.
         has_weights: Whether weights have been published.
         generations: Number of times each actor started over with new seeds.
         states: State that each actor restores when its worker is set up; None begins new episodes.
@@ -201,9 +203,9 @@ class DistributedActors:
             model: The model that the learner updates.
             policy: The policy of the actors, of the same architecture.
             seed_of: Returns the seeds of an actor.
-            queue_size: Number of rollouts that may wait for the learner, rounded up to the same
+            queue_size: Maximum number of queued rollouts, rounded up to the same
                 number per actor; each actor may have one more in progress.
-            ordered: Whether rollouts are collected only when the learner asks for them.
+            ordered: Whether rollouts are collected only when the learner requests them.
             splits_turns: Whether multi-agent rollouts are split by policy.
         """
         self._policy, self._seed_of = policy, seed_of

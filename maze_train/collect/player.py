@@ -330,7 +330,7 @@ class PlayerPool:
 
 WINDOW = 2
 """Episodes begun ahead of the first unfinished one, relative to the number that can run at a time;
-limits the memory of finished episodes that wait for their turn."""
+limits the memory of finished episodes that have not been returned."""
 
 
 class RolloutPlayer(PlayerPool):

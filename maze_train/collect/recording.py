@@ -300,7 +300,7 @@ def ffmpeg_path() -> str:
     needed = ("imageio-ffmpeg", "video", "writing videos")
     try:
         return str(import_extra(*needed, "imageio_ffmpeg").get_ffmpeg_exe())
-    except RuntimeError as error:  # The message of the package says what to do.
+    except RuntimeError as error:  # The message of imageio-ffmpeg contains instructions.
         raise MissingExtraError(*needed, str(error)) from error
 
 

@@ -191,8 +191,8 @@ class LocalLauncherConf:
     """Maximum number of parallel jobs (>= 0); 0: one per core."""
 
     gpus: list[int] = field(default_factory=list)
-    """GPU indices assigned to jobs round-robin, one each (CUDA_VISIBLE_DEVICES); empty: every job
-    sees all GPUs."""
+    """GPU indices assigned to jobs round-robin, one each (CUDA_VISIBLE_DEVICES); empty: all GPUs
+    are visible to every job."""
 
 
 class LocalLauncher(Launcher):
@@ -301,7 +301,7 @@ class RayLauncherConf:
     """CPUs reserved per job (> 0)."""
 
     gpus_per_job: float = 0.0
-    """GPUs reserved per job (>= 0), may be fractional; a job sees no other GPUs."""
+    """GPUs reserved per job (>= 0), may be fractional; other GPUs are not visible to the job."""
 
     working_dir: str | None = None
     """Folder with your modules; Ray copies it to all machines."""

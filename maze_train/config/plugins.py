@@ -1,6 +1,6 @@
 """Hydra plug-ins: registered environments as options, the search path, and Hydra's own settings.
 
-`env=CartPole-v1` needs no YAML file: the config source `gymnasium://` serves `env/<id>` from
+`env=CartPole-v1` needs no YAML file: the config source `gymnasium://` provides `env/<id>` from
 gymnasium's registry. Gymnasium is imported only if no earlier folder in the search path has the
 option. The user's folders come first, so their `env/<name>.yaml` takes precedence.
 """

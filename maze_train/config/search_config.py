@@ -84,13 +84,13 @@ class SearchConfig(Settings):
     """Number of parallel trials, each in a separate process (>= 0); 0: one per core."""
 
     gpus: list[int] = field(default_factory=list)
-    """GPU indices assigned to trials round-robin, one each (CUDA_VISIBLE_DEVICES); empty: every
-    trial sees all GPUs."""
+    """GPU indices assigned to trials round-robin, one each (CUDA_VISIBLE_DEVICES); empty: all GPUs
+    are visible to every trial."""
 
     n_seeds: int = 1
     """Number of runs per trial (>= 1), executed sequentially with seeds `seed`, `seed` + 1, ...
-    (`seed` defaults to 0). The value of the trial is their mean. Only the first run can be pruned.
-    """
+    (`seed` defaults to 0). The value of the trial is their mean. Only the first run can be
+    pruned."""
 
     study: str | None = None
     """Directory of the study; an existing study is resumed. null:

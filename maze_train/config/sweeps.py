@@ -219,7 +219,7 @@ class JobPool(ABC, Generic[Started]):
                 raise
 
     def _end(self, number: int) -> None:
-        """Forward a signal to the jobs and wait for them; a third signal kills them."""
+        """Forward a signal to the jobs and wait until they end; a third signal kills them."""
         self.is_ending = True
         for times in count():
             try:

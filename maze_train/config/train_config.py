@@ -73,9 +73,9 @@ class RunnerConfig(Settings):
     returns a `maze_train.TrajectoryDataset`."""
 
     check_repeatability: Literal["auto", "never"] = "auto"
-    """Whether a new run tests its environment in a separate process during the first updates: is an
-    episode repeatable from its seed and actions (required for exact resume), and do environments in
-    one process share state? auto: on Linux, unless the run has a single environment."""
+    """Whether a new run tests the environment in a separate process during the first updates:
+    whether seed and actions repeat an episode (required for exact resume), and whether environments
+    in one process share state. auto: on Linux, unless the run has a single environment."""
 
     fast_dev_run: bool = field(default=False, metadata=NEW_RUN)
     """Smoke test: one short iteration of everything (collect, update, evaluate, write) with a few
@@ -117,8 +117,8 @@ class RemoteRunnerConfig(RunnerConfig):
 
     on_worker_failure: Literal["fail", "restart"] = "fail"
     """What to do if a worker raises an error, dies or hangs: fail: stop the run; restart: restart
-    the worker and restore its environments. If that fails, they start new episodes, and the lost
-    episodes are counted. A failed learner repeats the update."""
+    the worker and restore its environments. If an environment cannot be restored, it starts a new
+    episode, and the lost episode is counted. A failed learner repeats the update."""
 
     max_worker_restarts: int = 10
     """Maximum number of worker restarts, for training and for each evaluator (>= 0); one more

@@ -250,7 +250,7 @@ TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
 """Glob of multiprocessing's temporary directories, and name of the lock file placed in them."""
 
 LOCK_GRACE_S = 3.0
-"""Seconds to wait for the lock of a dead process, which its workers may still hold."""
+"""Seconds to wait for the lock of a dead process while workers of that process still hold it."""
 
 
 def new_directory(parent: Path) -> Path:
@@ -310,8 +310,8 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     directory is moved or removed, or its lock file is replaced, later writes raise an error (see
     `guarded`).
 
-    The lock is an `flock` on the file `.lock` in the directory. It ends with the process in any
-    case; the file is kept. On file systems without locks, nothing is locked.
+    The lock is an `flock` on the file `.lock` in the directory. The OS releases it when the process
+    ends; the file is kept. On file systems without locks, nothing is locked.
 
     Args:
         directory: An existing directory, usually of a run.
@@ -410,7 +410,7 @@ def claim_temporary() -> None:
     """Lock multiprocessing's temporary directory, and remove directories of dead processes.
 
     The fork server keeps its socket there. The directory is removed at a normal exit, but not if
-    the process is killed. The mark is a file that stays locked while the process lives.
+    the process is killed. The mark is a file that stays locked until the process ends.
     """
     import fcntl
     import multiprocessing

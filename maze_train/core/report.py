@@ -27,7 +27,7 @@ def write_report(directory: Path, texts: Mapping[str, str], pictures: Mapping[st
     """Write texts and pictures, by name of the file.
 
     Raises:
-        OSError: If they cannot be written.
+        OSError: If a file cannot be written.
     """
     for name, text in texts.items():
         with atomic_write(directory / name) as file:
@@ -193,7 +193,7 @@ def decorate(
 def add_legend(figure: Figure, columns: int = 4) -> None:
     """Add one legend for all axes below them, without repetitions.
 
-    Outside of the axes, it hides no data and needs no search for a free corner.
+    Outside of the axes, a legend hides no data.
     """
     pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
     found = {label: handle for own in pairs for handle, label in own}

@@ -275,7 +275,7 @@ def locate(path: str, key: str = TARGET) -> Any:
     Raises:
         ConfigError: If the module cannot be imported or has no such attribute, or the object was
             given in Python and is not available in this process.
-        ConfigError: If it comes from a file that this user did not sign, and is not trusted.
+        ConfigError: If the path is from a file that this user did not sign, and is not trusted.
     """
     if isinstance(path, InlineObject):
         return path.value

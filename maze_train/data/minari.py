@@ -142,7 +142,7 @@ def check_id(dataset_id: str) -> None:
     """Check the name of a dataset.
 
     Raises:
-        DatasetError: If it is malformed.
+        DatasetError: If the name is malformed.
     """
     if not DATASET_ID.fullmatch(dataset_id):
         raise DatasetError(

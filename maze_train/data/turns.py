@@ -76,7 +76,7 @@ class TurnSplitter:
         at_end: Whether padding comes before the turns and repeats the next observation, so that
             each column continues the one of the previous rollout.
         keeps_terminal_obs: Whether rollouts include final observations of terminated turns.
-        centralized: Policies with a centralised critic. Their observations include the observations
+        centralized: Policies with a centralised critic, whose observations include the observations
             of all agents (`spaces.tensors.with_joint`).
     """
 

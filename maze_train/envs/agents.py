@@ -1,9 +1,9 @@
 """Multi-agent environments: their interface, and the adapter to a single Gymnasium environment.
 
 An episode is a sequence of turns. Each turn lists the agents that act next, and their actions lead
-to the following turn. This covers agents that act one at a time or simultaneously, end early or
-appear late, and "agents" that are the decisions of one step, such as `choose_item` followed by
-`choose_place`.
+to the following turn. This interface covers agents that act one at a time or simultaneously, end
+early or appear late, and "agents" that are the decisions of one step, such as `choose_item`
+followed by `choose_place`.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     It supports workers, exact resume, time limits, evaluation and recording like any environment.
     `maze_train.spaces.agents` defines its observations and actions. Agents are in the order of
     `possible_agents`, which is also `metadata["agents"]`; `metadata["teams"]` has the agents of
-    each team, where an agent without a team is a team by itself. Until an agent is first observed,
-    its observation is a neutral element of its space, with all actions legal. The reward is the
-    mean over all possible agents. When no agent acts, the episode is truncated if any agent was,
-    otherwise terminated. Infos are keyed by agent, and `agent_returns` has the sum of rewards of
-    each agent since the reset. The scalars of an agent's final info are kept until the end of the
-    episode.
+    each team, where an agent without a team forms a separate team. Until an agent is first
+    observed, its observation is a neutral element of its space, with all actions legal. The reward
+    is the mean over all possible agents. When no agent acts, the episode is truncated if any agent
+    was, otherwise terminated. Infos are keyed by agent, and `agent_returns` has the sum of rewards
+    of each agent since the reset. The scalars of an agent's final info are kept until the end of
+    the episode.
 
     The key `action_mask` in the observation of an agent marks its legal actions
     (`maze_train.spaces.masks`). If `env` has `state_dict()` and `load_state_dict(state)`, so has

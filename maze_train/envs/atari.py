@@ -43,8 +43,8 @@ class AtariPreprocessing(Wrapper):
       within a step, it is the last frame only. It is grey, area-resized, uint8.
     - A game begins with 1 to `noop_max` no-op frames. If the game has a fire button, it is then
     pressed
-      for one step, because some games wait for it. For the same reason, the step after the loss of
-      a life executes FIRE instead of the given action.
+      for one step, because some games do not start without it. For the same reason, the step after
+      the loss of a life executes FIRE instead of the given action.
     - A game is truncated at the frame limit of the environment (108 000).
 
     The same seed gives the same game: the emulator starts from a saved state, and sticky actions

@@ -123,7 +123,7 @@ class EnvCall:
         return callable(getattr(layer, self.name, None))
 
     def unknown(self, layers: Sequence[Any]) -> ConfigError:
-        """Return the error for a name that an environment lacks; it lists what exists."""
+        """Return the error for a missing method or attribute, which lists the existing ones."""
         every = [part for layer in layers for part in layers_of(layer)]
         kind = "attribute" if self.is_attribute else "method"
         known = sorted(
@@ -197,7 +197,7 @@ class EnvCalls:
         return self.training
 
     def add(self, call: EnvCall, *, evaluate: bool = False) -> None:
-        """Add a call; it is made before the environments are stepped again.
+        """Add a call, which is made before the next step of the environments.
 
         Args:
             call: The call.

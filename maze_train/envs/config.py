@@ -50,8 +50,7 @@ class EnvConfig(Settings):
     """`atari`: standard Atari preprocessing (no-ops, frame skip 4, 84x84 grey, stack 4; in training
     only, the loss of a life ends an episode and rewards are replaced by their sign); `auto`: the
     same for `ALE/` ids with colour screen observations, nothing for other ids; `none`: no
-    preprocessing.
-    """
+    preprocessing."""
     wrappers: list[dict[str, Any]] = field(default_factory=list)
     """Wrappers around the preprocessed environment, from the inside out, in training and
     evaluation: `{_target_: dotted path, key: value}` each, called with the environment as first
@@ -105,7 +104,8 @@ class EnvConfig(Settings):
         """Check that the settings select exactly one environment, and its arguments are trusted.
 
         Raises:
-            ConfigError: If they do not, or if an argument names code that is not trusted.
+            ConfigError: If no environment or several are selected, or an argument names untrusted
+                code.
         """
         check_trusted(self.kwargs)
         if (self.id is None) == (self.target is None):

@@ -213,10 +213,10 @@ class PooledVectorEnv(MazeVectorEnv):
     If an environment raises in this process, the vector environment can be reset. If a worker
     process raises, dies or hangs, the vector environment is closed with a `WorkerError`. With
     `on_worker_failure="restart"`, the worker is restarted with a warning instead: its environments
-    replay their episodes and repeat the step, so results do not change. If that fails too, it is
-    restarted once more and its environments begin new episodes (see `MazeVectorEnv`). A journal
-    stores the actions for replays, except for environments that, with all their wrappers, provide
-    `state_dict()` and `load_state_dict(state)`.
+    replay their episodes and repeat the step, so results do not change. If the replay fails too,
+    the worker is restarted once more and its environments begin new episodes (see `MazeVectorEnv`).
+    A journal stores the actions for replays, except for environments that, with all their wrappers,
+    provide `state_dict()` and `load_state_dict(state)`.
 
     Args:
         env_factories: One function per environment that returns a new environment; may be lambdas.

@@ -54,8 +54,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     internal buffers, which the next step overwrites; final observations, rewards and flags are
     always copies.
 
-    If an episode is dropped because of a failed worker or a skipped non-finite value, it is marked
-    in the mask `infos["lost"]`, which exists only then. Such a row is not a transition:
+    If an episode is dropped because of a failed worker or a skipped non-finite value, the mask
+    `infos["lost"]` marks it; otherwise this key is absent. Such a row is not a transition:
     `infos["ignored"][i]` is True, the reward is 0, the flags are False, and the returned
     observation is the first of the next episode.
 

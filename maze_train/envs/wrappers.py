@@ -44,8 +44,8 @@ class ActionMaskWrapper(Wrapper):
     Discrete and MultiDiscrete parts, in any shape.
 
     Args:
-        env: The environment. Its infos must have a mask after each reset and step; it is optional
-            in the last step of an episode.
+        env: The environment. Infos must contain a mask after each reset and step, except the last
+            step of an episode.
 
     Raises:
         SpaceError: If no action can be masked, or observations already have a mask.

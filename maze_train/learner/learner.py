@@ -403,8 +403,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def after_gradient_step(self) -> None:
         """Called after each gradient step: updates target networks.
 
-        Also called if the gradient was not finite; the host does not know it before the update
-        ends.
+        Also called for non-finite gradients, which are detected only at the end of the update.
         """
 
     def after_minibatch(self, number: int) -> None:
@@ -457,7 +456,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return module
 
     def remove_module(self, module_id: str) -> nn.Module:
-        """Remove and return a module; its optimizers are removed too.
+        """Remove and return a module; also remove the optimizers of the module.
 
         Raises:
             ConfigError: If the module does not exist.

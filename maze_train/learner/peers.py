@@ -136,7 +136,7 @@ class LearnerWorker(Worker):
         try:
             self._learner.update(*self._unpack(memory, content, sizes))
         except PeersLostError:
-            leave()  # Wakes up learners that wait for this one.
+            leave()  # Unblocks the other learners.
             return None
         return self._shard.statistics
 
@@ -290,7 +290,7 @@ def join(
 
 
 def leave() -> None:
-    """Leave the process group, which the other learners notice; a second call does nothing."""
+    """Leave the process group; the others detect it. A second call has no effect."""
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()
@@ -426,7 +426,7 @@ class PeerLearners:
         try:
             statistics = self._learner.update(experience, progress)
         except PeersLostError:
-            leave()  # The other learners notice this.
+            leave()  # Detected by the other learners.
         parts, failures = self._receive(pool)
         if statistics is None or failures or None in parts:
             self._restart(others, failures)
@@ -505,7 +505,7 @@ class PeerLearners:
 
         Args:
             pool: Workers of the other learners.
-            gpus: Their GPUs, see `gpu_of`.
+            gpus: GPUs of the workers, see `gpu_of`.
             failures: Empty list that receives the failures.
         """
         device = self._learner.device

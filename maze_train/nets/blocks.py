@@ -26,8 +26,8 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 def is_traced(x: Tensor) -> bool:
     """Return whether operations on x are recorded or replaced, so only PyTorch operations may run.
 
-    This is the case under `torch.jit.trace`, `torch.export`, `torch.compile`, `torch.func`
-    transforms, forward-mode differentiation, and dispatch modes such as fake tensors.
+    Operations are recorded or replaced under `torch.jit.trace`, `torch.export`, `torch.compile`,
+    `torch.func` transforms, forward-mode differentiation, and dispatch modes such as fake tensors.
     """
     # The compiler only reads the first condition. All of them take 0.3 us.
     return is_compiling() or type(x) not in TENSORS or is_replaced()

@@ -38,7 +38,7 @@ OF_INPUT = ("gelu", "silu")
 def has_gradients_by_hand(net: nn.Module) -> bool:
     """Return whether `forward_and_backward` supports a network.
 
-    It supports linear layers on vectors, discrete observations, and Dicts of these.
+    Supported are linear layers on vectors, discrete observations, and Dicts of these.
     """
     return type(net) in (TemplateNet, MLP) and is_plain(net)
 

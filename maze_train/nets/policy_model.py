@@ -357,9 +357,9 @@ def build_policy(
         action_space: Action space of one environment.
         seed: Seed of the initial weights; the global generator is not affected.
         policy_wrapper: Wrapper of the policy, such as rules for some observations:
-            `{_target_: my_package.MyWrapper, key: value}`, called with the `PolicyModel`. It must
-            return a module with the attribute `distribution` and `policy_params(obs)`, or, with an
-            attribute `state_size` > 0, `policy_step(obs, state)`. None: no wrapper.
+            `{_target_: my_package.MyWrapper, key: value}`, called with the `PolicyModel`. The
+            wrapper must return a module with the attribute `distribution` and `policy_params(obs)`,
+            or, with an attribute `state_size` > 0, `policy_step(obs, state)`. None: no wrapper.
 
     Returns:
         A `PolicyModel`, or the result of the wrapper, checked with a forward pass. Both are in

@@ -26,9 +26,9 @@ T = TypeVar("T")
 class Probe(Generic[T]):
     """Calls a function in a background process that can be abandoned at any time.
 
-    The process is forked: nothing is imported again, and only the result is pickled. Its output is
-    discarded. If the function raises, dies or exceeds the time limit, the result is None. Processes
-    started by the function end with it.
+    The process is forked: nothing is imported again, and only the result is pickled. The output of
+    the process is discarded. If the function raises, dies or exceeds the time limit, the result is
+    None. Processes started by the function end with it.
 
     Args:
         function: The function to call.

@@ -21,7 +21,7 @@ LIMIT_S = 30.0
 """Timeout of the examination in seconds."""
 
 WAIT_S = 1.0
-"""Time in seconds from the start of the examination for which a finished run waits for it."""
+"""Seconds after the start of the examination until which a finished run waits for the result."""
 
 
 class Examination:

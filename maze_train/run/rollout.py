@@ -187,7 +187,7 @@ class RolloutRunner:
             writer.add(episode.trajectory)
 
     def _keep_waiting(self, player: RolloutPlayer, writer: TrajectoryWriter | None) -> None:
-        """Store finished episodes that wait for earlier ones, which will not be played anymore."""
+        """Store finished episodes that follow unfinished ones, which will not be played anymore."""
         kept = {episode.number for episode in self.episodes}
         for number in sorted(player.waiting.keys() - kept):
             self._keep(player.waiting[number], writer)

@@ -75,7 +75,7 @@ class FunctionalSimulator(Simulator):
 
     @property
     def called(self) -> Any:
-        """Not available: compiled functions do not see changes of the environment."""
+        """Not available, because changes of the environment do not affect compiled functions."""
         raise EnvError(f"{self.name} is compiled by JAX and cannot be changed during a run")
 
     def reset(self, seed: int) -> TensorTree:

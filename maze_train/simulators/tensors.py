@@ -37,8 +37,8 @@ class TensorSimulator(Simulator):
 
     Args:
         env: The vector environment with `num_envs`, `single_observation_space` and
-            `single_action_space`. Its tensors are on `device` (default: `cpu`). Running episodes
-            can be saved if it has `state_dict` and `load_state_dict`.
+            `single_action_space`. All tensors are on `env.device` (default: `cpu`). Running
+            episodes can be saved if it has `state_dict` and `load_state_dict`.
         name: Name in messages.
 
     Raises:

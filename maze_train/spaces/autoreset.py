@@ -1,4 +1,4 @@
-"""Gymnasium's autoreset modes; their import checks that the installed gymnasium is supported."""
+"""Gymnasium's autoreset modes. The import fails if the installed gymnasium is not supported."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Figures: TypeAlias = dict[str, float]
 Row: TypeAlias = dict[str, Any]
 
 FEW_RUNS = 4
-"""Minimum number of runs for a bootstrap interval; with fewer, it is called a range."""
+"""Minimum number of runs for a bootstrap interval; with fewer runs, the label is "range"."""
 
 ABSENT = "-"
 NOT_SET = "not set"

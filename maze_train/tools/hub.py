@@ -42,8 +42,7 @@ SHOWN = ("env", "model", "policies", "algorithm")
 SHARED = (*SHOWN, "policies_to_train", "seed", "total_steps")
 SHARED_OF_RUNNER = ("concurrency", "envs_per_actor", "dataset")
 """Settings that affect the results, which are published. Other settings are private to the user and
-the machine, such as directories, and writers and callbacks with addresses and tokens.
-"""
+the machine, such as directories, and writers and callbacks with addresses and tokens."""
 
 SHARED_TEXTS = (
     *("env.id", f"*.{TARGET}", "policies.*.agents", "policies_to_train"),
@@ -317,7 +316,8 @@ def push_to_hub(
     Raises:
         ConfigError: If a setting is invalid, or the policy names untrusted code.
         MissingExtraError: If the extra `hub` is not installed.
-        RunDirectoryError: If there is no policy, it cannot be loaded again, or the upload fails.
+        RunDirectoryError: If there is no policy, the policy cannot be loaded again, or the upload
+            fails.
     """
     directory = str(getattr(run, "run_dir", run))
     given = {"run": directory, "repo_id": repo_id, **settings}

@@ -44,7 +44,7 @@ def as_numbers(key: str, values: Any) -> Array:
     """Return the values of a histogram as float64 `[n]`.
 
     Raises:
-        ConfigError: If there are none, or they are not finite.
+        ConfigError: If there are no values, or a value is not finite.
     """
     numbers = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     numbers = numbers.astype(np.float64).ravel()

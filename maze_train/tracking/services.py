@@ -418,7 +418,7 @@ class MLflowWriter(ServiceWriter):
                 client.set_terminated(self._run_id, status=status)
 
     def _experiment_id(self, artifacts: str | None) -> str:
-        """Return the experiment; it is created unless another process was faster.
+        """Return the experiment, creating it if it does not exist.
 
         Args:
             artifacts: Required artifact location; None for any. If an existing experiment stores

@@ -69,7 +69,7 @@ class Rows(Sequence[MetricsRow]):
 
 
 class Training(Protocol):
-    """Parts of a `Trainer` that callbacks see."""
+    """Parts of a `Trainer` that are available to callbacks."""
 
     tracker: Tracker
     statistics: Statistics
@@ -196,7 +196,7 @@ class TrainingView:
                 in [0, 1].
 
         Raises:
-            ConfigError: If it is not an image.
+            ConfigError: If `image` is not an image.
         """
         self._log("image", name, as_pixels(name, image))
 
@@ -344,7 +344,7 @@ class Callback:
         """Called after a checkpoint was written; `run.checkpoint` is its path."""
 
     def on_run_end(self, run: TrainingView) -> None:
-        """Called at the end, also after an error or a signal; `run.stop_reason` says why."""
+        """Called at the end, also after an error or a signal; `run.stop_reason` is the reason."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for checkpoints: plain values, arrays and tensors by name."""

@@ -360,7 +360,7 @@ class CheckpointStore:
         return last is not None and here == (last.epoch, last.updates, last.within_epoch)
 
     def save(self, state: dict[str, Any], position: Position) -> Path | None:
-        """Write a checkpoint atomically; it is on disk when this returns.
+        """Write a checkpoint atomically and sync it to disk.
 
         If the process is killed, either the previous checkpoints remain, or also the new one. After
         writing, old checkpoints are removed, and checkpoints of an abandoned branch (at the same or
@@ -582,7 +582,7 @@ class CheckpointStore:
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
         """Read all manifests, oldest first; also return unreadable ones that may be undamaged.
 
-        These are unreadable because of a disk error or because another version wrote them.
+        Undamaged manifests are unreadable after a disk error, or if another version wrote them.
         """
         infos, unknown = [], set()
         for path in self._directories():

@@ -55,7 +55,7 @@ class Curriculum(Callback):
             self._begin(run, self.stage + 1, "")
 
     def on_epoch_end(self, run: TrainingView) -> None:
-        """Report the stage, then begin the next or the previous one if the metric says so."""
+        """Report the stage, then begin the next or the previous one if the metric requires it."""
         run.record_event(CurriculumEvents.stage, self.stage)
         config, metrics = self.config, run.metrics
         value = metrics.get(config.metric, math.nan)
@@ -77,7 +77,7 @@ class Curriculum(Callback):
             self._begin(run, self.stage - 1, why)
 
     def on_run_end(self, run: TrainingView) -> None:
-        """Warn if no epoch reported the metric that the next stage waits for."""
+        """Warn if no epoch reported the metric that begins the next stage."""
         following = self._following
         if following is not None and following.steps is None and not self._was_seen:
             warn(f"curriculum.metric = {self.config.metric}: no epoch reported it")

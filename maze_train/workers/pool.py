@@ -219,8 +219,8 @@ class WorkerPool(ABC):
         """Wait for the result of the oldest call of a worker, and return it.
 
         Raises:
-            WorkerFailedError: If the worker raised, died or hung. It must be restarted before
-                reuse.
+            WorkerFailedError: If the worker raised, died or hung. Restart the worker before reusing
+                it.
         """
 
     def ask(self, index: int, method: str, *args: Any) -> Any:
@@ -255,8 +255,8 @@ class WorkerPool(ABC):
     def publish(self, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
         """Send the current content of these views to all workers, if memory is not shared.
 
-        Workers, including restarted ones, receive it before their next call. It replaces what was
-        published before.
+        Workers, including restarted ones, receive it before their next call. The content replaces
+        earlier published content.
         """
 
     @abstractmethod
@@ -455,7 +455,7 @@ class SharedMemory:
     """Zeroed anonymous memory that a worker maps when it receives it as an argument.
 
     The memory is released when the last process that uses it ends, even if that process is killed.
-    It does not count against the size of /dev/shm, which is small in containers.
+    Anonymous memory does not count against the size of /dev/shm, which is small in containers.
 
     Args:
         nbytes: Size in bytes.

@@ -77,7 +77,7 @@ class WorkerProcess(RemoteWorker):
     Args:
         name: Name of the worker in messages.
         index: Index of the worker.
-        page: Memory shared with the process; it outlives the process.
+        page: Memory shared with the process, which outlives the process.
         others: Pipes to other processes, closed in a forked process.
         start_method: `forkserver`, `spawn` or `fork`.
         entropy: Seed of the global random generators, combined with the index of the worker.

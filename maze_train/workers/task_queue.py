@@ -109,7 +109,7 @@ class TaskQueue(Generic[Result]):
         """Assign tasks, receive the available results, and restart failed workers.
 
         Args:
-            limit: Run tasks 0, ..., limit - 1. It must not decrease within a round.
+            limit: Run tasks 0, ..., limit - 1. The limit must not decrease within a round.
             take: Called with each result immediately, because another worker may fail afterwards.
 
         Raises:

@@ -240,7 +240,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
             yield batches
 
     def complete_batch(self, module_id: str, batch: ActorCriticBatch) -> ActorCriticBatch:
-        """Normalize the advantages over the whole minibatch, if the settings say so."""
+        """Normalize the advantages over the whole minibatch if `normalize_advantage` is set."""
         if not self.config.normalize_advantage or self.is_burning_in:
             return batch
         return batch.with_column("advantages", self.normalized(batch.advantages))
@@ -364,7 +364,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return advantages * (-1.0 / advantages.numel())
 
     def remove_module(self, module_id: str) -> nn.Module:
-        """Remove a module, its optimizers and its reward scaling."""
+        """Remove a module with its optimizers and reward scaling."""
         self._reward_scalers.pop(module_id, None)
         return super().remove_module(module_id)
 

@@ -162,7 +162,7 @@ def kept_parts(
         source: The value of `runner.dataset`.
 
     Raises:
-        ConfigError: If some of these parts are missing.
+        ConfigError: If parts that the run started with are missing.
     """
     parts = dict(zip(fingerprints(dataset), dataset.parts, strict=True))
     missing = [part for part in known if part not in parts]

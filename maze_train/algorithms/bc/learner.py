@@ -238,8 +238,8 @@ class BCLoss:
       summed over the choices (or bits) j of the part;
     - Box with `box_loss="nll"`: -log π(a | s), the density of the agent's action;
     - Box with `box_loss="mse"`: the mean over dimensions of (m(s) - a)², where m is the most likely
-      action, both scaled to [-1, 1] in dimensions with two bounds. It has no entropy bonus, which
-      would be unbounded.
+      action, both scaled to [-1, 1] in dimensions with two bounds. `mse` has no entropy bonus,
+      which would be unbounded.
 
     Recorded actions that a mask forbids make the loss very large, but not NaN.
 

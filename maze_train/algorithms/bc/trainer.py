@@ -104,8 +104,8 @@ class BCValidationEvaluator(Evaluator):
         data: The transitions, at least one.
         loss: The loss.
         metrics: The action metrics.
-        policy: Id of the evaluated policy, if there are several; it becomes part of the metric
-            names: `validation/<policy>/loss`.
+        policy: Id of the evaluated policy if there are several. The metric names then contain the
+            id: `validation/<policy>/loss`.
     """
 
     def __init__(
