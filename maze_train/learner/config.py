@@ -409,8 +409,9 @@ class GradientSettings(OptimizerSettings):
     and skips steps whose gradient overflows. Weights and optimizer state keep their dtype."""
 
     compile: Literal["none", "forward", "update"] = "none"
-    """What `torch.compile` compiles: `forward` passes of networks in losses, or with `update` each
-    whole loss including its gradient. Replaces analytic gradients and requires a C++ compiler."""
+    """Use of `torch.compile`: `none`; `forward`: compile the forward pass of each network in a
+    loss; `update`: compile each loss including the backward pass. Replaces analytic gradients and
+    requires a C++ compiler."""
 
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Optimizer and loss settings of individual modules by ID, such as `{opponent: {lr: 0.001,
