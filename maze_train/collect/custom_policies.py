@@ -70,7 +70,7 @@ def built_policy(make_policy: Callable[[], object]) -> object:
     """Call a function that builds a policy.
 
     Raises:
-        ConfigError: If the function raises; errors of this package propagate unchanged.
+        ConfigError: If the function raises. Errors of this package propagate unchanged.
     """
     try:
         return make_policy()

@@ -337,7 +337,7 @@ class RolloutPlayer(PlayerPool):
     """Plays episodes with given seeds, and returns them in the order of the seeds.
 
     Each episode depends only on the policy, the settings and the seed of the episode. Results are
-    bit-for-bit identical for any number of workers and any other episodes. An exception are
+    bit-for-bit identical for any number of workers and any other episodes. This does not hold for
     environments whose seeded reset does not clear all state, such as `BipedalWalker-v3`. Call
     `close` at the end, or use it as a context manager.
 

@@ -228,7 +228,7 @@ class VideoWriter:
         """Finish the file. Closing twice has no effect.
 
         Raises:
-            RunDirectoryError: If the file cannot be written; no file remains.
+            RunDirectoryError: If the file cannot be written. No file remains.
         """
         process = self._process
         if process is None:

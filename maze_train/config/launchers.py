@@ -122,7 +122,8 @@ class SweepStart(Sweeper):
         """Compose and check all jobs without writing any files.
 
         Raises:
-            ConfigError: If there are no jobs, or some cannot run; the message lists these.
+            ConfigError: If there are no jobs, or some cannot run. The message lists the jobs that
+                cannot run.
         """
         setup_globals()
         problems = []

@@ -139,7 +139,7 @@ def check_same_shape(**tensors: Tensor) -> None:
             message.
 
     Raises:
-        ShapeError: If the shape of a tensor differs from the first; the message names both tensors
+        ShapeError: If the shape of a tensor differs from the first. The message names both tensors
             and both shapes.
     """
     (first_name, first), *others = tensors.items()

@@ -155,7 +155,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     Missing parent folders are created, except those guarded by `guarded`.
 
     Raises:
-        OSError: If the file cannot be written; `path` is then unchanged.
+        OSError: If the file cannot be written. `path` is then unchanged.
     """
     with opened_folder(path.parent, make=True) as folder:
         temporary = f".{path.name}.{os.getpid()}.tmp"
@@ -187,7 +187,7 @@ def write_synced(path: Path, data: bytes) -> None:
     """Write a new file and sync its content to disk; the directory entry is not synced.
 
     Raises:
-        OSError: If the file cannot be written; it may then exist in part.
+        OSError: If the file cannot be written. A part of the file may then exist.
     """
     with opened_folder(path.parent) as folder, _synced_file(folder, path.name) as file:
         file.write(data)

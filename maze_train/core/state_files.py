@@ -65,7 +65,7 @@ def dumps(state: dict[str, Any], write_part: WritePart | None = None) -> bytes:
             None: parts are stored inline.
 
     Raises:
-        TypeError: If the state contains another type or is nested deeper than 64 levels; the
+        TypeError: If the state contains another type or is nested deeper than 64 levels. The
             message gives the path.
     """
     if not isinstance(state, dict):
@@ -225,7 +225,7 @@ class _Unpacker:
         """Decode the value at a path in the state.
 
         Raises:
-            Exception: Of any type, if the value was not written by `_packed`.
+            Exception: If the value was not written by `_packed`; the type depends on the value.
         """
         self._left -= 1
         check_content(self._left >= 0, "it contains more values than its length allows")

@@ -162,7 +162,7 @@ class Hindsight:
         With a new goal the step may not be terminal, so the target needs its final observation.
 
         Raises:
-            EnvError: If a final observation is not finite; the message names the leaf.
+            EnvError: If a final observation is not finite. The message names the leaf.
         """
         for key, leaf in leaves_by_key(rollout.final_obs).items():
             if not leaf.isfinite().all():

@@ -376,7 +376,7 @@ def check_content(part: TrajectoryPart, leaves: Leaves) -> None:
     """Read a part and raise DatasetError for values that are not finite or not in their space.
 
     Raises:
-        DatasetError: If a value is invalid; the message gives array and row.
+        DatasetError: If a value is invalid. The message gives array and row.
     """
     for name, array in part.arrays.items():
         leaf, is_float = leaves[name], array.dtype.kind == "f"

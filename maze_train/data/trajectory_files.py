@@ -428,7 +428,7 @@ class TrajectoryWriter:
         """Write the buffered episodes as a part, if there are any.
 
         Raises:
-            DatasetError: If writing fails; the episodes stay in memory.
+            DatasetError: If writing fails. The episodes stay in memory.
         """
         if not self._episodes:
             return
@@ -447,7 +447,7 @@ class TrajectoryWriter:
         """Write the buffered episodes and release the lock. A second call does nothing.
 
         Raises:
-            DatasetError: If writing fails; the writer then stays open.
+            DatasetError: If writing fails. The writer then stays open.
         """
         self.flush()
         self._closed = True

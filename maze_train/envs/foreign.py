@@ -402,7 +402,7 @@ class NextStepVectorEnv(SameStepVectorEnv):
         batch.final_obs, batch.ends = columns, self._ends(infos, self._resetting)
 
     def _following(self, columns: Columns, end: Array) -> Columns:
-        """Return the final observations, with zeros in terminal ones that are not finite.
+        """Return the final observations; non-finite terminal observations are replaced by zeros.
 
         Networks process terminal observations although their results are not used, and multiplying
         a result by a discount or weight of 0 does not remove NaN.

@@ -113,8 +113,8 @@ class PettingZooAgents(MultiAgentEnv):
         env: The PettingZoo environment.
 
     Raises:
-        EnvError: If the environment declares no agents; in `reset` and `step`, if it violates the
-            PettingZoo API.
+        EnvError: If the environment declares no agents; in `reset` and `step`, if the environment
+            violates the PettingZoo API.
     """
 
     def __init__(self, env: Any) -> None:
@@ -279,10 +279,10 @@ class CyclingAgents(ParallelAgents):
 class AlternatingAgents(PettingZooAgents):
     """Adapter of an `AECEnv`, whose agents act one after the other.
 
-    Every turn is an action of one living agent. The rewards are the ones that the environment
-    reports for all agents after it; the cumulative sums are not used. Steps without an action,
-    which remove ended agents, are performed here. An agent may receive rewards until it is removed,
-    so its end is reported then.
+    Every turn is an action of one living agent. The rewards of a turn are the rewards that the
+    environment reports for all agents after this action; the cumulative sums are not used. Steps
+    without an action, which remove ended agents, are performed here. An agent may receive rewards
+    until it is removed, so its end is reported then.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:

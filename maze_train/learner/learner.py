@@ -257,7 +257,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Check that all weights are finite.
 
         Raises:
-            TrainingError: If a weight is not finite; the message names module and parameter.
+            TrainingError: If a weight is not finite. The message names module and parameter.
         """
         self.modules.check_finite(f"update {self.weights_seq_no}")
 
@@ -473,7 +473,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Check that a module has the attributes that this learner requires.
 
         Raises:
-            ConfigError: If attributes are missing; the message names them.
+            ConfigError: If attributes are missing. The message names the missing attributes.
         """
         check_apis(type(self).__name__, self.required_apis, module_id, module)
 
@@ -709,7 +709,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Create a learner from the arguments, and load a file written by `save_to_path`.
 
         Raises:
-            ConfigError: If the path is a run directory; use `load_learner` instead.
+            ConfigError: If the path is a run directory. Use `load_learner` instead.
             RunDirectoryError: If the file is damaged.
         """
         state = read(path)

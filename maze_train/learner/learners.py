@@ -84,7 +84,7 @@ class Learners:
         return added
 
     def remove_module(self, module_id: str) -> nn.Module:
-        """Remove a module from every learner, and return the one of the first learner."""
+        """Remove a module from every learner, and return the module of the first learner."""
         removed = self.first.remove_module(module_id)
         self._change()
         return removed

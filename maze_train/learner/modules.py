@@ -115,7 +115,7 @@ def matmul_precision(name: str | None) -> AbstractContextManager[None]:
             precision of PyTorch.
 
     Raises:
-        ConfigError: If `name` is unknown; PyTorch would only warn.
+        ConfigError: If `name` is unknown. PyTorch would only warn.
     """
     if name is not None:
         check_one_of("precision", name, ("highest", "high", "medium"))
@@ -364,7 +364,7 @@ class LearnerModules(dict[str, nn.Module]):
         """Check that each name in `lr_factors` and `freeze` matches a parameter.
 
         Raises:
-            ConfigError: If a name matches no parameter; the message suggests similar names.
+            ConfigError: If a name matches no parameter. The message suggests similar names.
         """
         known = [name for module in self.values() for name, _ in module.named_parameters()]
         for key, pattern in _patterns(settings):

@@ -66,7 +66,7 @@ class RewardScaler:
 
         Raises:
             ShapeError: If the tensors differ in shape or are not `[T, B]`.
-            TrainingError: If a reward is not finite; the statistics are then unchanged.
+            TrainingError: If a reward is not finite. The statistics are then unchanged.
         """
         if rewards.dim() != 2:
             raise ShapeError(f"rewards has shape {list(rewards.shape)}, expected [T, B]")

@@ -116,7 +116,7 @@ class ObservationNormalizer(nn.Module):
                 `keys`; other keys are ignored.
 
         Raises:
-            TrainingError: If an observation is not finite; the statistics are then unchanged.
+            TrainingError: If an observation is not finite. The statistics are then unchanged.
         """
         if not self._shapes or bool(self.frozen):
             return

@@ -101,7 +101,8 @@ class RolloutRunner:
         Finished episodes are written even after an error or a signal.
 
         Raises:
-            ConfigError: Before anything is written, if policy, environment and settings do not fit.
+            ConfigError: If policy, environment and settings do not match. Raised before anything is
+                written.
             Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received.
             MazeTrainError: If an environment, a policy or a worker failed.
             RunDirectoryError: If the results cannot be written.

@@ -196,7 +196,7 @@ class RolloutFiles:
         """Write the row of an episode; flags are 0 or 1, an unknown success is empty.
 
         Raises:
-            RunDirectoryError: If writing fails; `finish` retries.
+            RunDirectoryError: If writing fails. `finish` retries.
         """
         row = {
             "number": episode.number,

@@ -164,8 +164,8 @@ class TrainingRunner:
         """Train until a limit is reached; a resumed run starts at its checkpoint.
 
         Raises:
-            ConfigError: Before anything is written, if parts of the configuration do not fit
-                together.
+            ConfigError: If parts of the configuration contradict each other. Raised before anything
+                is written.
             Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received. Raised after a
                 checkpoint was saved.
             MazeTrainError: If training failed. Results written so far are kept.

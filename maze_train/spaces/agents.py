@@ -98,7 +98,7 @@ def agents_named(pattern: str, key: str, agents: Sequence[str]) -> list[str]:
     """Return the agents that a name or pattern in the settings selects.
 
     Raises:
-        ConfigError: If no agent matches; `key` is the setting.
+        ConfigError: If no agent matches. `key` is the setting.
     """
     found = matching(pattern, agents)
     if not found:

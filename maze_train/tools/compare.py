@@ -147,7 +147,7 @@ def compare_runs(
 
     Raises:
         ConfigError: If a setting is invalid, no run is found, or no run has the metric.
-        RunDirectoryError: If none of the runs can be compared; the message lists the reasons.
+        RunDirectoryError: If none of the runs can be compared. The message lists the reasons.
     """
     names = [runs] if isinstance(runs, str | Path) else runs
     given = {"runs": list(map(str, names)), "output": output, **settings}

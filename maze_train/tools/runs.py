@@ -148,8 +148,8 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         unfinished: Whether to accept a run that has not finished.
 
     Raises:
-        RunDirectoryError: If the run has no metrics, has not finished, or a file is damaged; the
-            message is the reason why it cannot be compared.
+        RunDirectoryError: If the run has no metrics, has not finished, or a file is damaged. The
+            message is the reason why the run cannot be compared.
     """
     settings = read_settings(directory).values
     rows = RunDirectory(directory).rows()

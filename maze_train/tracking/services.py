@@ -164,7 +164,7 @@ class WandbWriter(ServiceWriter):
             arguments |= {"id": known, "resume": "must", "allow_val_change": True}
         try:
             self._run = self._wandb.init(**{**arguments, **self._init})
-        # A TypeError names unknown arguments, a ValueError is one of pydantic.
+        # TypeError: unknown arguments; ValueError: raised by pydantic.
         except (self._wandb.Error, TypeError, ValueError) as error:
             remedy = "mode=offline needs no login"
             if known is not None:

@@ -274,7 +274,7 @@ class TrainingView:
         False in `on_run_start` of a resumed run, since the checkpoint contains the change.
 
         Raises:
-            ConfigError: In `NO_CALLS`.
+            ConfigError: If called in one of the methods `NO_CALLS`.
         """
         if self._hook in NO_CALLS:
             problem = f"not available in {self._hook}, which a resumed run does not repeat"
@@ -465,8 +465,8 @@ class StopAtReturn(Callback):
 
     Args:
         threshold: Return at which training ends.
-        metric: Metric to compare: `eval/episode_return_mean`, or one of another evaluator. Epochs
-            that do not report it are skipped.
+        metric: Metric to compare: `eval/episode_return_mean`, or a metric of another evaluator.
+            Epochs that do not report it are skipped.
     """
 
     def __init__(self, threshold: float, metric: str = "eval/episode_return_mean") -> None:

@@ -477,7 +477,7 @@ def make_league_collector(
         opponents: See `leagues_of`.
 
     Raises:
-        ConfigError: If the run uses actors; see also `leagues_of`.
+        ConfigError: If the run uses actors. See also `leagues_of`.
     """
     context = builder.context
     if context.config.runner.envs_per_actor:

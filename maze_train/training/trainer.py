@@ -326,7 +326,7 @@ class Trainer(ABC):
         """Write a checkpoint; return its path, or None if it could not be written.
 
         Raises:
-            TrainingError: If a weight is not finite; the last checkpoint is kept.
+            TrainingError: If a weight is not finite. The last checkpoint is kept.
         """
         assert self.checkpoints is not None
         started = time.perf_counter()

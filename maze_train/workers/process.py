@@ -124,7 +124,7 @@ def dumps(value: Any) -> bytes:
     """Pickle a value, falling back to the slower cloudpickle for objects of local classes.
 
     Raises:
-        Exception: Any exception of pickle if the value cannot be sent.
+        Exception: If pickle cannot serialise the value; the type depends on the value.
     """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)

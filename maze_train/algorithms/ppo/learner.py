@@ -183,9 +183,10 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def should_stop(self, statistics: Statistics) -> bool:
         """Return whether the KL divergence of all policies exceeds `target_kl`.
 
-        A policy that exceeds it is not trained further in this update; the others continue.
-        Learning rates of `adaptive_kl` are adapted here, before each gradient step except the
-        first, since the policy then still equals the one that acted.
+        A policy whose divergence exceeds `target_kl` is not trained further in this update;
+        training of the other policies continues. Learning rates of `adaptive_kl` are adapted here,
+        before each gradient step except the first, since the policy then still equals the one that
+        acted.
         """
         divergences: dict[str, Tensor] = {}
         for module_id, divergence in self._divergences.items():
@@ -207,7 +208,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         return super().active_optimizers({key: losses[key] for key in learning})
 
     def after_gradient_step(self) -> None:
-        """Record that the policy differs from the one that acted."""
+        """Record that the policy has changed since the rollout was collected."""
         super().after_gradient_step()
         self._has_moved = True
 
