@@ -210,7 +210,7 @@ def end_all(actors: Sequence[RemoteActor]) -> None:
         running[0]._ray.wait(results, num_returns=len(results), timeout=CLOSE_GRACE_S)
         for actor, result in zip(running, results, strict=True):
             actor.last_news(result)
-    finally:  # Also after a signal: the caller keeps no handle.
+    finally:  # If a signal interrupts the wait, no later code could kill them.
         for actor in running:
             actor.kill()
 

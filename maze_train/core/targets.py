@@ -89,7 +89,7 @@ class Trust:
     """Modules that the user trusts."""
 
     names: frozenset[str] = frozenset()
-    """Names that also occur in the user's own settings, and are therefore trusted."""
+    """Names that also occur in the user's settings, and are therefore trusted."""
 
 
 class Stored(str):

@@ -194,7 +194,7 @@ class Distribution(ABC):
         """
 
     def log_prob_and_entropy(self, params: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
-        """Compute `log_prob` and `entropy` together, for most families faster than separately.
+        """Compute `log_prob` and `entropy` in one call, which is faster for most families.
 
         Args:
             params: Parameters, [..., param_size].

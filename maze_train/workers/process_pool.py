@@ -302,7 +302,7 @@ def end_all(processes: Sequence[WorkerProcess]) -> None:
         deadline = time.monotonic() + CLOSE_GRACE_S
         for process in processes:
             process.wait(deadline)
-    finally:  # Also after a signal: the caller keeps no handle.
+    finally:  # If a signal interrupts the wait, no later code could kill them.
         for process in processes:
             process.kill()
         for process in processes:

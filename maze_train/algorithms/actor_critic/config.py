@@ -49,7 +49,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Weight of the policy loss (>= 0)."""
 
     value_loss_coef: float = field(default=0.5, metadata=IN_RUN)
-    """Weight of the value loss (mean squared error without the factor 1/2). Must be >= 0."""
+    """Weight (>= 0) of the value loss, which is the mean squared error without the factor 1/2."""
 
     entropy_coef: float | Schedule = field(default=0.0, metadata=IN_RUN)
     """Weight of the entropy bonus, >= 0: a number or a schedule."""

@@ -45,8 +45,8 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     the last hidden layer on."""
 
     num_quantiles: int = 0
-    """Number of quantiles of the return that are learned per action, whose mean is its Q-value
-    (QR-DQN, Dabney et al., 2018, arXiv:1710.10044); 0: learn the Q-value. Must be in [0, 10000]."""
+    """Number of quantiles of the return, in [0, 10000], that are learned per action, whose mean is
+    its Q-value (QR-DQN, Dabney et al., 2018, arXiv:1710.10044); 0: learn the Q-value."""
 
     loss: Literal["huber", "squared"] = "huber"
     """Loss of the TD error: half its square (`squared`), or linear beyond an error of 1

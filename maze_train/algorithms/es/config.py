@@ -54,8 +54,8 @@ class ESAlgorithmConfig(OptimizerSettings, AlgorithmConfig):
     `maze_train.SGD`, or a PyTorch optimizer."""
 
     l2_penalty: float = field(default=0.005, metadata=IN_RUN)
-    """Coefficient of the L2 penalty, whose gradient is the coefficient times the parameters. Must
-    be >= 0."""
+    """Coefficient of the L2 penalty (>= 0), whose gradient is the coefficient times the
+    parameters."""
 
     fitness_shaping: Literal["centered_ranks", "normalized", "raw"] = "centered_ranks"
     """Fitness shaping of the returns of an update: `centered_ranks`: ranks scaled to [-0.5, 0.5];
@@ -65,8 +65,8 @@ class ESAlgorithmConfig(OptimizerSettings, AlgorithmConfig):
     """Whether perturbed policies take the most likely action; false: they sample actions."""
 
     action_noise_stddev: float = 0.0
-    """Standard deviation of Gaussian noise added to real-valued actions in training, before they
-    are clipped or squashed; requires such actions. Must be >= 0."""
+    """Standard deviation (>= 0) of Gaussian noise added to real-valued actions in training, before
+    they are clipped or squashed; requires such actions."""
 
     max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum norm of the estimated gradient including the L2 penalty, >= 0; 0: no clipping."""

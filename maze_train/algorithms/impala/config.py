@@ -85,8 +85,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Number of actor rollouts in the replay buffer (>= 0); 0: no replay."""
 
     replay_proportion: float = 1.0
-    """Number of replayed rollouts per new rollout in an update, if `replay_size` > 0. Must be >
-    0."""
+    """Number of replayed rollouts per new rollout in an update (> 0); used if `replay_size` > 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,15 +38,15 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     """Number of policy updates between updates of the target networks (>= 1)."""
 
     target_noise_stddev: float = 0.2
-    """Standard deviation of the target policy smoothing noise, for actions scaled to [-1, 1]. Must
-    be >= 0; 0: no noise."""
+    """Standard deviation (>= 0) of the target policy smoothing noise, for actions scaled to [-1,
+    1]; 0: no noise."""
 
     target_noise_clip: float = field(default=0.5, metadata=IN_RUN)
     """Clip range of the target policy smoothing noise, > 0."""
 
     exploration_noise_stddev: float | Schedule = field(default=0.1, metadata=IN_RUN)
-    """Standard deviation of the exploration noise, for actions scaled to [-1, 1]. Must be >= 0: a
-    number, or a schedule such as `linear_0.2` (decays to 0); 0: no noise."""
+    """Standard deviation (>= 0) of the exploration noise, for actions scaled to [-1, 1]: a number,
+    or a schedule such as `linear_0.2` (decays to 0); 0: no noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
