@@ -115,7 +115,7 @@ def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
     "changes",
     [
         {"critic_burn_in_epochs": 1},
-        {"lr_factors": {"critic": 2.0, "*.bias": 0.5}, "freeze": [Freeze.from_text("policy.net")]},
+        {"lr_factors": {"critic": 2.0, "*.bias": 0.5}, "freeze": [Freeze(params=["policy.net"])]},
         {"model": {"shared_trunk": True}},
         {"model": {"shared_trunk": True}, "critic_burn_in_epochs": 1},
         {"model": {"distributions": NARROW}},

@@ -433,12 +433,11 @@ def test_global_generators_follow_from_the_seed_and_the_worker():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", everyday(1, ["forkserver", "spawn"]))
-def test_the_generator_of_a_package_imported_in_a_reset_is_seeded(start_method):
+def test_the_generator_of_a_package_imported_in_a_reset_is_seeded():
     """It follows from the seed and the worker, as if the package had been imported earlier."""
     drawn = []
     for seed in (0, 0, 1):
-        with workers([LateTorchEnv] * 2, n_workers=2, start_method=start_method) as vector:
+        with workers([LateTorchEnv] * 2, n_workers=2, start_method="spawn") as vector:
             drawn += vector.reset(seed=seed)[0].tolist()
     imported, values = zip(*drawn, strict=True)
     assert imported == (1.0,) * 6

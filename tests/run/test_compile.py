@@ -36,7 +36,7 @@ REPLAY: dict[str, Any] = {
 }
 
 CASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
-    "ppo, update": ("ppo", "update", PPO, 3),
+    "ppo, update": ("ppo", "update", PPO, 2),
     "sac, update": ("sac", "update", REPLAY, 2),
     "a2c, update": ("a2c", "update", {"algorithm.autocast": "bfloat16"}, 1),
     "impala, update": ("impala", "update", {}, 1),

@@ -114,7 +114,7 @@ def test_wandb(run_dir: Path, reason: str, code: int) -> None:
     (media,) = run_dir.glob(f"wandb/offline-run-*/files/{second['film/videos/a/path']}")
     assert media.read_bytes() == b"film/videos/a.mp4"
     (artifact,) = by_kind["artifact"]
-    assert (artifact.type, list(artifact.aliases)) == ("model", ["best", "latest"])
+    assert (artifact.type, sorted(artifact.aliases)) == ("model", ["best", "latest"])
     assert [entry.path for entry in artifact.manifest.contents] == ["policy.pt"]
     assert [end.exit_code for end in by_kind["exit"]] == [code]
 

@@ -142,7 +142,7 @@ def test_a_child_does_not_mark_the_folder_of_its_parent(tmp_path, monkeypatch):
 def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
     """Its folder is removed by the next process that starts workers."""
     code = (
-        "import os, sys; from maze_train.workers.pool import Crew\n"
+        "import os, sys; from maze_train.workers.pool import WorkerSpecs\n"
         "from maze_train.workers.process_pool import LocalProcesses\n"
         "pool = LocalProcesses(start_method='forkserver').pool(WorkerSpecs([print], ['worker']))\n"
         "print(len(os.listdir(os.environ['TMPDIR'])), flush=True)\n"

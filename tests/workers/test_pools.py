@@ -433,7 +433,7 @@ from functools import partial
 from pathlib import Path
 from leftovers import stat
 from toy_workers import ToyWorker
-from maze_train.workers.pool import Crew
+from maze_train.workers.pool import WorkerSpecs
 from maze_train.cluster.pool import RayBackend
 from maze_train.workers.process_pool import LocalProcesses
 
