@@ -170,6 +170,18 @@ class RunDirectory:
         """
         return read_json(self.path / SUMMARY)
 
+    def read_starts(self) -> list[dict[str, Any]]:
+        """Read the starts in `environment.json`, oldest first; empty if there is no file.
+
+        Raises:
+            RunDirectoryError: If the file is damaged.
+        """
+        found = read_json(self.environment)
+        starts = found.get("starts", []) if found else []
+        if not isinstance(starts, list) or bool(found) != ("starts" in found):
+            raise RunDirectoryError(f"{self.environment} is damaged: expected a list of starts")
+        return starts
+
     @property
     def outcome(self) -> dict[str, Any]:
         """The summary; empty if it is missing or damaged."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -19,7 +18,8 @@ import torch
 
 from maze_train.config.named_code import modules_to_trust
 from maze_train.config.train_config import TrainConfig
-from maze_train.core.files import atomic_write, read_regular
+from maze_train.core.errors import RunDirectoryError
+from maze_train.core.files import atomic_write
 from maze_train.core.notices import warn
 from maze_train.core.run_directory import RunDirectory
 from maze_train.core.text import json_text
@@ -74,29 +74,11 @@ def record_start(run: RunDirectory, config: TrainConfig, checkpoint: str | None)
         checkpoint: Name of the checkpoint that the run is resumed from.
     """
     try:
-        starts = read_starts(run)
-        starts.append(_this_start(config, checkpoint))
+        starts = [*run.read_starts(), _this_start(config, checkpoint)]
         with atomic_write(run.environment) as file:
             file.write((json_text({"starts": starts}, indent=1) + "\n").encode())
-    except (OSError, ValueError) as error:
+    except (OSError, RunDirectoryError) as error:
         warn(f"{run.environment}: this start is not recorded: {error}")
-
-
-def read_starts(run: RunDirectory) -> list[Start]:
-    """Read the recorded starts of a run, oldest first; empty if there is no file.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If the file is damaged.
-    """
-    try:
-        found = json.loads(read_regular(run.environment))
-    except FileNotFoundError:
-        return []
-    if not (isinstance(found, dict) and isinstance(found.get("starts"), list)):
-        raise ValueError('damaged: expected {"starts": [...]}')
-    starts: list[Start] = found["starts"]
-    return starts
 
 
 def _this_start(config: TrainConfig, checkpoint: str | None) -> Start:

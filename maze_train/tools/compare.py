@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,7 @@ class Comparison:
                     f"{' '.join((*group.name, 'on', group.env))}: several runs have seed "
                     f"{', '.join(twice)}: repetitions of a run make intervals too narrow"
                 )
-        return lines
+        return lines + differing_code([run for group in self.groups for run in group.runs])
 
     def __str__(self) -> str:
         """Format the tables for a terminal."""
@@ -130,6 +131,17 @@ class Comparison:
             lines.append(f"- {' '.join((*group.name, 'on', group.env))}")
             lines += [f"  - seed {run.seed}: `{run.directory}`" for run in group.runs]
         return "\n".join(lines) + "\n"
+
+
+def differing_code(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each version or commit that differs between runs that recorded it."""
+    lines = []
+    for name in dict.fromkeys(name for run in runs for name in run.code):
+        counts = Counter(run.code[name] for run in runs if name in run.code)
+        if len(counts) > 1:
+            listed = ", ".join(f"{value} (runs: {count})" for value, count in counts.most_common())
+            lines.append(f"{name}: {listed}")
+    return lines
 
 
 def compare_runs(

@@ -37,6 +37,11 @@ PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "checkpoint")
 """Settings and sections that do not distinguish configurations."""
 
+COMPARED = ("maze_train", "torch", "numpy", "gymnasium")
+"""Packages whose versions are compared."""
+SHORT_COMMIT = 10
+"""Number of characters of a commit that are shown."""
+
 SELECTING = ("n_episodes", "opponents", "metric", "mode")
 """Evaluation settings that determine how the best policy is selected."""
 
@@ -65,6 +70,9 @@ class Run:
     rows: list[MetricsRow]
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Evaluation settings by which the best policy was selected."""
+
+    code: dict[str, str] = field(default_factory=dict)
+    """Versions and git commits of the code of the run by name; empty if they were not recorded."""
 
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
         """Return steps, seconds and values where the metric is finite."""
@@ -172,9 +180,30 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         selecting = {key: given[key] for key in SELECTING if key in given}
         evaluation = build_dataclass(EvaluationConfig, selecting, "evaluation")
         evaluation = _with_loss(evaluation, settings, rows)
-        return Run(directory, task_name(settings), algorithm, seed, flat, rows, evaluation)
+        task, code = task_name(settings), code_of(directory)
+        return Run(directory, task, algorithm, seed, flat, rows, evaluation, code)
     except (KeyError, TypeError, AttributeError, ConfigError) as cause:
         raise RunDirectoryError(f"{CONFIG} is not the configuration of a run: {cause}") from cause
+
+
+def code_of(directory: Path) -> dict[str, str]:
+    """Return versions and git commits of the code at the last start of a run.
+
+    Commits of code with uncommitted changes end with `+`. Empty without an `environment.json`, or
+    if it is damaged.
+    """
+    try:
+        last = RunDirectory(directory).read_starts()[-1]
+        packages = {name: last["packages"][name] for name in COMPARED if name in last["packages"]}
+        commits = {
+            f"commit of {Path(found['directory']).name}": (
+                f"{found['commit'][:SHORT_COMMIT]}{'+' if found['diff'] else ''}"
+            )
+            for found in last["repositories"]
+        }
+        return {**commits, "python": last["python"], **packages}
+    except (RunDirectoryError, IndexError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _with_loss(

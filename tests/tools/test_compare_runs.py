@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import sys
 from typing import TYPE_CHECKING, Any
@@ -228,6 +229,23 @@ def test_a_damaged_run_is_left_out(tmp_path: Path, file: str, text: str, reason:
     (left,) = comparison.left_out
     assert left.name == str(bad)
     assert left.reason.removeprefix(f"{bad}/").startswith(reason)
+
+
+def test_runs_of_different_code(tmp_path: Path) -> None:
+    """Versions and commits that differ are listed with the number of runs; `+`: changed code."""
+    write_runs(tmp_path, [1.0], [2.0], [3.0], [4.0])
+    for seed, (commit, diff, torch) in enumerate([("a1", "", "2.6"), ("a1", "", "2.7")]):
+        code = {"directory": "/code/agent", "commit": commit * 20, "diff": diff}
+        start = {"python": "3.11.7", "packages": {"torch": torch}, "repositories": [code]}
+        (tmp_path / str(seed) / "environment.json").write_text(json.dumps({"starts": [start]}))
+    changed = {**code, "diff": "-old"}
+    starts = {"starts": [{}, {**start, "repositories": [changed]}]}
+    (tmp_path / "2" / "environment.json").write_text(json.dumps(starts))
+    (tmp_path / "3" / "environment.json").write_text("{")
+    text = str(compared(tmp_path))
+    assert "\ncommit of agent: a1a1a1a1a1 (runs: 2), a1a1a1a1a1+ (runs: 1)\n" in text
+    assert "torch: 2.7 (runs: 2), 2.6 (runs: 1)" in text
+    assert "python" not in text
 
 
 def test_names_of_strangers(tmp_path: Path) -> None:
