@@ -447,6 +447,8 @@ def test_a_place_that_mlflow_does_not_have(tmp_path: Path) -> None:
 
 def test_what_callbacks_log(tmp_path: Path) -> None:
     """Images, histograms, videos and texts are stored with their step."""
+    pytest.importorskip("wandb")
+    pytest.importorskip("mlflow")
     pixels = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
     for name, make in (("w", WandbWriter), ("m", MLflowWriter)):
         folder = tmp_path / name
