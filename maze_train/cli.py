@@ -34,7 +34,7 @@ from maze_train.config.options import (
     config_names,
     group_names,
 )
-from maze_train.core.errors import ConfigError
+from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.notices import notify, say
 from maze_train.training.outcome import Interruption, signal_of
 
@@ -152,7 +152,8 @@ def _check_spelling(words: list[str], commands: Collection[str]) -> None:
                 raise ConfigError(whole, problem)
             example = f"{PROGRAM} {word} ..." if word in commands else "env=CartPole-v1"
             kind = "a command comes first: " if word in commands else "such as "
-            raise ConfigError(word, f"expected key=value, {kind}{example}")
+            hint = "" if word in commands else did_you_mean(nearest(word, commands, count=1))
+            raise ConfigError(word, f"expected key=value, {kind}{example}{hint}")
 
 
 def _split_by_shell(words: Sequence[str], i: int) -> str:

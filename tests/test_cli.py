@@ -152,6 +152,7 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*RANDOM, "n_episode=3"), "n_episode = 3: unknown; did you mean n_episodes? allowed: run"),
         ((*RANDOM, "algorithm=ppo"), "algorithm: the primary config (-cn) has no choice"),
         (("CartPole-v1",), "CartPole-v1: expected key=value, such as env=CartPole-v1"),
+        (("rolout", "run=a"), "key=value, such as env=CartPole-v1; did you mean rollout?"),
         (
             ("run=a", "rollout"),
             "rollout: expected key=value, a command comes first: maze-run rollout",
