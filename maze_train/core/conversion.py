@@ -264,8 +264,14 @@ def convert(value: object, hint: object, path: str) -> Any:
     return _convert_scalar(value, hint, path)
 
 
+PLAIN_TYPES = frozenset((type(None), bool, int, float, str, list, tuple, dict))
+"""Types of values as Python and YAML give them."""
+
+
 def _unboxed(value: object) -> object:
     """Convert a scalar of NumPy or PyTorch to a Python number; return other values unchanged."""
+    if type(value) in PLAIN_TYPES:  # Checking the protocol takes ten times as long.
+        return value
     return value.item() if isinstance(value, Scalar) and value.shape == () else value
 
 

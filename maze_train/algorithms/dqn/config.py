@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
@@ -10,6 +11,12 @@ from maze_train.core.checks import check_between, check_fields
 from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
+
+
+@cache
+def default_exploration() -> Schedule:
+    """Return the default of `epsilon`; cached, because each update reads it."""
+    return Schedule(points=[[0.0, 1.0], [0.1, 0.05]])
 
 
 @dataclass(kw_only=True)
@@ -68,9 +75,7 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     @property
     def exploration(self) -> float | Schedule:
         """`epsilon` with its default filled in."""
-        if self.epsilon is None:
-            return Schedule(points=[[0.0, 1.0], [0.1, 0.05]])
-        return self.epsilon
+        return default_exploration() if self.epsilon is None else self.epsilon
 
     @property
     def values_over_time(self) -> dict[str, Any]:
