@@ -142,8 +142,9 @@ def critic() -> Iterator[Row]:
 def turns() -> Iterator[Row]:
     """Measure a turn of four environments in which one agent acts, including the policy."""
     for n in (2, 32, 128):
-        found = _times_of(n, in_turn=True)
-        yield f"{n} agents", found["time/collect_s"] / 64 * 1000, "ms"
+        for units in (64, 256):
+            found = _times_of(n, in_turn=True, **{"model.hidden_sizes": [units] * 2})
+            yield f"{n} agents, {units} units", found["time/collect_s"] / 64 * 1000, "ms"
 
 
 def _times_of(n: int, *, in_turn: bool, **overrides: Any) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import groupby
 from typing import NamedTuple, cast
 
@@ -13,8 +13,12 @@ from maze_train.core.types import Device, Shape, Tensor, TensorTree, tree_map
 from maze_train.distributions.base import Distribution
 from maze_train.nets.acting import Acted, ActingModel, DistributionPolicy, acted_with, acting
 from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.blocks import is_traced
 from maze_train.spaces.agents import ACTS, AGENTS
 from maze_train.spaces.tensors import joined, part_of, parts_by_name, stacked, unstacked, with_name
+
+MIN_SKIP_ROWS = 256
+"""Minimum number of rows for which selecting the acting agents takes less time than it saves."""
 
 
 class Inputs(NamedTuple):
@@ -26,7 +30,7 @@ class Inputs(NamedTuple):
         obs: Observations.
         hidden_state: Recurrent state before them.
         noise: Noise of the actions; see `ActingModel.act`.
-        acts: Which rows act, if the policy is recurrent; None otherwise.
+        acts: Which rows act; None if the results of all rows are needed.
     """
 
     obs: TensorTree
@@ -45,7 +49,15 @@ class Inputs(NamedTuple):
         obs, state, noise, acts = self
         if acts is None:
             return model.act(obs, state, noise, deterministic)
-        return model.act_in_turns(obs, state, noise, deterministic, acts)
+        if model.state_size or not isinstance(model, DistributionPolicy):
+            return model.act_in_turns(obs, state, noise, deterministic, acts)
+        rows = acts.nonzero().squeeze(1)
+        params = torch.zeros(len(acts), model.param_size)
+        if len(rows):
+            params = params.index_copy(
+                0, rows, model.policy_params(tree_map(lambda x: x[rows], obs))
+            )
+        return acted_with(model.distribution, params, state, noise, deterministic)
 
 
 class JointModel(ActingModel):
@@ -53,7 +65,9 @@ class JointModel(ActingModel):
 
     Observations have the form of `maze_train.spaces.agents`. Agents with the same policy are
     evaluated in one batch. Noise, parameters and recurrent states are the concatenation over
-    agents. The recurrent state of an agent is kept while it does not act.
+    agents. The recurrent state of an agent is kept while it does not act. On the CPU, large
+    batches of feedforward policies are only evaluated for the agents that act; the parameters of
+    the others are zeros.
 
     Args:
         policies: Models by policy id.
@@ -80,6 +94,10 @@ class JointModel(ActingModel):
         self._param_sizes = {policy: own.param_size for policy, own in models.items()}
         self.state_sizes = {agent: self._state_sizes[own] for agent, own in agents.items()}
         self.is_random = any(own.is_random for own in models.values())
+        self._skips_waiting = {
+            policy: isinstance(own, DistributionPolicy) and not any(self._state_sizes.values())
+            for policy, own in models.items()
+        }
 
     @property
     def state_size(self) -> int:
@@ -138,7 +156,7 @@ class JointModel(ActingModel):
                 joined([parts[agent] for agent in agents]),
                 states[policy].flatten(0, 1),
                 None if noises is None else noises[policy].flatten(0, 1),
-                self._who_acts(leaves, agents) if self._state_sizes[policy] else None,
+                self._who_acts(leaves, policy),
             )
             for policy, agents in self._groups.items()
         }
@@ -249,10 +267,22 @@ class JointModel(ActingModel):
         rows = {policy: iter(unstacked(tree)) for policy, tree in trees.items()}
         return _flat({agent: next(rows[policy]) for agent, policy in self.agents.items()})
 
-    def _who_acts(self, obs: dict[str, Tensor], agents: Sequence[str]) -> Tensor:
-        """Return a mask of the acting agents, `[len(agents) * n]`, grouped by agent."""
+    def _who_acts(self, obs: dict[str, Tensor], policy: str) -> Tensor | None:
+        """Return a mask of the acting agents of a policy, `[agents * n]`, grouped by agent.
+
+        None if the policy is evaluated for all of its agents: if all act, if there are few rows, if
+        the observation does not say who acts, and on an accelerator, where reading the mask would
+        synchronise the device.
+        """
+        agents, is_recurrent = self._groups[policy], self._state_sizes[policy] > 0
+        if not is_recurrent and not (self._skips_waiting[policy] and ACTS in obs):
+            return None
+        given = obs[ACTS]
+        if not is_recurrent and (len(agents) * len(given) < MIN_SKIP_ROWS or not given.is_cpu):
+            return None
         numbers = {agent: i for i, agent in enumerate(self.agents)}
-        return obs[ACTS].bool()[:, [numbers[agent] for agent in agents]].T.flatten()
+        acts = given.bool()[:, [numbers[agent] for agent in agents]].T.flatten()
+        return acts if is_recurrent or not (is_traced(acts) or bool(acts.all())) else None
 
 
 def _runs_of(agents: Mapping[str, str]) -> list[tuple[str, int, int]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,11 +23,12 @@ from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, S
 from maze_train.core.files import atomic_write, read_json, read_regular
 from maze_train.core.names import CONFIG, SCORE, SPACES, WEIGHTS
 from maze_train.core.text import json_text
-from maze_train.core.types import Array, TensorTree, tree_leaves, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.envs.vector import as_array, row_writer
 from maze_train.nets.acting import Actor, acting, as_arrays, device_of
 from maze_train.nets.policy_model import PolicyModel
+from maze_train.spaces.agents import ACTS, agent_spaces
 from maze_train.spaces.describe import (
     MAX_NUMBERS,
     FlatView,
@@ -194,6 +195,7 @@ class TrainedPolicy:
         hidden = model.critic_keys if isinstance(model, PolicyModel) else ()
         self._acting_view = FlatView(observation_space, hidden) if hidden else self._view
         self._masks = mask_layout(observation_space, action_space)
+        self._has_agents = agent_spaces(observation_space, action_space) is not None
         self._generator = torch.Generator().manual_seed(seed)
         self._actor: Actor | None = None
 
@@ -347,7 +349,12 @@ class TrainedPolicy:
         parts = {key: column[0] for key, column in columns.items()} if lead else columns
         self._check_values(parts)
         tensors = as_tensors(self._flat_space, parts.get("", parts))
-        device = device_of(acting(self.model))
+        model = acting(self.model)
+        if self._has_agents and not model.state_size:
+            # Callers get the actions of all agents, like those of a file of `export`.
+            joint = cast("dict[str, Tensor]", tensors)
+            tensors = {**joint, ACTS: torch.ones_like(joint[ACTS])}
+        device = device_of(model)
         return tree_map(lambda x: x.to(device), tensors), bool(lead)
 
     def _check_values(self, parts: dict[str, Any]) -> None:

@@ -147,3 +147,46 @@ def test_everything_acts_by_one_contract(case: str, deterministic: bool) -> None
 def _part(actions: dict[str, Any], key: str) -> Any:
     below = {k[len(key) + 1 :]: x for k, x in actions.items() if k.startswith(f"{key}/")}
     return below or actions[key]
+
+
+class Counting(Wrapper):
+    """Notes the number of rows of each call."""
+
+    def policy_params(self, obs: Any) -> torch.Tensor:
+        self.asked.append(len(obs))
+        return super().policy_params(obs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("turn", ["one acts", "some act", "all act", "none acts"])
+def test_only_the_agents_that_act_are_evaluated(turn: str, deterministic: bool) -> None:
+    """Their actions are those of a policy that is evaluated for all agents."""
+    agents, n = [f"a{i}" for i in range(64)], 8
+    policy = Counting(network(CHOICE))
+    policy.asked = []
+    model = JointModel({"main": policy}, dict.fromkeys(agents, "main"))
+    generator = torch.Generator().manual_seed(0)
+    acts = torch.zeros(n, 64, dtype=torch.bool)
+    if turn == "one acts":
+        acts[torch.arange(n), torch.arange(n) * 7] = True
+    elif turn != "none acts":
+        acts = torch.rand(n, 64, generator=generator) < (0.3 if turn == "some act" else 2.0)
+    seen = {f"agents/{agent}": torch.rand(n, 3, generator=generator) for agent in agents}
+    noise, state = model.noise_for(n, generator, deterministic, acts.device), torch.zeros(n, 0)
+    some = model.act({**seen, "acts": acts.float()}, state, noise, deterministic)
+    every = model.act({**seen, "acts": torch.ones(n, 64)}, state, noise, deterministic)
+    assert policy.asked == [*filter(None, [int(acts.sum())]), n * 64]
+    for i, agent in enumerate(agents):
+        rows = acts[:, i]
+        assert torch.equal(some.actions[agent][rows], every.actions[agent][rows])
+        given, expected = (x.params.view(n, 64, -1)[:, i][rows] for x in (some, every))
+        torch.testing.assert_close(given, expected)
+    few = {key: leaf[:2] for key, leaf in seen.items()}
+    model.act(
+        {**few, "acts": acts[:2].float()},
+        state[:2],
+        noise if noise is None else noise[:2],
+        deterministic,
+    )
+    assert policy.asked[-1] == 2 * 64  # selecting rows would take longer than it saves

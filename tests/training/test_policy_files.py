@@ -16,6 +16,7 @@ from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
+from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training import models, policy_files
@@ -245,6 +246,22 @@ def test_predict_checks_the_number_of_rows():
         policy.predict(obs, np.zeros((1, 8)))
     with pytest.raises(ShapeError, match=r"episode_start has shape \[3\], expected \[2\]"):
         policy.predict(obs, episode_start=[True] * 3)
+
+
+def test_a_loaded_policy_acts_for_agents_that_wait():
+    """For many, too, where training evaluates only those that act; files of `export` do as well."""
+    agents = [f"a{i}" for i in range(64)]
+    joint = AgentSpaces(dict.fromkeys(agents, BOX), dict.fromkeys(agents, spaces.Discrete(4)))
+    model = JointModel({"main": make_model(BOX, spaces.Discrete(4))}, dict.fromkeys(agents, "main"))
+    policy = TrainedPolicy(model, joint.observation_space, joint.action_space)
+    joint.observation_space.seed(1)
+    observation = joint.observation_space.sample()
+    batch = {key: np.stack([value] * 8) for key, value in observation.items() if key != "agents"}
+    batch["agents"] = {key: np.stack([x] * 8) for key, x in observation["agents"].items()}
+    found = policy.act({**batch, "acts": np.zeros((8, 64), np.int8)})
+    expected = policy.act({**batch, "acts": np.ones((8, 64), np.int8)})
+    assert all(np.array_equal(found[agent], expected[agent]) for agent in agents)
+    assert len({int(found[agent][0]) for agent in agents}) > 1
 
 
 def test_flags_of_another_number_of_environments_are_refused(tmp_path):
