@@ -44,7 +44,7 @@ SET_CHILD_SUBREAPER = 36
 def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
     """Return transitions per second of this package, and the fraction of time without an update."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.runner import TrainingRunner
+    from maze_train.run.train import make_runner
 
     env_id, envs_per_actor = ENVS[env]
     config = load_config(
@@ -59,7 +59,7 @@ def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
             "seed": 0,
         }
     )
-    with TrainingRunner(config) as runner:
+    with make_runner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         updates, started = 0, time.perf_counter()

@@ -100,14 +100,14 @@ def measure(
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.runner import TrainingRunner
+    from maze_train.run.train import make_runner
 
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     if side.startswith("ray"):
         count_bytes(counts)
     config = load_config(settings_of(algorithm, env, side, workers))
-    with TrainingRunner(config) as runner:
+    with make_runner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         source = runner.builder.source
         found, steps = Statistics(), 0

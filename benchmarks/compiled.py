@@ -35,14 +35,14 @@ def measure(name: str, way: str, seconds: float) -> dict[str, float]:
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.runner import TrainingRunner
+    from maze_train.run.train import make_runner
 
     torch.set_num_threads(1)
     values = {"env": "HalfCheetah-v5", "runner.concurrency": 8, "seed": 0, **SETTINGS[name]}
     if values["algorithm"] == "ppo":
         values |= {f"algorithm.{key}": value for key, value in PPO.items()}
     values["algorithm.compile"] = way if way in ("forward", "update") else "none"
-    with TrainingRunner(load_config(values)) as runner:
+    with make_runner(load_config(values)) as runner:
         trainer: Any = runner.builder.build(TrainerServices())
         (learner,) = trainer.learners.foreach_learner(lambda learner: learner)
         if way == "autograd":

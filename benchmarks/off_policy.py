@@ -47,7 +47,7 @@ PEERS = {
 def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[str, float]:
     """Return steps per second of this package, and the fraction of time in updates."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.runner import TrainingRunner
+    from maze_train.run.train import make_runner
 
     runner_name, _, precision = side.partition(" ")
     config = load_config(
@@ -63,7 +63,7 @@ def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[st
             "seed": 0,
         }
     )
-    with TrainingRunner(config) as runner:
+    with make_runner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(STARTS + WARM_UP):

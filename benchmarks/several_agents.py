@@ -47,7 +47,7 @@ class Meter:
 def measure_ours(runner: str, seconds: float) -> list[float]:
     """Return the rates of this package."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.runner import TrainingRunner
+    from maze_train.run.train import make_runner
 
     config = load_config(
         {
@@ -61,7 +61,7 @@ def measure_ours(runner: str, seconds: float) -> list[float]:
             "seed": 0,
         }
     )
-    with TrainingRunner(config) as training:
+    with make_runner(config) as training:
         trainer = training.builder.build(TrainerServices())
         trainer.update_once(trainer.progress(), Statistics())
         steps, meter = 0, Meter()

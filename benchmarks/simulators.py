@@ -143,7 +143,7 @@ def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
     """Return the throughput, and the fractions of time in collection, simulator and network."""
     from maze_train import Statistics, TrainerServices, load_config
     from maze_train.nets.acting import Acted, Actor
-    from maze_train.run.runner import TrainingRunner
+    from maze_train.run.train import make_runner
 
     config = load_config(
         {
@@ -165,7 +165,7 @@ def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
         return found
 
     with (
-        TrainingRunner(config) as training,
+        make_runner(config) as training,
         patch.object(Actor, "act", timed_act),
     ):
         trainer = training.builder.build(TrainerServices())

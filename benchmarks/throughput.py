@@ -53,7 +53,7 @@ def measure_ours(
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.runner import TrainingRunner
+    from maze_train.run.train import make_runner
 
     config = load_config(
         {
@@ -69,7 +69,7 @@ def measure_ours(
         }
     )
     torch.set_num_threads(threads)
-    with TrainingRunner(config) as runner:
+    with make_runner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         statistics = Statistics()
         for _ in range(2):

@@ -218,6 +218,7 @@ from maze_train.run.runner import TrainingResult as TrainingResult
 from maze_train.run.runner import TrainingRunner as TrainingRunner
 from maze_train.run.saved_policies import SavedPolicy as SavedPolicy
 from maze_train.run.saved_policies import read_saved_policy as read_saved_policy
+from maze_train.run.train import make_runner as make_runner
 from maze_train.run.train import train as train
 from maze_train.tools.compare import Comparison as Comparison
 from maze_train.tools.compare import compare_runs as compare_runs

@@ -151,7 +151,7 @@ class Job(Task):
 
     def preload(self) -> None:
         """Import the modules needed for training, so that forked processes share them."""
-        import maze_train.run.runner  # noqa: F401
+        import maze_train.run.train  # noqa: F401
 
         with suppress(ImportError):  # Jobs report what is missing.
             import torch.utils.tensorboard  # noqa: F401
@@ -238,9 +238,9 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
     Raises:
         RunDirectoryError: If some of the results could not be written.
     """
-    from maze_train.run.runner import TrainingRunner
+    from maze_train.run.train import make_runner
 
-    runner = TrainingRunner(config)
+    runner = make_runner(config)
     if skips_finished and (earlier := runner.resumption) is not None:
         best = earlier.best_metric(runner.config_text)
         if best is not None:

@@ -459,13 +459,9 @@ def loaded_by_ppo(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 @pytest.fixture(scope="module")
 def imported_by_ppo() -> set[str]:
-    """Modules of the package that the files of PPO import, also in functions never called.
-
-    Without what `run/assembly.py` imports, which are the optional parts.
-    """
-    optional = f"{PACKAGE}.run.assembly"
+    """Modules of the package that the files of PPO import, also in functions never called."""
     found = [f"{PACKAGE}.algorithms.ppo.learner", f"{PACKAGE}.run.runner"]
-    for module in (modules()[name] for name in found if name != optional):
+    for module in (modules()[name] for name in found):
         statements = runtime_statements(module.tree.body, called=True)
         names = {name for node in statements for name in imported(node, module, modules())}
         found += sorted((names & modules().keys()).difference(found))

@@ -62,8 +62,8 @@ def tell():
     print(pids.decode(), file=out, flush=True)
 
 out, sys.stdout = sys.stdout, sys.stderr
-module = ModuleType("maze_train.run.runner")
-module.TrainingRunner = Runner
+module = ModuleType("maze_train.run.train")
+module.make_runner = Runner
 sys.modules[module.__name__] = module
 import maze_train.jobs
 from maze_train.cli import main

@@ -21,7 +21,7 @@ from maze_train.algorithms.bc.learner import BCLoss, ImitationMetrics
 from maze_train.algorithms.bc.trainer import BCValidationEvaluator
 from maze_train.data.datasets import open_dataset
 from maze_train.nets.policy_model import PolicyModel
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 from maze_train.tracking.tracker import CSVWriter, RunInfo
 from maze_train.training.outcome import Limits
 
@@ -55,7 +55,7 @@ def main() -> None:
             "seed": 0,
         }
     )
-    with tempfile.TemporaryDirectory() as directory, TrainingRunner(config) as runner:
+    with tempfile.TemporaryDirectory() as directory, make_runner(config) as runner:
         model = runner.builder.build_model()
         runner.builder.prepare(model)
         assert isinstance(model, PolicyModel)

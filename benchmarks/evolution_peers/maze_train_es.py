@@ -13,7 +13,7 @@ from common import ENVS, LR, NOISE_STDDEV, POPULATION, Window, initial_parameter
 from torch import nn
 
 from maze_train import Statistics, TrainerServices, load_config
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 
 
 @torch.no_grad()
@@ -42,7 +42,7 @@ def main() -> None:
     if arguments.workers > 1:
         settings |= {"runner": "local", "runner.n_workers": arguments.workers}
     window = Window(arguments.seconds)
-    with TrainingRunner(load_config(settings)) as runner:
+    with make_runner(load_config(settings)) as runner:
         model = runner.builder.build_model()
         runner.builder.prepare(model)
         set_parameters(model, initial_parameters())

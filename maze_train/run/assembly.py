@@ -1,7 +1,4 @@
-"""Optional parts of a run, chosen by its settings.
-
-A runner imports none of these parts, so a run loads only the parts that its settings require.
-"""
+"""Optional parts of a run, chosen by its settings."""
 
 from __future__ import annotations
 
@@ -25,107 +22,113 @@ if TYPE_CHECKING:
     from maze_train.training.features import AgentParts, BuildFeatures
 
 
+class Assembly:
+    """Builds the optional parts of a run.
+
+    It is passed to the runner, which imports none of them, so a run loads only the parts that its
+    settings require.
+    """
+
+    def resumption_of(self, config: TrainConfig) -> Resumption | None:
+        """Return the object that resumes a run; None for a new run."""
+        if config.resume is None:
+            return None
+        from maze_train.run.resuming import Resumption, run_to_resume
+
+        directory = run_to_resume(config)
+        return None if directory is None else Resumption(directory, config.resume)
+
+    def how_to_continue(self, run_dir: Path, config: TrainConfig) -> str:
+        """Return the command that resumes the run in a directory."""
+        from maze_train.run.resuming import resume_hint
+
+        return resume_hint(run_dir, config)
+
+    def base_policies(
+        self, config: TrainConfig, resumed_dir: Path | None
+    ) -> tuple[TrainConfig, list[BasePolicy]]:
+        """Return the policies that initialize the weights, and the configuration for them.
+
+        The configuration has the networks of these policies.
+
+        Raises:
+            ConfigError: If a policy is missing, or the algorithm or a setting does not support it.
+        """
+        bases = []
+        sources = [policy for policy, own in config.policies.items() if own.run is not None]
+        for policy in [*[None] * (config.base_run is not None), *sources]:
+            from maze_train.run.base_policy import BasePolicy
+
+            bases.append(BasePolicy(config, policy))
+            config = bases[-1].with_networks(resumed_dir)
+        return config, bases
+
+    def building_features(self, config: TrainConfig) -> BuildFeatures:
+        """Return the optional parts of the algorithm."""
+        from maze_train.training.features import BuildFeatures
+
+        features = BuildFeatures(agents=_agent_parts)
+        if config.learner_group.n_learners > 1 or config.learner_group.queue_size:
+            from maze_train.learner.group import LearnerGroup
+
+            features = replace(features, make_group=LearnerGroup)
+        if any(policy.opponents is not None for policy in config.policies.values()):
+            from maze_train.training.league import make_league_collector
+
+            features = replace(features, make_league=make_league_collector)
+        if config.runner.envs_per_actor:
+            from maze_train.training.actors import PARTS
+
+            features = replace(features, actors=PARTS)
+        if config.env.backend != "gymnasium":
+            from maze_train.collect.simulators import collector_class
+            from maze_train.envs.foreign import make_foreign_env
+
+            features = replace(
+                features, make_vector_env=make_foreign_env, collector_class=collector_class
+            )
+        return features
+
+    def curriculum_of(self, config: TrainConfig) -> list[Callback]:
+        """Return the callback of the curriculum, if there is one."""
+        if not config.curriculum.stages:
+            return []
+        from maze_train.training.curriculum import Curriculum
+
+        return [Curriculum(config.curriculum)]
+
+    def examination_of(
+        self, config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
+    ) -> Examination | None:
+        """Return the examination of the environment of a new run; None without one."""
+        if not is_examined(config):
+            return None
+        from maze_train.run.repeatability import examination_of
+
+        return examination_of(config, builder, notify)
+
+    def with_random_opponent(self, config: TrainConfig) -> TrainConfig:
+        """Add a random opponent if nothing else can select the best policy (multi-agent only)."""
+        from maze_train.run.opponents import with_random_opponent
+
+        return with_random_opponent(config)
+
+    def opponent_evaluator(self, config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
+        """Return the evaluator for `evaluation.opponents`."""
+        from maze_train.run.opponents import opponent_evaluator
+
+        return opponent_evaluator(config, builder)
+
+    def build_writers(self, config: TrackingConfig) -> list[MetricsWriter]:
+        """Build the configured writers; see `build_writers`."""
+        return build_writers(config)
+
+
 def load_resumed(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
     """Return the configuration of the run that `resume` names, with changed settings."""
     from maze_train.run.resuming import load_resumed
 
     return load_resumed(resume, changes)
-
-
-def resumption_of(config: TrainConfig) -> Resumption | None:
-    """Return the object that resumes a run; None for a new run."""
-    if config.resume is None:
-        return None
-    from maze_train.run.resuming import Resumption, run_to_resume
-
-    directory = run_to_resume(config)
-    return None if directory is None else Resumption(directory, config.resume)
-
-
-def how_to_continue(run_dir: Path, config: TrainConfig) -> str:
-    """Return the command that resumes the run in a directory."""
-    from maze_train.run.resuming import resume_hint
-
-    return resume_hint(run_dir, config)
-
-
-def base_policies(
-    config: TrainConfig, resumed_dir: Path | None
-) -> tuple[TrainConfig, list[BasePolicy]]:
-    """Return the policies that initialize the weights, and the configuration with their networks.
-
-    Raises:
-        ConfigError: If a policy is missing, or the algorithm or a setting does not support it.
-    """
-    bases = []
-    sources = [policy for policy, own in config.policies.items() if own.run is not None]
-    for policy in [*[None] * (config.base_run is not None), *sources]:
-        from maze_train.run.base_policy import BasePolicy
-
-        bases.append(BasePolicy(config, policy))
-        config = bases[-1].with_networks(resumed_dir)
-    return config, bases
-
-
-def building_features(config: TrainConfig) -> BuildFeatures:
-    """Return the optional parts of the algorithm."""
-    from maze_train.training.features import BuildFeatures
-
-    features = BuildFeatures(agents=_agent_parts)
-    if config.learner_group.n_learners > 1 or config.learner_group.queue_size:
-        from maze_train.learner.group import LearnerGroup
-
-        features = replace(features, make_group=LearnerGroup)
-    if any(policy.opponents is not None for policy in config.policies.values()):
-        from maze_train.training.league import make_league_collector
-
-        features = replace(features, make_league=make_league_collector)
-    if config.runner.envs_per_actor:
-        from maze_train.training.actors import PARTS
-
-        features = replace(features, actors=PARTS)
-    if config.env.backend != "gymnasium":
-        from maze_train.collect.simulators import collector_class
-        from maze_train.envs.foreign import make_foreign_env
-
-        features = replace(
-            features, make_vector_env=make_foreign_env, collector_class=collector_class
-        )
-    return features
-
-
-def curriculum_of(config: TrainConfig) -> list[Callback]:
-    """Return the callback of the curriculum, if there is one."""
-    if not config.curriculum.stages:
-        return []
-    from maze_train.training.curriculum import Curriculum
-
-    return [Curriculum(config.curriculum)]
-
-
-def examination_of(
-    config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
-) -> Examination | None:
-    """Return the examination of the environment of a new run; None without one."""
-    if not is_examined(config):
-        return None
-    from maze_train.run.repeatability import examination_of
-
-    return examination_of(config, builder, notify)
-
-
-def with_random_opponent(config: TrainConfig) -> TrainConfig:
-    """Add a random opponent if nothing else can select the best policy (multi-agent only)."""
-    from maze_train.run.opponents import with_random_opponent
-
-    return with_random_opponent(config)
-
-
-def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
-    """Return the evaluator for `evaluation.opponents`."""
-    from maze_train.run.opponents import opponent_evaluator
-
-    return opponent_evaluator(config, builder)
 
 
 def build_writers(config: TrackingConfig) -> list[MetricsWriter]:

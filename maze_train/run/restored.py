@@ -8,7 +8,7 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import RunDirectoryError
 from maze_train.learner.learner import Learner
 from maze_train.run.resuming import fitting
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 from maze_train.training.generators import generators_kept
 from maze_train.training.league import make_snapshots
 
@@ -19,7 +19,7 @@ def restored_learner(config: TrainConfig) -> Learner[Any, Any, Any]:
     Raises:
         RunDirectoryError: If there is no checkpoint, or all checkpoints are damaged.
     """
-    runner = TrainingRunner(config)
+    runner = make_runner(config)
     checkpoint, builder = runner.read_checkpoint(), runner.builder
     if checkpoint is None:
         raise RunDirectoryError(f"{runner.resumed_dir} has no checkpoint to load the learner from")

@@ -28,7 +28,6 @@ from maze_train.core.seeding import Seeds, draw_seed
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
-from maze_train.run import assembly
 from maze_train.run.notes import EvaluationGapNote, TimeLimitNote, end_notes, start_notes
 from maze_train.run.provenance import record_start
 from maze_train.spaces.agents import agent_spaces
@@ -53,6 +52,7 @@ from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Trainer, TrainerServices
 
 if TYPE_CHECKING:
+    from maze_train.run.assembly import Assembly
     from maze_train.run.repeatability import Examination
 
 
@@ -89,6 +89,7 @@ class TrainingRunner:
 
     Args:
         config: The configuration; nothing is written before `run`.
+        assembly: Builds the optional parts; see `run.train.make_runner`.
 
     Attributes:
         config: The configuration with all defaults, a seed, and the networks of a base run.
@@ -102,10 +103,11 @@ class TrainingRunner:
         RunDirectoryError: If the configuration of the resumed run is damaged.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.resumption = assembly.resumption_of(config)
+    def __init__(self, config: TrainConfig, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self.resumption = self._assembly.resumption_of(config)
         self.resumed_dir = None if self.resumption is None else self.resumption.directory
-        config, self._bases = assembly.base_policies(config, self.resumed_dir)
+        config, self._bases = self._assembly.base_policies(config, self.resumed_dir)
         config = config.shortened()
         if self.resumption is not None:
             config = self.resumption.checked(config)
@@ -135,7 +137,7 @@ class TrainingRunner:
             seeds=self.seeds,
             device=find_device(device, key),
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
-            features=assembly.building_features(config),
+            features=self._assembly.building_features(config),
             has_checkpoint=self._has_checkpoint,
             read_checkpoint=self.read_checkpoint,
             closing=self._closing,
@@ -197,10 +199,10 @@ class TrainingRunner:
             evaluator = self._build_evaluator()
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # `rich` draws from `random` when it is imported.
-                writers = assembly.build_writers(self.config.tracking)
+                writers = self._assembly.build_writers(self.config.tracking)
                 writers.append(TimeLimitNote(self.config, self._notify_once))
                 writers.append(EvaluationGapNote(self._notify_once))
-                self.callbacks += assembly.curriculum_of(self.config)
+                self.callbacks += self._assembly.curriculum_of(self.config)
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
             with self._own_directory() as run:
                 log.open(run.log)
@@ -251,7 +253,7 @@ class TrainingRunner:
         around = [clock.update, profiler.around]
         examination = None
         if not self._has_checkpoint and resumed is None:
-            examination = assembly.examination_of(config, self.builder, self._notify_once)
+            examination = self._assembly.examination_of(config, self.builder, self._notify_once)
         if examination is not None:
             around.insert(1, examination.update)
         interruption = Interruption(clock.remaining)
@@ -354,7 +356,7 @@ class TrainingRunner:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
                 if trainer.stop_reason in FAILURES:
-                    tell_stop(trainer, assembly.how_to_continue(run.path, self.config))
+                    tell_stop(trainer, self._assembly.how_to_continue(run.path, self.config))
         return summary
 
     def _test(
@@ -382,7 +384,7 @@ class TrainingRunner:
 
     def _judge_by_opponents(self) -> None:
         """Evaluate against a random opponent if the rewards of the agents cancel."""
-        self.config = config = assembly.with_random_opponent(self.config)
+        self.config = config = self._assembly.with_random_opponent(self.config)
         self.config_text = config_text(config)
         builder = self.builder
         builder.context = replace(builder.context, config=config)
@@ -401,7 +403,7 @@ class TrainingRunner:
                 self._closing.callback(evaluator.close)
             evaluators = [*evaluators, *own]
         if self.config.evaluation.opponents:
-            evaluators.append(assembly.opponent_evaluator(self.config, self.builder))
+            evaluators.append(self._assembly.opponent_evaluator(self.config, self.builder))
         if len(evaluators) > 1:
             return MultiEvaluator(evaluators)
         return evaluators[0] if evaluators else None

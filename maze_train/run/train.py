@@ -10,12 +10,12 @@ from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
 from maze_train.config.loading import PRESETS, load_config
-from maze_train.config.train_config import AUTO
+from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.core.conversion import key_of_field
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.run.assembly import load_resumed
+from maze_train.run.assembly import Assembly, load_resumed
 from maze_train.run.runner import TrainingResult, TrainingRunner
 from maze_train.workers.backends import refuse_import
 
@@ -25,6 +25,19 @@ SHORT = {
     "wrappers": "env.wrappers",
 }
 """Settings with short names in `train`."""
+
+
+def make_runner(config: TrainConfig) -> TrainingRunner:
+    """Return the runner of a configuration, with all optional parts available.
+
+        with make_runner(load_config({"algorithm": "ppo", "env": "CartPole-v1"})) as runner:
+            result = runner.run()
+
+    Raises:
+        ConfigError: See `TrainingRunner`.
+        RunDirectoryError: See `TrainingRunner`.
+    """
+    return TrainingRunner(config, Assembly())
 
 
 def train(
@@ -83,13 +96,13 @@ def train(
         if not isinstance(env, str | dict | EnvConfig | None):
             given = {"env._target_": given["env"][TARGET]}
         changes = {**settings, **given}
-        return TrainingRunner(load_resumed(str(changes["resume"]), changes)).run()
+        return make_runner(load_resumed(str(changes["resume"]), changes)).run()
     runner = settings.get("runner")
     if isinstance(env, VectorEnv) and not (isinstance(runner, dict) and "concurrency" in runner):
         given["runner.concurrency"] = env.num_envs
     if algorithm is not None or settings.get(PRESETS) is None:
         given["algorithm"] = algorithm or "ppo"
-    return TrainingRunner(load_config({**given, **settings})).run()
+    return make_runner(load_config({**given, **settings})).run()
 
 
 def _changed(config: EnvConfig) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from maze_train.core.targets import TARGET, is_within, locate
 from maze_train.core.text import duration, flattened, readable
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.opponents import with_random_opponent
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 from maze_train.tools.runs import task_name
 from maze_train.tools.search_report import (
     ERROR,
@@ -300,7 +300,7 @@ def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
     run_dir = str(task.directory_of(seed))
     values = {**task.settings, "seed": seed, "run_dir": run_dir, "resume": AUTO}
     values["tracking.csv"] = True
-    runner = TrainingRunner(load_config(values))
+    runner = make_runner(load_config(values))
     metric = task.metric
     pruning = PruningCallback(task) if is_first else None
     runner.callbacks.extend([pruning] if pruning else [])

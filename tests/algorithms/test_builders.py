@@ -11,7 +11,7 @@ from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.es.population import trained_size
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 
 ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}
 
@@ -19,7 +19,7 @@ ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}
 def make(**settings: Any) -> Any:
     """A runner of a small configuration on CartPole."""
     small = {"model.hidden_sizes": [4], "seed": 1}
-    return TrainingRunner(load_config({"env": "CartPole-v1", **small, **settings}))
+    return make_runner(load_config({"env": "CartPole-v1", **small, **settings}))
 
 
 def prepared_model(runner: Any) -> Any:

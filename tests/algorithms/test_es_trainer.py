@@ -33,7 +33,7 @@ from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.outcome import Limits
 from maze_train.training.trainer import TrainerServices
@@ -311,7 +311,7 @@ def walking(services: dict[str, Any], **changes: Any) -> Iterator[tuple[Any, Any
             **changes,
         }
     )
-    with TrainingRunner(config) as runner:
+    with make_runner(config) as runner:
         trainer = runner.builder.build(
             TrainerServices(**{"limits": Limits(n_epochs=3), **services})
         )

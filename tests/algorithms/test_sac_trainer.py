@@ -17,7 +17,7 @@ import maze_train.algorithms.off_policy.learner as off_policy_learner
 from maze_train import Statistics, Trajectory, load_config
 from maze_train.core.errors import TrainingError
 from maze_train.learner.config import Progress
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 from maze_train.training.trainer import TrainerServices
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def sac(
             **changes,
         }
     )
-    with TrainingRunner(config) as runner:
+    with make_runner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
         runner.builder.before_training(trainer)
         yield trainer, made[-num_envs:]

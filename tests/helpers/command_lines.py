@@ -49,7 +49,7 @@ class CommandLine:
 def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """The command line in an empty directory."""
     command_line = CommandLine(tmp_path)
-    for where, name in (("runner", "TrainingRunner"), ("rollout", "RolloutRunner")):
+    for where, name in (("train", "make_runner"), ("rollout", "RolloutRunner")):
         module = ModuleType(f"maze_train.run.{where}")
         setattr(module, name, command_line.runner_of)
         monkeypatch.setitem(sys.modules, module.__name__, module)

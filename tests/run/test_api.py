@@ -35,8 +35,8 @@ from maze_train import (
     train,
 )
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.run.runner import TrainingRunner
 from maze_train.run.saved_policies import load_weights
+from maze_train.run.train import make_runner
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -167,7 +167,7 @@ def test_every_part_can_be_built_without_hydra() -> None:
     )
     config.tracking.progress = "quiet"
     config.tracking.plot = False
-    assert TrainingRunner(config).run().summary.updates == 1
+    assert make_runner(config).run().summary.updates == 1
     assert config.run_dir is None
 
 

@@ -16,7 +16,7 @@ from short_runs import FORK, short_run, summary
 from maze_train import load_config, load_policy
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -222,6 +222,6 @@ def test_stacks_of_frames_arrive_whole(learned: list[Any]) -> None:
 def test_environments_of_actors_are_numbered_through():
     """In messages, those of the second actor follow those of the first."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
-    with TrainingRunner(load_config({**values, "runner.concurrency": 6})) as runner:
+    with make_runner(load_config({**values, "runner.concurrency": 6})) as runner:
         workers = runner.builder.source.pool.workers
         assert [env.first_env for worker in workers for env in worker._envs.values()] == [0, 3]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from maze_train.config.loading import load_config
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 from maze_train.training.contexts import available_disk, available_memory, find_device
 
 CPU = torch.device("cpu")
@@ -159,5 +159,5 @@ def test_auto_is_the_accelerator_of_this_machine(monkeypatch, kind):
     for key in ("algorithm.device", "learner_group.device"):
         for algorithm, expected in (("ppo", device or CPU), ("es", CPU)):
             config = load_config({"env": "CartPole-v1", "algorithm": algorithm, key: "auto"})
-            with TrainingRunner(config) as runner:
+            with make_runner(config) as runner:
                 assert runner.builder.context.device == expected

@@ -20,7 +20,7 @@ import maze_train.data.replay_columns as replay_columns
 from maze_train import Statistics, TrainerServices, load_config, train
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.data.datasets import open_dataset
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,7 +165,7 @@ def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
     config = load_config(
         {**settings("sac"), SHOWN: shown, "algorithm.n_step_returns": 3, "algorithm.gamma": 0.5}
     )
-    with TrainingRunner(config) as runner:
+    with make_runner(config) as runner:
         trainer: Any = runner.builder.build(TrainerServices())
         for _ in range(3):
             trainer.update_once(trainer.progress(), Statistics())

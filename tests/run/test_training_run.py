@@ -25,7 +25,7 @@ from maze_train import MetricsWriter, RunInfo, load_config, run_rollout, train
 from maze_train.cli import main
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs import factory
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import make_runner
 from maze_train.tools.runs import find_runs
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -62,12 +62,12 @@ def test_files_of_the_run_directory() -> None:
 def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
     """config.yaml reloads to an equal configuration and gives equal metrics; drawn seeds too."""
     node = settings(algorithm, seed=None)
-    TrainingRunner(load_config(node)).run()
+    make_runner(load_config(node)).run()
     written = written_config("run")
     assert isinstance(written["seed"], int)
     again = load_config({**written, "run_dir": "again"})
     assert again == load_config({**node, "seed": written["seed"], "run_dir": "again"})
-    TrainingRunner(again).run()
+    make_runner(again).run()
     assert rows("run") == rows("again")
     assert written_config("again") == written
     short_run("other", algorithm, seed=None)

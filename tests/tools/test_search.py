@@ -47,7 +47,7 @@ def gamma_of(config: TrainConfig) -> float:
 
 
 class Runs:
-    """Runs of four epochs that do not train, in the place of `TrainingRunner`."""
+    """Runs of four epochs that do not train, in the place of `make_runner`."""
 
     def __init__(self) -> None:
         self.metric = RETURN
@@ -93,7 +93,7 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Runs that do not train."""
     found = Runs()
-    monkeypatch.setattr("maze_train.tools.search.TrainingRunner", found.runner_of)
+    monkeypatch.setattr("maze_train.tools.search.make_runner", found.runner_of)
     monkeypatch.setattr("maze_train.core.report.save_picture", found.save_picture)
     return found
 
