@@ -19,8 +19,8 @@ from maze_train.core.targets import TARGET, InlineObject
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.learner import Learner
+from maze_train.run.assembly import load_resumed
 from maze_train.run.restored import restored_learner
-from maze_train.run.resuming import load_resumed
 from maze_train.run.rollout import RolloutResult, RolloutRunner
 from maze_train.run.rollout_report import RolloutSummary, summarise
 from maze_train.run.saved_policies import read_saved_policy

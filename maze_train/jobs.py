@@ -220,7 +220,7 @@ Work: TypeAlias = Callable[[], float]
 def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Train a policy, or resume a run with changed settings."""
     if values.get("resume") not in (None, AUTO):
-        from maze_train.run.resuming import load_resumed
+        from maze_train.run.assembly import load_resumed
 
         config = load_resumed(str(values["resume"]), settings_of(given, values))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
     "write_synced": lambda path: write_synced(path, b"x"),
     "open_own": lambda path: os.close(open_own(path, os.O_WRONLY)),
     "make_folders": make_folders,
-    "RunDirectory.new": lambda path: RunDirectory.new(str(path), Path()),
+    "RunDirectory.new": lambda path: ExitStack().enter_context(RunDirectory.new(str(path), Path())),
     "VideoWriter": record,
     "CSVWriter": lambda path: track(CSVWriter(NAME, ["x"]), path),
     "JSONSummaryWriter": lambda path: track(JSONSummaryWriter(NAME), path),

@@ -30,16 +30,24 @@ def config_text(config: TrainConfig) -> str:
     return signed(dump_yaml(config_to_dict(config)))
 
 
-def write_config(run_dir: Path, text: str) -> None:
-    """Write the configuration of a run.
+def check_text(text: str) -> None:
+    """Check that a configuration can be read again once it is written.
 
     Raises:
-        ConfigError: If the configuration cannot be written, or could not be read again.
+        ConfigError: If it cannot, for example because it is too large.
     """
     try:
         plain_values(text)
     except ValueError as error:
         raise ConfigError(CONFIG, f"could not be read again: it would be {error}") from error
+
+
+def write_config(run_dir: Path, text: str) -> None:
+    """Write the configuration of a run.
+
+    Raises:
+        ConfigError: If the file cannot be written.
+    """
     with writable("run_dir", run_dir), atomic_write(run_dir / CONFIG) as file:
         file.write(text.encode())
 

@@ -20,7 +20,8 @@ import csv
 import itertools
 import os
 import shutil
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,7 +34,6 @@ from maze_train.core.files import (
     read_regular,
     remove_leftovers,
     results_directory,
-    writable,
 )
 from maze_train.core.names import (
     BEFORE,
@@ -93,9 +93,29 @@ class RunDirectory:
         return cls(path.parent.parent if is_below else path)
 
     @classmethod
-    def new(cls, name: str | None, default_parent: Path) -> RunDirectory:
-        """Create the directory of a new run, see `results_directory`."""
-        return cls(results_directory("run_dir", name, default_parent))
+    @contextmanager
+    def new(cls, name: str | None, default_parent: Path) -> Iterator[RunDirectory]:
+        """Create and lock the directory of a new run, see `results_directory`.
+
+        If an error leaves the block before the settings were written, the new files are removed.
+
+        Raises:
+            ConfigError: If the directory cannot be created, or contains another run.
+            RunDirectoryError: See `lock`.
+        """
+        was_there = name is not None and os.path.isdir(name)
+        is_empty = not (was_there and os.listdir(name))
+        run = cls(results_directory("run_dir", name, default_parent))
+        with run.lock():
+            run.check_is_free()  # Another process may have created it.
+            try:
+                yield run
+            except BaseException:
+                if is_empty and not run.is_run:
+                    shutil.rmtree(run.path, ignore_errors=True)
+                    if was_there:
+                        run.path.mkdir(exist_ok=True)
+                raise
 
     @property
     def config(self) -> Path:
@@ -106,6 +126,11 @@ class RunDirectory:
     def metrics(self) -> Path:
         """File with the metrics."""
         return self.path / METRICS
+
+    @property
+    def damaged_metrics(self) -> Path:
+        """File with the metrics of a resumed run whose table was damaged."""
+        return self.metrics.with_suffix(".damaged.csv")
 
     @property
     def environment(self) -> Path:
@@ -226,22 +251,25 @@ class RunDirectory:
         for directory in (self.path, self.best):
             remove_leftovers(directory)
 
-    def put_aside(self) -> None:
+    @property
+    def results(self) -> list[Path]:
+        """Results of the run, without configuration and checkpoints."""
+        return [path for name in RESULTS for path in sorted(self.path.glob(name))]
+
+    def put_aside(self, results: Sequence[Path]) -> None:
         """Move the results of a restarted run into a subdirectory.
 
         The settings are kept until the new run replaces them, so that it can be restarted again.
 
         Raises:
-            ConfigError: If the files cannot be moved.
+            OSError: If the files cannot be moved.
         """
-        found = [path for name in RESULTS for path in sorted(self.path.glob(name))]
-        if not found or not self.config.exists():
+        if not results or not self.config.exists():
             return
-        with writable("run_dir", self.path):
-            aside = new_directory(self.path / BEFORE)
-            shutil.copy(self.config, aside)
-            for path in found:
-                path.rename(aside / path.name)
+        aside = new_directory(self.path / BEFORE)
+        shutil.copy(self.config, aside)
+        for path in results:
+            path.rename(aside / path.name)
         warn(
             f"{self.path} has no checkpoint: the run restarts at step 0; its earlier results are "
             f"in {aside}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maze_train.config.loading import load_config
 from maze_train.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -22,12 +23,35 @@ if TYPE_CHECKING:
     from maze_train.training.features import AgentParts, BuildFeatures
 
 
+def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
+    """Build the configured writers; the console comes last, after all files are written.
+
+    Raises:
+        ConfigError: If an entry of `writers` cannot be built or is not a `MetricsWriter`.
+        MissingExtraError: If a writer needs a package that is not installed.
+    """
+    from maze_train.core.targets import build_targets
+    from maze_train.tracking import console, curves, tracker
+
+    chosen: list[tuple[bool, type[MetricsWriter]]] = [
+        (config.csv, tracker.CSVWriter),
+        (config.tensorboard, tracker.TensorBoardWriter),
+        (config.summary, tracker.JSONSummaryWriter),
+        (config.plot, curves.LearningCurveWriter),
+    ]
+    writers = [writer() for is_on, writer in chosen if is_on]
+    writers += build_targets(config.writers, "tracking.writers", tracker.MetricsWriter)
+    return [*writers, console.ConsoleWriter(config.progress)]
+
+
 class Assembly:
     """Builds the optional parts of a run.
 
     It is passed to the runner, which imports none of them, so a run loads only the parts that its
     settings require.
     """
+
+    writers = staticmethod(build_writers)
 
     def resumption_of(self, config: TrainConfig) -> Resumption | None:
         """Return the object that resumes a run; None for a new run."""
@@ -119,37 +143,12 @@ class Assembly:
 
         return opponent_evaluator(config, builder)
 
-    def build_writers(self, config: TrackingConfig) -> list[MetricsWriter]:
-        """Build the configured writers; see `build_writers`."""
-        return build_writers(config)
-
 
 def load_resumed(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration of the run that `resume` names, with changed settings."""
-    from maze_train.run.resuming import load_resumed
+    """Return the configuration of a run with changed settings; see `stored_settings`."""
+    from maze_train.run.resuming import stored_settings
 
-    return load_resumed(resume, changes)
-
-
-def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
-    """Build the configured writers; the console comes last, after all files are written.
-
-    Raises:
-        ConfigError: If an entry of `writers` cannot be built or is not a `MetricsWriter`.
-        MissingExtraError: If a writer needs a package that is not installed.
-    """
-    from maze_train.core.targets import build_targets
-    from maze_train.tracking import console, curves, tracker
-
-    chosen: list[tuple[bool, type[MetricsWriter]]] = [
-        (config.csv, tracker.CSVWriter),
-        (config.tensorboard, tracker.TensorBoardWriter),
-        (config.summary, tracker.JSONSummaryWriter),
-        (config.plot, curves.LearningCurveWriter),
-    ]
-    writers = [writer() for is_on, writer in chosen if is_on]
-    writers += build_targets(config.writers, "tracking.writers", tracker.MetricsWriter)
-    return [*writers, console.ConsoleWriter(config.progress)]
+    return load_config(stored_settings(resume, changes))
 
 
 def _agent_parts() -> AgentParts:

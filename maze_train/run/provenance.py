@@ -1,4 +1,4 @@
-"""Record of the command, code, packages and machine of each start, in `environment.json`."""
+"""Record of each start: settings, and in `environment.json` command, code, packages, machine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from typing import TypedDict
 import torch
 
 from maze_train.config.named_code import modules_to_trust
+from maze_train.config.results import digests_of_files
 from maze_train.config.train_config import TrainConfig
+from maze_train.config.writing import write_config
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.files import atomic_write
+from maze_train.core.files import atomic_write, writable
+from maze_train.core.names import DIGESTS
 from maze_train.core.notices import warn
 from maze_train.core.run_directory import RunDirectory
 from maze_train.core.text import json_text
@@ -65,14 +68,26 @@ class Start(TypedDict):
     repositories: list[Repository]
 
 
-def record_start(run: RunDirectory, config: TrainConfig, checkpoint: str | None) -> None:
-    """Append this start to the `environment.json` of a run; print a warning if that fails.
+def record_start(run: RunDirectory, config: TrainConfig, text: str, checkpoint: str | None) -> None:
+    """Write the settings of a start, and append it to `environment.json`.
+
+    A new run also gets digests of the files that its settings name. If `environment.json` cannot be
+    written, a warning is printed.
 
     Args:
         run: Directory of the run; must be locked.
         config: Configuration of the run.
+        text: The same as text.
         checkpoint: Name of the checkpoint that the run is resumed from.
+
+    Raises:
+        ConfigError: If the settings or the digests cannot be written.
     """
+    digests = None if checkpoint else digests_of_files(config)
+    if digests:
+        with writable("run_dir", run.path), atomic_write(run.path / DIGESTS) as file:
+            file.write(json_text(digests, indent=1).encode())
+    write_config(run.path, text)
     try:
         starts = [*run.read_starts(), _this_start(config, checkpoint)]
         with atomic_write(run.environment) as file:

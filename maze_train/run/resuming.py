@@ -11,7 +11,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.loading import PARTS, load_config, named_option, nested_values
+from maze_train.config.loading import PARTS, named_option, nested_values
 from maze_train.config.named_code import check_given, given_in_python, modules_to_trust
 from maze_train.config.results import (
     content_digest,
@@ -36,6 +36,7 @@ from maze_train.core.run_directory import FAILURES, MetricsRow, RunDirectory, ch
 from maze_train.core.targets import TARGET, InlineObject, arguments_for, has_no_name, is_within
 from maze_train.core.text import shell_word
 from maze_train.training.config import RANDOM_OPPONENT
+from maze_train.training.outcome import LIMITS
 
 if TYPE_CHECKING:
     from maze_train.core.types import Tensor
@@ -98,8 +99,8 @@ class Resumption:
             return None
         return math.nan if best is None else float(best)
 
-    def take_up(self, store: CheckpointStore, config: TrainConfig) -> Checkpoint | None:
-        """Load the checkpoint to resume from; None if the run has none.
+    def load(self, store: CheckpointStore, config: TrainConfig) -> Checkpoint | None:
+        """Load and check the checkpoint to resume from; None if the run has none.
 
         Args:
             store: The checkpoints of the run, whose directory must be locked.
@@ -115,7 +116,9 @@ class Resumption:
         if found is not None:
             if compared is None or compared.path != found.path:
                 continued(config, self.directory, found)
-            store.point_to(found)
+            reason = RunDirectory(self.directory).outcome.get("stop_reason", "")
+            if reason not in ("", *FAILURES, *LIMITS):
+                notify(f"note: a callback stopped this run earlier ({reason}); it continues")
         return found
 
     def restore(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -133,33 +136,36 @@ class Resumption:
             trainer.load_state_dict(checkpoint.state)
 
     def past_rows(self, checkpoint: Checkpoint, has_table: bool) -> tuple[MetricsRow, ...]:
-        """Return the rows of metrics up to the checkpoint.
-
-        A damaged table is renamed, and the run continues without it.
+        """Return the rows of metrics up to the checkpoint; none if the table is damaged.
 
         Args:
             checkpoint: The checkpoint.
             has_table: Whether the table should have a row for each epoch.
         """
         run = RunDirectory(self.directory)
-        table = run.metrics
         try:
             rows = run.rows(checkpoint.epoch)
         except RunDirectoryError as error:
-            aside = table.with_suffix(".damaged.csv")
-            os.replace(table, aside)
-            kept = f"it is kept as {aside.name}, and a new one begins after {checkpoint.path.name}"
-            warn(f"{error}; {kept}")
+            kept = f"it is kept as {run.damaged_metrics.name}"
+            warn(f"{error}; {kept}, and a new one begins after {checkpoint.path.name}")
             return ()
         if has_table and len(rows) < checkpoint.epoch:
             missing = f"{checkpoint.epoch - len(rows)} of {checkpoint.epoch} epochs"
-            warn(f"{table.name} lacks {missing} before {checkpoint.path.name}")
+            warn(f"{run.metrics.name} lacks {missing} before {checkpoint.path.name}")
         return tuple(rows)
 
+    def begin(self, store: CheckpointStore, checkpoint: Checkpoint, has_rows: bool) -> None:
+        """Make the checkpoint the latest one; keep a table without valid rows under another name.
 
-def load_resumed(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration of a run with changed settings; see `stored_settings`."""
-    return load_config(stored_settings(resume, changes))
+        Args:
+            store: The checkpoints of the run.
+            checkpoint: The loaded checkpoint, whose state was restored.
+            has_rows: Whether `past_rows` has found rows.
+        """
+        run = RunDirectory(self.directory)
+        if checkpoint.epoch and not has_rows and run.metrics.exists():
+            os.replace(run.metrics, run.damaged_metrics)
+        store.point_to(checkpoint)
 
 
 def run_to_resume(config: TrainConfig) -> Path | None:

@@ -191,6 +191,7 @@ class RolloutFiles:
         self._count = 0
         with self._writing():
             self._table.start(self._run)
+            self._table.sync()
 
     def add(self, episode: PlayedEpisode) -> None:
         """Write the row of an episode; flags are 0 or 1, an unknown success is empty.

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from maze_train.config.results import digests_of_files
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import config_text, write_config
+from maze_train.config.writing import check_text, config_text
 from maze_train.core.conversion import config_to_dict
-from maze_train.core.errors import ConfigError
-from maze_train.core.files import atomic_write, link_latest, writable
+from maze_train.core.files import link_latest, writable
 from maze_train.core.folders import check_guarded
-from maze_train.core.names import DIGESTS, LATEST, OUTPUTS
+from maze_train.core.names import LATEST, OUTPUTS
 from maze_train.core.notices import notify
 from maze_train.core.run_directory import FAILURES, WHOLE, RunDirectory
 from maze_train.core.seeding import Seeds, draw_seed
@@ -47,7 +42,7 @@ from maze_train.training.evaluators import (
     own_evaluators,
 )
 from maze_train.training.generators import generators_kept, generators_of_run
-from maze_train.training.outcome import LIMITS, Interruption, Limits, TrainingSummary
+from maze_train.training.outcome import Interruption, Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Trainer, TrainerServices
 
@@ -118,7 +113,6 @@ class TrainingRunner:
         self._outputs = Path(OUTPUTS).absolute()  # An environment may change the directory.
         self._notify_once = cache(lambda text: notify(f"note: {text}"))
         self._final_evaluator: Evaluator | None = None
-        self._is_empty = False  # Whether the directory only has files of an unstarted run.
         self._closing = contextlib.ExitStack()
         self.callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
@@ -181,6 +175,7 @@ class TrainingRunner:
             torch_threads(self.config.runner.torch_threads),
         ):
             self.config.check_start()
+            check_text(self.config_text)
             if self.resumed_dir is None:
                 if self.config.run_dir is not None:
                     RunDirectory(Path(self.config.run_dir)).check_is_free()
@@ -199,53 +194,42 @@ class TrainingRunner:
             evaluator = self._build_evaluator()
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # `rich` draws from `random` when it is imported.
-                writers = self._assembly.build_writers(self.config.tracking)
+                writers = self._assembly.writers(self.config.tracking)
                 writers.append(TimeLimitNote(self.config, self._notify_once))
                 writers.append(EvaluationGapNote(self._notify_once))
                 self.callbacks += self._assembly.curriculum_of(self.config)
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
-            with self._own_directory() as run:
-                log.open(run.log)
-                return self._run_in(run, model, evaluator, writers)
+            with self._locked_directory() as run:
+                return self._run_in(run, log, model, evaluator, writers)
 
     @contextlib.contextmanager
-    def _own_directory(self) -> Iterator[RunDirectory]:
-        """Lock the run directory; remove it if the run fails before it has started."""
-        given = self.config.run_dir
-        was_there = given is not None and Path(given).is_dir()
-        self._is_empty = self.resumed_dir is None and not (was_there and os.listdir(str(given)))
-        new = None if self.resumed_dir else RunDirectory.new(given, self._parent)
-        run = new or RunDirectory(Path(str(self.resumed_dir)))
-        with run.lock():
-            if new is not None:
-                new.check_is_free()  # Another process may have created it.
-                if given is None:
-                    link_latest(self._outputs / LATEST, new.path)
-            try:
+    def _locked_directory(self) -> Iterator[RunDirectory]:
+        """Create the run directory, if it is a new one, and lock it."""
+        if self.resumed_dir is None:
+            with RunDirectory.new(self.config.run_dir, self._parent) as run:
                 yield run
-            except ConfigError:
-                if self._is_empty:
-                    shutil.rmtree(run.path, ignore_errors=True)
-                    if was_there:
-                        run.path.mkdir(exist_ok=True)
-                raise
+        else:
+            run = RunDirectory(self.resumed_dir)
+            with run.lock():
+                yield run
 
     def _run_in(
         self,
         run: RunDirectory,
+        log: RunLog,
         model: nn.Module,
         evaluator: Evaluator | None,
         writers: list[MetricsWriter],
     ) -> TrainingResult:
-        """Train in a locked directory."""
-        config = self.config
+        """Train in a locked directory, in which nothing changes before `_begin`."""
+        config, leftover = self.config, run.results
         store = CheckpointStore(
             run.checkpoints,
             config.checkpoint,
             mode=self.selection_mode,
             settings=self.config_text,
         )
-        resumed = self._take_up(store, run)
+        resumed = None if self.resumption is None else self.resumption.load(store, config)
         selection = self._build_model_selection(model, run)
         tracker = Tracker(writers, self._run_info(run, resumed))
         profiler = UpdateProfiler(config.tracking.profile, run.profile)
@@ -261,12 +245,7 @@ class TrainingRunner:
             tracker=tracker,
             evaluator=evaluator,
             model_selection=selection,
-            limits=Limits(
-                n_epochs=config.algorithm.n_epochs,
-                total_steps=config.total_steps or 0,
-                patience=config.algorithm.patience,
-                max_wall_time_s=config.runner.max_wall_time_s,
-            ),
+            limits=self._limits,
             evaluation_interval=config.evaluation.interval,
             evaluation_interval_steps=config.evaluation.interval_steps,
             selection_metric=self.builder.selection_metric,
@@ -281,7 +260,12 @@ class TrainingRunner:
         trainer.learners.first.watch = clock.watch
         if self.resumption is not None and resumed is not None:
             self.resumption.restore(trainer, resumed)
-        with interruption:
+        with interruption, contextlib.closing(tracker):
+            with generators_kept():  # Custom writers may use them.
+                tracker.start()
+            self._begin(run, store, resumed, leftover, bool(tracker.run_info.past_rows))
+            log.open(run.log)
+            selection.write_best()
             training = self._training(profiler, examination)
             summary = self._train(run, trainer, tracker, selection, training)
         rows = tracker.history[len(tracker.run_info.past_rows) :]
@@ -295,23 +279,33 @@ class TrainingRunner:
             self._notify_once(note)
         return TrainingResult(run.path, summary, tracker.history, policy, missing)
 
-    def _take_up(self, store: CheckpointStore, run: RunDirectory) -> Checkpoint | None:
-        """Prepare the run directory and load the checkpoint to resume from."""
-        reason = run.outcome.get("stop_reason", "")
+    def _begin(
+        self,
+        run: RunDirectory,
+        store: CheckpointStore,
+        resumed: Checkpoint | None,
+        leftover: list[Path],
+        has_rows: bool,
+    ) -> None:
+        """Write the start of the run; called once nothing may refuse it anymore.
+
+        Args:
+            run: The directory.
+            store: Its checkpoints.
+            resumed: Checkpoint whose state was restored; None for a new run.
+            leftover: Results of an earlier run in the directory.
+            has_rows: Whether rows of metrics before the checkpoint were found.
+        """
         run.clean()
         store.clean()
-        earlier = self.resumption
-        resumed = None if earlier is None else earlier.take_up(store, self.config)
-        if resumed is None:
-            run.put_aside()
-            if digests := digests_of_files(self.config):
-                with writable("run_dir", run.path), atomic_write(run.path / DIGESTS) as file:
-                    file.write(json.dumps(digests, indent=1).encode())
-        elif reason not in ("", *FAILURES, *LIMITS):
-            notify(f"note: a callback stopped this run earlier ({reason}); it continues")
-        write_config(run.path, self.config_text)
-        record_start(run, self.config, resumed.path.name if resumed else None)
-        return resumed
+        with writable("run_dir", run.path):
+            if self.resumption is not None and resumed is not None:
+                self.resumption.begin(store, resumed, has_rows)
+            else:
+                run.put_aside(leftover)
+        record_start(run, self.config, self.config_text, resumed.path.name if resumed else None)
+        if self.resumed_dir is None and self.config.run_dir is None:
+            link_latest(self._outputs / LATEST, run.path)
 
     @contextlib.contextmanager
     def _training(
@@ -338,25 +332,21 @@ class TrainingRunner:
     ) -> TrainingSummary:
         """Train and test; always write the summary."""
         tests: dict[str, dict[str, float]] = {}
-        with contextlib.closing(tracker):
-            with generators_kept():  # Custom writers may use them.
-                tracker.start()
-            self._is_empty = False
-            try:
-                with training:
-                    self.builder.before_training(trainer)
-                    trainer.train()
-                with modes(deterministic=self.config.runner.deterministic):
-                    tests = self._test(run, trainer, selection)
-            except BaseException as error:
-                is_signal = isinstance(error, KeyboardInterrupt)
-                trainer.stop_reason = "interrupted" if is_signal else "error"
-                raise
-            finally:
-                summary = replace(trainer.summary(), final_test=tests)
-                tracker.finish(summary.as_dict())
-                if trainer.stop_reason in FAILURES:
-                    tell_stop(trainer, self._assembly.how_to_continue(run.path, self.config))
+        try:
+            with training:
+                self.builder.before_training(trainer)
+                trainer.train()
+            with modes(deterministic=self.config.runner.deterministic):
+                tests = self._test(run, trainer, selection)
+        except BaseException as error:
+            is_signal = isinstance(error, KeyboardInterrupt)
+            trainer.stop_reason = "interrupted" if is_signal else "error"
+            raise
+        finally:
+            summary = replace(trainer.summary(), final_test=tests)
+            tracker.finish(summary.as_dict())
+            if trainer.stop_reason in FAILURES:
+                tell_stop(trainer, self._assembly.how_to_continue(run.path, self.config))
         return summary
 
     def _test(
@@ -444,6 +434,17 @@ class TrainingRunner:
             step_label=self.builder.step_label,
             metric=self.builder.selection_metric,
             mode=self.selection_mode,
+        )
+
+    @property
+    def _limits(self) -> Limits:
+        """Limits of training."""
+        config = self.config
+        return Limits(
+            n_epochs=config.algorithm.n_epochs,
+            total_steps=config.total_steps or 0,
+            patience=config.algorithm.patience,
+            max_wall_time_s=config.runner.max_wall_time_s,
         )
 
     @property

@@ -99,6 +99,9 @@ class MetricsWriter:
     finished, and `close` in any case. Writers must not use global state, so that several runs can
     share a process. If a method raises OSError, the tracker drops the writer (unless `recovers` is
     set) and training continues.
+
+    If `start` raises another exception, the run does not start, and its directory must be as
+    before. Writers therefore open their files in the first `write`.
     """
 
     recovers: ClassVar[bool] = False
@@ -314,27 +317,21 @@ class CSVWriter(MetricsWriter):
         check_below("filename", filename)
         self.filename = filename
         self._path: Path | None = None
+        self._may_replace = True
         self._first_columns = columns
         self._columns: list[str] = []
         self._rows: list[Mapping[str, float]] = []  # Shared with the tracker.
         self._file: IO[str] | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Start the file with the rows of the resumed run, if any."""
+        """Take the rows of the resumed run, if any."""
         if run.run_dir is None:
             return
         self._path = run.run_dir / self.filename
-        make_folders(self._path.parent)
         self._columns, self._rows = list(self._first_columns), []
-        if run.past_rows or self._columns:
-            for row in run.past_rows:
-                self._take(row)
-            self._replace()
-        elif self._path.exists() and run.resumed_at_step is not None:
-            self._path.unlink()  # Rows of epochs that will be repeated.
-        elif self._path.exists():
-            # The file may belong to another run, so it is renamed instead of overwritten.
-            os.replace(self._path, self._path.with_suffix(".previous.csv"))
+        self._may_replace = run.resumed_at_step is not None or bool(run.past_rows)
+        for row in run.past_rows:
+            self._take(row)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append one line."""
@@ -391,6 +388,11 @@ class CSVWriter(MetricsWriter):
         """Replace the file by one with all rows and open it for appending."""
         assert self._path is not None
         self.close()
+        if not self._may_replace:
+            make_folders(self._path.parent)
+            with contextlib.suppress(FileNotFoundError):  # It may belong to another run.
+                os.replace(self._path, self._path.with_suffix(".previous.csv"))
+            self._may_replace = True
         with atomic_write(self._path) as new:
             new.write(csv_text(self._rows, self._columns).encode())
         descriptor = open_own(self._path, os.O_WRONLY | os.O_APPEND)
@@ -408,60 +410,74 @@ class TensorBoardWriter(MetricsWriter):
     """
 
     def __init__(self) -> None:
+        self._run = RunInfo()
         self._writer: SummaryWriter | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Open an event file; points after the checkpoint of a resumed run are discarded."""
-        if run.run_dir is None:
-            return
-        from torch.utils.tensorboard import SummaryWriter
+        """Import TensorBoard."""
+        self._run = run
+        if run.run_dir is not None:
+            import torch.utils.tensorboard  # noqa: F401  # May draw random numbers.
 
-        purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
-        make_folders(run.run_dir / run.name)  # TensorBoard follows links.
-        self._writer = SummaryWriter(str(run.run_dir / run.name), purge_step=purge_step)
-        settings = dump_yaml(_plain(run.config))
-        self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code.
-        self._add_hparams(run)
+    def _opened(self) -> SummaryWriter | None:
+        """Return the open event file; None if the run has no directory.
 
-    def _add_hparams(self, run: RunInfo) -> None:
+        Points after the checkpoint of a resumed run are discarded.
+        """
+        run = self._run
+        if self._writer is None and run.run_dir is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
+            make_folders(run.run_dir / run.name)  # TensorBoard follows links.
+            self._writer = SummaryWriter(str(run.run_dir / run.name), purge_step=purge_step)
+            settings = dump_yaml(_plain(run.config))
+            self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code.
+            self._add_hparams(self._writer, run)
+        return self._writer
+
+    def _add_hparams(self, writer: SummaryWriter, run: RunInfo) -> None:
         """Log the settings that affect results as hyperparameters."""
         from torch.utils.tensorboard.summary import hparams
 
-        assert self._writer is not None
         settings = flattened({key: run.config[key] for key in OF_NUMBERS if key in run.config})
         values = {
             key: value if isinstance(value, (bool, int, float, str)) else str(value)
             for key, value in settings.items()
         }
         for summary in hparams(values, {run.metric: None})[:2]:  # type: ignore[no-untyped-call]
-            self._writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
+            writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
 
     def write(self, row: Mapping[str, float]) -> None:
         """Add one point to each curve."""
-        if self._writer is None:
+        writer = self._opened()
+        if writer is None:
             return
-        check_guarded(Path(self._writer.log_dir))
+        check_guarded(Path(writer.log_dir))
         step = int(row[ENV_STEPS])
         for name, value in row.items():
             if name != ENV_STEPS:
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # Errors of later writes occur in its thread.
+                writer.add_scalar(name, value, step)
+        writer.flush()  # Errors of later writes occur in its thread.
 
     def log_image(self, name: str, image: Array, env_steps: int) -> bool:
         """Add an image."""
-        if self._writer is not None:
-            self._writer.add_image(name, image, env_steps, dataformats="HWC")
-        return self._writer is not None
+        writer = self._opened()
+        if writer is not None:
+            writer.add_image(name, image, env_steps, dataformats="HWC")
+        return writer is not None
 
     def log_histogram(self, name: str, values: Array, env_steps: int) -> bool:
         """Add a histogram."""
-        if self._writer is not None:
-            self._writer.add_histogram(name, values, env_steps)
-        return self._writer is not None
+        writer = self._opened()
+        if writer is not None:
+            writer.add_histogram(name, values, env_steps)
+        return writer is not None
 
     def log_video(self, name: str, frames: Array, fps: float, env_steps: int) -> bool:
         """Add a video as an animated image."""
-        if self._writer is not None:
+        writer = self._opened()
+        if writer is not None:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
             (height, width, channels), data = frames.shape[1:], animation(frames, fps)
@@ -469,14 +485,15 @@ class TensorBoardWriter(MetricsWriter):
                 height=height, width=width, colorspace=channels, encoded_image_string=data
             )
             summary = Summary(value=[Summary.Value(tag=name, image=image)])
-            self._writer.file_writer.add_summary(summary, env_steps)  # type: ignore[attr-defined]
-        return self._writer is not None
+            writer.file_writer.add_summary(summary, env_steps)  # type: ignore[attr-defined]
+        return writer is not None
 
     def log_text(self, name: str, text: str, env_steps: int) -> bool:
         """Add a text."""
-        if self._writer is not None:
-            self._writer.add_text(name, text, env_steps)
-        return self._writer is not None
+        writer = self._opened()
+        if writer is not None:
+            writer.add_text(name, text, env_steps)
+        return writer is not None
 
     def sync(self) -> None:
         """Flush all points to the event file."""
@@ -487,6 +504,7 @@ class TensorBoardWriter(MetricsWriter):
         """Write the remaining points and stop the writer thread."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
+            self._run = RunInfo()
             writer.close()
 
 

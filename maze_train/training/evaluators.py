@@ -495,6 +495,11 @@ class BestModelSelection(ModelSelectionBase):
             self._best_weights = copy_of_weights(self.model)
             self._write(self._best_dir, self._best_weights, math.nan, epoch)
         elif self._best_dir in self.missing:
+            self.write_best()
+
+    def write_best(self) -> None:
+        """Write the best policy to disk, if there is one."""
+        if self._best_weights is not None:
             self._write(self._best_dir, self._best_weights, self.best_score, self.best_epoch)
 
     def _is_best(self, score: float) -> bool:
@@ -535,14 +540,12 @@ class BestModelSelection(ModelSelectionBase):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`, and write its best policy to disk."""
+        """Restore `state`; files stay as they are until `write_best`."""
         self.best_score = state["best_score"]
         self.best_epoch = state["best_epoch"]
         self._best_weights = state["best_weights"]
         self.updates = state["updates"]
         self.updates_since_best = state["updates_since_best"]
-        if self._best_weights is not None:
-            self._write(self._best_dir, self._best_weights, self.best_score, self.best_epoch)
 
 
 def check_metric(

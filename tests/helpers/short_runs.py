@@ -111,6 +111,6 @@ def everything(path: Path) -> list[str]:
     return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
 
 
-def file_contents(path: str) -> dict[Path, bytes]:
+def file_contents(path: str | Path) -> dict[Path, bytes]:
     """All files below a path with their contents."""
     return {p: p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}

@@ -16,10 +16,11 @@ import run_cases
 import torch
 import yaml
 from killed_runs import assert_equal_runs, differences, final_state, rows_of
+from short_runs import file_contents
 from short_runs import summary as summary_of
 from strangers import change
 
-from maze_train import MetricsWriter, load_policy, run_rollout, train
+from maze_train import Callback, MetricsWriter, load_policy, run_rollout, train
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import exclusive, seal
 from maze_train.run.resuming import fitting
@@ -49,6 +50,23 @@ class StoppingWriter(MetricsWriter):
 
     def write(self, row: Any) -> None:
         raise KeyboardInterrupt
+
+
+class RefusingWriter(MetricsWriter):
+    """Fails when it starts."""
+
+    def start(self, run: Any) -> None:
+        raise ValueError("no")
+
+
+class Forgetful(Callback):
+    """Has a state, and fails to restore it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise ValueError("no")
 
 
 class DrawingWriter(MetricsWriter):
@@ -306,6 +324,59 @@ def test_what_a_killed_process_left_is_removed(half):
 
 
 # -- what is refused -----------------------------------------------------------------------------
+
+
+def damage(run_dir: Path, pattern: str) -> None:
+    """Remove the last byte of files."""
+    for path in run_dir.glob(f"checkpoints/{pattern}"):
+        path.write_bytes(path.read_bytes()[:-1])
+
+
+REFUSED = tracking(RefusingWriter)
+REFUSALS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "a writer fails": (lambda run: None, REFUSED),
+    "a writer fails, at an earlier checkpoint": (
+        lambda run: None,
+        {**REFUSED, "resume": "checkpoints/epoch_000001"},
+    ),
+    "a writer fails, the last checkpoint is damaged": (
+        lambda run: damage(run, "epoch_000002/state.pt"),
+        REFUSED,
+    ),
+    "a writer fails, metrics are damaged": (
+        lambda run: (run / "metrics.csv").write_bytes(b"\xff\n\n"),
+        REFUSED,
+    ),
+    "a writer fails, there is no checkpoint": (
+        lambda run: shutil.rmtree(run / "checkpoints"),
+        REFUSED,
+    ),
+    "all checkpoints are damaged": (lambda run: damage(run, "*/*.pt"), {}),
+    "the networks differ": (lambda run: change(run, "model.hidden_sizes", [4]), {}),
+    "a setting may not change": (lambda run: None, {"algorithm.gamma": 0.5}),
+    "a limit is exceeded": (lambda run: None, {"total_steps": 64}),
+    "a callback fails": (
+        lambda run: None,
+        {"callbacks": [{"_target_": "test_resume.Forgetful"}], "resume": "with_callback"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_refused_resume_changes_nothing(half, case):
+    """Every file stays as it was, also where the failure comes late."""
+    prepare, changes = REFUSALS[case]
+    changes = {"tracking": {**QUIET, "tensorboard": True, "plot": True}, **changes}
+    resume = half / changes.pop("resume", "")
+    if resume.name == "with_callback":
+        start(resume, callbacks=changes.pop("callbacks"), **TWO_EPOCHS)
+    prepare(half)
+    # Policies that an abandoned branch has written.
+    (half / "best" / "score.json").write_text('{"score": 999.0, "epoch": 3}')
+    before = file_contents(half)
+    with pytest.raises((ValueError, ConfigError, RunDirectoryError)):
+        train(resume=resume, trust=["test_resume"], **changes)
+    assert file_contents(half) == before
 
 
 def test_a_configuration_that_was_edited(half, capsys):

@@ -116,8 +116,13 @@ def test_latest_names_the_run_that_started_last() -> None:
     """Runs in a given directory do not count; `compare` sees each run once."""
     with pytest.raises(ConfigError, match=r"resume = 'latest': there is no outputs/latest"):
         train(resume="latest")
+    with pytest.raises(ConfigError, match="service: does not answer"):
+        short_run(None, **{"tracking.writers": [Refusing()]})
+    assert not os.path.lexists("outputs/latest")
     one, two = (short_run(None).run_dir for _ in range(2))
     short_run("elsewhere")
+    with pytest.raises(ValueError, match="does not know"):
+        short_run(None, **{"tracking.writers": [Refusing(ValueError("does not know"))]})
     assert Path("outputs/latest").resolve() == two
     assert train(resume="latest", total_steps=256).run_dir == two
     played = run_rollout(run="latest@final", n_episodes=1, output_dir="played")
@@ -151,11 +156,14 @@ def test_a_file_of_the_user_called_latest_stays() -> None:
 class Refusing(MetricsWriter):
     """A service that cannot be reached."""
 
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error or ConfigError("service", "does not answer")
+
     def start(self, run: RunInfo) -> None:
         """Write something, and give up."""
         assert run.run_dir is not None
         (run.run_dir / "service").mkdir()
-        raise ConfigError("service", "does not answer")
+        raise self.error
 
 
 @pytest.mark.parametrize("there", [None, [], ["notes.txt"]])
@@ -169,8 +177,8 @@ def test_a_writer_that_refuses_leaves_no_run_directory(there: list[str] | None) 
     with pytest.raises(ConfigError, match="service: does not answer"):
         train(**refused)
     assert Path("run").is_dir() == (there is not None)
-    if there is not None:
-        assert Path("run/config.yaml").exists() == bool(there)
+    assert not Path("run/config.yaml").exists()
+    assert Path("run/notes.txt").exists() == bool(there)
     train(**{**refused, "tracking.writers": []})
 
 

@@ -170,6 +170,7 @@ def test_tensorboard_has_the_settings(tmp_path: Path) -> None:
 
     writer = TensorBoardWriter()
     writer.start(RunInfo(run_dir=tmp_path, config={"seed": 1, "algorithm": {"lr": 0.5, "a": [1]}}))
+    writer.write(ROWS[0])
     writer.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
