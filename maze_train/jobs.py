@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -33,21 +32,18 @@ from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
 from maze_train.config.search_config import SearchConfig, load_search_config, without_search
 from maze_train.config.sweeps import JobRecord, write_jobs
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.core.checks import expanded
+from maze_train.core.checks import expanded, matching_folders
 from maze_train.core.errors import (
-    ConfigError,
     EnvError,
     MazeTrainError,
     RunDirectoryError,
     failed_in_user_code,
     foreign_cause,
 )
-from maze_train.core.files import writable
-from maze_train.core.names import JOBS, OUTPUTS, POLICIES_TABLE
+from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say, tell_traceback, warn
-from maze_train.core.report import csv_text, text_table, write_report
 from maze_train.core.run_directory import WHOLE, RunDirectory
-from maze_train.core.text import readable, shell_word
+from maze_train.core.text import shell_word
 
 NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
 """Settings with the name and group of a run, and the maximum length of a name given by a sweep."""
@@ -208,12 +204,6 @@ def _given_directory(select: Callable[[str], object]) -> str | None:
 # Each function checks its settings and returns the function that runs the command. The latter
 # imports its modules when called, because PyTorch and matplotlib are slow to import.
 
-OF_POLICY = (
-    *("return_mean", "return_std", "return_min", "return_max"),
-    *("length_mean", "success_rate", "episodes"),
-)
-"""Columns of the table of several policies, from `RolloutSummary`."""
-
 Work: TypeAlias = Callable[[], float]
 
 
@@ -261,20 +251,13 @@ def roll_out(values: dict[str, Any], directory: str | None, given: Sequence[str]
     if values.get("output_dir") is None:
         values["output_dir"] = directory
     run = values.get("run")
-    if not (isinstance(run, str) and glob.has_magic(run)):
+    if not isinstance(run, str) or not glob.has_magic(run) or os.path.exists(expanded(run)):
         return partial(_roll_out, load_rollout_config(values))
-    found = sorted(filter(os.path.isdir, glob.glob(expanded(run))), key=lambda x: (len(x), x))
-    if not found:
-        raise ConfigError("run", "no directory matches this pattern", run)
-    output = Path(values["output_dir"] or f"{OUTPUTS}/rollouts/{datetime.now():%Y-%m-%d_%H-%M-%S}")
-    common = os.path.commonpath([os.path.dirname(path) for path in found])
-    configs = {}
-    for path in found:
-        name = os.path.relpath(path, common).replace(os.sep, "-")
-        configs[name] = load_rollout_config(
-            {**values, "run": path, "output_dir": str(output / name)}
-        )
-    return partial(_roll_out_all, configs, output)
+    configs = {
+        name: load_rollout_config({**values, "run": path})
+        for name, path in matching_folders("run", run).items()
+    }
+    return partial(_roll_out_each, configs)
 
 
 def _roll_out(config: RolloutConfig) -> float:
@@ -283,29 +266,10 @@ def _roll_out(config: RolloutConfig) -> float:
     return RolloutRunner(config).run().summary.return_mean
 
 
-def _roll_out_all(configs: Mapping[str, RolloutConfig], output: Path) -> float:
-    """Play episodes with several policies; return the largest mean return."""
-    from maze_train.run.rollout import RolloutRunner
+def _roll_out_each(configs: Mapping[str, RolloutConfig]) -> float:
+    from maze_train.run.rollout_table import roll_out_each
 
-    summaries = {name: RolloutRunner(config).run().summary for name, config in configs.items()}
-    rows = [
-        {"policy": name, **{key: getattr(found, key) for key in OF_POLICY}}
-        for name, found in summaries.items()
-    ]
-    with writable("output_dir", output):
-        write_report(output, {POLICIES_TABLE: csv_text(rows)}, {})
-    shown = [key for key in OF_POLICY if not all(math.isnan(row[key]) for row in rows)]
-    table = text_table(
-        [
-            {
-                "policy": row["policy"],
-                **{key.replace("_", " "): readable(row[key]) for key in shown},
-            }
-            for row in rows
-        ]
-    )
-    say("\n".join(["", *table, "", f"results: {output}"]))
-    return max(found.return_mean for found in summaries.values())
+    return roll_out_each(configs)
 
 
 def search(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import math
 import os
 import re
@@ -78,6 +79,30 @@ def _latest_run(key: str, name: str) -> str:
         problem = f"there is no {link}: no run has started in {OUTPUTS}/ of this directory"
         raise ConfigError(key, problem, name)
     return os.path.realpath(link)
+
+
+def matching_folders(key: str, pattern: str) -> dict[str, str]:
+    """Return the folders that match a glob pattern, in numeric order.
+
+    Returns:
+        Path by name: the part of the path below the folder that contains all of them. Links to a
+        folder that was found already are left out.
+
+    Raises:
+        ConfigError: If no folder matches.
+    """
+    paths = sorted(map(os.path.abspath, glob.glob(expanded(pattern))), key=_is_link)
+    found = {os.path.realpath(path): path for path in paths if os.path.isdir(path)}.values()
+    if not found:
+        raise ConfigError(key, "no directory matches this pattern", pattern)
+    common = os.path.commonpath([os.path.dirname(path) for path in found])
+    names = {os.path.relpath(path, common): path for path in found}
+    return {name: names[name] for name in sorted(names, key=lambda name: (len(name), name))}
+
+
+def _is_link(path: str) -> tuple[bool, str]:
+    """Sort key: links first, so that the folder itself replaces them."""
+    return os.path.realpath(path) == path, path
 
 
 def check_below(key: str, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from maze_train.core.errors import ConfigError, DatasetError, EnvError
 from maze_train.core.files import atomic_write, results_directory, versions, writable
 from maze_train.core.folders import check_enclosed, guarded
 from maze_train.core.hub import is_on_hub
-from maze_train.core.names import CONFIG, SUMMARY
+from maze_train.core.names import CONFIG, OUTPUTS, SUMMARY
 from maze_train.core.notices import notify, warn
 from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.report import field_lines
@@ -32,7 +32,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name, guard_note
 from maze_train.envs.monitoring import metadata_of
 from maze_train.learner.modules import torch_threads
-from maze_train.run.policies import chosen_policy, with_policies
+from maze_train.run.policies import RolloutPolicy, chosen_policy, with_policies
 from maze_train.run.rollout_report import (
     EPISODES_FILE,
     RolloutFiles,
@@ -63,6 +63,28 @@ class RolloutResult:
     """Statistics over the episodes."""
 
 
+@dataclass(frozen=True)
+class Match:
+    """A policy and the environment that it plays in."""
+
+    policy: RolloutPolicy
+    spaces: tuple[Any, Any]
+    """Observation and action space of the environment."""
+
+    teams: Sequence[Sequence[str]]
+    """Agents of each team in multi-agent environments."""
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents in multi-agent environments."""
+        several = agent_spaces(*self.spaces)
+        return () if several is None else several.agents
+
+    def summary(self, episodes: Sequence[PlayedEpisode]) -> RolloutSummary:
+        """Compute statistics over episodes."""
+        return summarise(episodes, self.policy.owners, self.teams)
+
+
 class RolloutRunner:
     """Plays episodes with a policy and writes the results.
 
@@ -77,10 +99,7 @@ class RolloutRunner:
         RunDirectoryError: If the policy of the run is missing or damaged.
     """
 
-    def __init__(
-        self,
-        config: RolloutConfig,
-    ) -> None:
+    def __init__(self, config: RolloutConfig) -> None:
         self.policy = chosen_policy(config)
         if config.env is None:
             config = replace(config, env=self.policy.env)
@@ -91,9 +110,7 @@ class RolloutRunner:
         self.env_factory: Callable[[], gymnasium.Env[Any, Any]] = BoundedEnvFactory(
             factory, config.max_episode_steps
         )
-        self.episodes: list[PlayedEpisode] = []
-        self._outputs = Path("outputs").absolute()  # An environment may change the directory.
-        self._spaces: tuple[Any, Any] = (None, None)
+        self._outputs = Path(OUTPUTS).absolute()  # An environment may change the directory.
 
     def run(self) -> RolloutResult:
         """Play all episodes.
@@ -107,22 +124,22 @@ class RolloutRunner:
             MazeTrainError: If an environment, a policy or a worker failed.
             RunDirectoryError: If the results cannot be written.
         """
-        config, self.episodes = self.config, []
+        config = self.config
         with (
             torch_threads(config.runner.torch_threads),
             Interruption() as interruption,
             ExitStack() as stack,
         ):
-            self._check_environment()
+            match = self._match()
             given = config.output_dir
             was_there = given is not None and Path(given).exists()
             output_dir = self._make_output_dir()
             writer = None
             try:
-                player = self.make_player(output_dir / VIDEOS)
+                player = self._player(match.policy, output_dir / VIDEOS)
                 stack.callback(close_quietly, player)
                 if config.record_dir is not None:
-                    writer = self._trajectory_writer(Path(config.record_dir))
+                    writer = self._trajectory_writer(match, Path(config.record_dir))
             except BaseException:
                 if not was_there:
                     with suppress(OSError):  # Also removes parents created for the default.
@@ -132,73 +149,66 @@ class RolloutRunner:
             stack.enter_context(guarded(output_dir, output_dir))
             self._write_config(output_dir)
             if config.record and writer is None:
-                writer = self._trajectory_writer(output_dir / TRAJECTORIES)
-            self._play(player, output_dir, writer, interruption)
-        return RolloutResult(output_dir, self.episodes, self._summary)
+                writer = self._trajectory_writer(match, output_dir / TRAJECTORIES)
+            episodes = self._play(match, player, output_dir, writer, interruption)
+        return RolloutResult(output_dir, episodes, match.summary(episodes))
 
     def _play(
         self,
+        match: Match,
         player: RolloutPlayer,
         output_dir: Path,
         writer: TrajectoryWriter | None,
         interruption: Interruption,
-    ) -> None:
-        """Play the episodes and always write the results."""
-        seeds = self.config.episode_seeds
+    ) -> list[PlayedEpisode]:
+        """Play and return the episodes; always write the results."""
+        seeds, episodes = self.config.episode_seeds, list[PlayedEpisode]()
         reason, began = FAILED, time.monotonic()
         progress = RolloutProgress(len(seeds), self.config.progress)
-        several = agent_spaces(*self._spaces)
-        files = RolloutFiles(output_dir, several.agents if several is not None else ())
+        files = RolloutFiles(output_dir, match.agents)
         with interruption.deferred():  # A signal must not interrupt writing.
             try:
                 with writer or nullcontext():
                     try:
                         with interruption.immediate(), progress:
-                            progress.say([self._title])
+                            progress.say([self._title(match.policy)])
                             for episode in player.play(seeds, on_step=progress.steps):
                                 with interruption.deferred():
-                                    self._keep(episode, writer)
+                                    _keep(episode, episodes, writer)
                                     files.add(episode)
                                 interruption.check()
                                 progress.ended(episode)
                     finally:
-                        self._keep_waiting(player, writer)
+                        # Finished episodes that follow unfinished ones.
+                        kept = {episode.number for episode in episodes}
+                        for number in sorted(player.waiting.keys() - kept):
+                            _keep(player.waiting[number], episodes, writer)
                 reason = FINISHED
             except KeyboardInterrupt:
                 reason = INTERRUPTED
                 raise
             finally:
-                spent = time.monotonic() - began
-                files.finish(self.episodes, self._content(reason, spent, player.worker_restarts))
+                content = {
+                    "stop_reason": reason,
+                    **self._content(match, episodes),
+                    "wall_time_s": time.monotonic() - began,
+                    "worker_restarts": player.worker_restarts,
+                    "versions": dict(versions()),
+                }
+                files.finish(episodes, content)
                 if reason != FINISHED:
-                    count = f"{len(self.episodes):,} of {len(seeds):,} episodes"
+                    count = f"{len(episodes):,} of {len(seeds):,} episodes"
                     notify(f"stopped after {count}; results: {output_dir}")
-        progress.say(self._outcome(output_dir))
-        lengths = [episode.length for episode in self.episodes]
+        progress.say(self._outcome(match.summary(episodes), output_dir))
+        lengths = [episode.length for episode in episodes]
         if self.config.max_episode_steps is None and (
             note := guard_note(lengths, "max_episode_steps")
         ):
             notify(note)
+        return episodes
 
-    def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
-        """Store an episode without its trajectory, which goes to the writer."""
-        # First: if writing fails, the writer keeps the episode, so it must not be added again.
-        self.episodes.append(replace(episode, trajectory=None))
-        if writer is not None and episode.trajectory is not None:
-            writer.add(episode.trajectory)
-
-    def _keep_waiting(self, player: RolloutPlayer, writer: TrajectoryWriter | None) -> None:
-        """Store finished episodes that follow unfinished ones, which will not be played anymore."""
-        kept = {episode.number for episode in self.episodes}
-        for number in sorted(player.waiting.keys() - kept):
-            self._keep(player.waiting[number], writer)
-
-    def make_player(self, video_dir: Path | None = None) -> RolloutPlayer:
-        """Build the `RolloutPlayer`, which plays the episodes in this process or in workers.
-
-        Args:
-            video_dir: Directory of the videos, if enabled.
-        """
+    def _player(self, policy: RolloutPolicy, video_dir: Path) -> RolloutPlayer:
+        """Build the object that plays the episodes, in this process or in workers."""
         config = self.config
         settings = PlaySettings(
             record=config.record,
@@ -207,14 +217,14 @@ class RolloutRunner:
         )
         return RolloutPlayer(
             self.env_factory,
-            self.policy.make_agent,
+            policy.make_agent,
             settings,
             config.runner.place(),
             num_envs=min(config.runner.concurrency, len(config.episode_seeds)),
             on_non_finite=config.on_non_finite,
         )
 
-    def _check_environment(self) -> None:
+    def _match(self) -> Match:
         """Build one environment and check that it matches the policy and can render."""
         config, mode = self.config, self.config.render_mode
         setting = ("video", True) if config.video else ("render", config.render)
@@ -232,13 +242,13 @@ class RolloutRunner:
                 has = f"{env_name(self.env_config)} has {metadata_of(env).get('render_modes')}"
                 problem = f"needs the render mode {mode!r}; {has}"
                 raise ConfigError(setting[0], problem, setting[1])
-            self._spaces = (env.observation_space, env.action_space)
-            several = agent_spaces(*self._spaces)
-            self._teams = teams_in(env.metadata, several.agents) if several else ()
+            policy, spaces = self.policy, (env.observation_space, env.action_space)
             if config.policies:
-                self.policy = with_policies(self.policy, config, self._spaces)
+                policy = with_policies(policy, config, spaces)
             else:
-                self.policy.check_spaces(env_name(self.env_config), self._spaces)
+                policy.check_spaces(env_name(self.env_config), spaces)
+            several = agent_spaces(*spaces)
+            return Match(policy, spaces, teams_in(env.metadata, several.agents) if several else ())
         finally:
             try:
                 close_all([env])
@@ -273,61 +283,45 @@ class RolloutRunner:
         with writable("output_dir", output_dir), atomic_write(output_dir / ROLLOUT_FILE) as file:
             file.write(text.encode())
 
-    def _trajectory_writer(self, directory: Path) -> TrajectoryWriter:
+    def _trajectory_writer(self, match: Match, directory: Path) -> TrajectoryWriter:
         """Open the dataset for the episodes: a new one or `record_dir`.
 
         Raises:
             ConfigError: If `record_dir` has other spaces, is damaged, or cannot be written.
         """
-        env, policy = self._env_settings, self.policy.settings
+        env, policy = self._env_settings, match.policy.settings
         try:
-            return TrajectoryWriter(directory, DatasetMetadata(*self._spaces, env, policy))
+            return TrajectoryWriter(directory, DatasetMetadata(*match.spaces, env, policy))
         except DatasetError as error:
             if self.config.record_dir is None:
                 raise
             raise ConfigError("record_dir", str(error), self.config.record_dir) from error
 
-    def _content(self, reason: str, wall_time_s: float, worker_restarts: int) -> dict[str, Any]:
-        """Return the content of the summary."""
-        return {
-            "stop_reason": reason,
-            "episodes_requested": len(self.config.episode_seeds),
-            **self._summary.as_dict(),
-            **self._seeds,
-            "deterministic": self.policy.deterministic,
-            "env": self._env_settings,
-            "policy": self.policy.settings,
-            "wall_time_s": wall_time_s,
-            "worker_restarts": worker_restarts,
-            "versions": dict(versions()),
-        }
-
-    @property
-    def _summary(self) -> RolloutSummary:
-        return summarise(self.episodes, self.policy.owners, self._teams)
-
-    @property
-    def _seeds(self) -> dict[str, Any]:
-        """Return the configured seeds: all if listed, otherwise the first and the last."""
+    def _content(self, match: Match, episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
+        """Return the part of the summary that does not depend on the machine."""
         seeds = self.config.episode_seeds
-        if self.config.seeds is not None:
-            return {"seeds": seeds}
-        return {"first_seed": seeds[0], "last_seed": seeds[-1]}
+        named = {"first_seed": seeds[0], "last_seed": seeds[-1]}
+        return {
+            "episodes_requested": len(seeds),
+            **match.summary(episodes).as_dict(),
+            **({"seeds": seeds} if self.config.seeds is not None else named),
+            "deterministic": match.policy.deterministic,
+            "env": self._env_settings,
+            "policy": match.policy.settings,
+        }
 
     @property
     def _env_settings(self) -> dict[str, Any]:
         assert self.config.env is not None
         return config_to_dict(self.config.env)
 
-    @property
-    def _title(self) -> str:
+    def _title(self, policy: RolloutPolicy) -> str:
         count = len(self.config.episode_seeds)
         episodes = f"{count:,} episode{'s' if count > 1 else ''}"
-        return f"{self.policy.title} on {env_name(self.env_config)}, {episodes}"
+        return f"{policy.title} on {env_name(self.env_config)}, {episodes}"
 
-    def _outcome(self, output_dir: Path) -> list[str]:
+    def _outcome(self, summary: RolloutSummary, output_dir: Path) -> list[str]:
         """Return the closing lines: statistics and paths of the files."""
-        summary = self._summary
         lines = ["", *(f"  {line}" for line in summary.lines()), ""]
         if summary.agents:
             lines += [*(f"  {line}" for line in summary.agent_lines()), ""]
@@ -340,6 +334,16 @@ class RolloutRunner:
         if self.config.video:
             rows.append(("videos", str(output_dir / VIDEOS)))
         return lines + field_lines(rows)
+
+
+def _keep(
+    episode: PlayedEpisode, episodes: list[PlayedEpisode], writer: TrajectoryWriter | None
+) -> None:
+    """Add an episode without its trajectory, which goes to the writer."""
+    # First: if writing fails, the writer keeps the episode, so it must not be added again.
+    episodes.append(replace(episode, trajectory=None))
+    if writer is not None and episode.trajectory is not None:
+        writer.add(episode.trajectory)
 
 
 def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:

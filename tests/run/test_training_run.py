@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import functools
 import json
@@ -22,7 +21,6 @@ from own_envs import SpacesEnv
 from short_runs import everything, file_contents, rows, settings, short_run, summary, written_config
 
 from maze_train import MetricsWriter, RunInfo, load_config, run_rollout, train
-from maze_train.cli import main
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs import factory
 from maze_train.run.train import make_runner
@@ -128,21 +126,6 @@ def test_latest_names_the_run_that_started_last() -> None:
     played = run_rollout(run="latest@final", n_episodes=1, output_dir="played")
     assert len(played.episodes) == 1
     assert find_runs(["outputs"]).directories == [one, two]
-
-
-def test_several_policies_are_compared_in_one_table(capfd: pytest.CaptureFixture[str]) -> None:
-    """A pattern plays each policy that matches, with the results that it has alone."""
-    short_run(**{"evaluation.dump_interval": 1})
-    command = ["rollout", "run=run/policies/*", "n_episodes=2", "progress=quiet"]
-    assert main([*command, "output_dir=played"]) == 0
-    assert "epoch_000003" in capfd.readouterr().out
-    found = list(csv.DictReader(Path("played/policies.csv").read_text().splitlines()))
-    assert [row["policy"] for row in found] == [f"epoch_00000{i}" for i in (1, 2, 3)]
-    alone = run_rollout(run="run/policies/epoch_000002", n_episodes=2, progress="quiet")
-    assert float(found[1]["return_mean"]) == alone.summary.return_mean
-    assert summary("played/epoch_000002")["return_mean"] == alone.summary.return_mean
-    assert main(["rollout", "run=run/nothing/*"]) == 2
-    assert "run = 'run/nothing/*': no directory matches" in capfd.readouterr().err
 
 
 def test_a_file_of_the_user_called_latest_stays() -> None:
