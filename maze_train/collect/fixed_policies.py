@@ -22,6 +22,7 @@ from maze_train.core.types import (
     Tensor,
     TensorTree,
     as_tree,
+    precise_dtype,
     tree_leaves,
     tree_map,
 )
@@ -274,7 +275,7 @@ class _UniformBox:
 
     def numbers(self, uniform: Tensor) -> Tensor:
         """Transform uniform values [..., D] to values of the space, [..., *space.shape]."""
-        u = uniform.double().clamp(min=MIN_UNIFORM)
+        u = uniform.to(precise_dtype(uniform.device)).clamp(min=MIN_UNIFORM)
         low, high = self._low.like(u), self._high.like(u)
         is_bounded, is_unbounded = (
             flags.on(u.device, torch.bool) for flags in (self._is_bounded, self._is_unbounded)

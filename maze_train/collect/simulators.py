@@ -15,7 +15,7 @@ from maze_train.core.errors import EnvError
 from maze_train.core.notices import notify
 from maze_train.core.seeding import distinct_seeds
 from maze_train.core.step_end import StepBatch, has_ended
-from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, precise_dtype, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.envs.batch import SUCCESS
 from maze_train.envs.calls import calls_from, calls_to_state
@@ -147,7 +147,8 @@ class SimulatorCollector(RolloutCollector):
         named.append(("a reward", rollout.rewards.flatten(), rows))
         floats = [own for own in named if own[1].is_floating_point()]
         # The float64 sum of float32 values is finite if and only if all values are finite.
-        sums = torch.stack([leaf.sum(dtype=torch.float64) for _, leaf, _ in floats])
+        precise = precise_dtype(rollout.rewards.device)
+        sums = torch.stack([leaf.sum(dtype=precise) for _, leaf, _ in floats])
         if bool(sums.isfinite().all()):
             return
         for what, leaf, positions in floats:

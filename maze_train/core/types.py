@@ -51,6 +51,12 @@ def tree_map(function: Callable[[T], S], tree: T | dict[str, T]) -> S | dict[str
     return function(tree)
 
 
+def precise_dtype(device: torch.device, dtype: torch.dtype = torch.float64) -> torch.dtype:
+    """Return `dtype`; on MPS, which does not support float64, float32 instead of float64."""
+    lacks_it = device.type == "mps" and dtype == torch.float64
+    return torch.float32 if lacks_it else dtype
+
+
 def is_on(x: Tensor, device: torch.device) -> bool:
     """Return whether a tensor is on a device; a device without index matches any index."""
     return x.device.type == device.type and device.index in (None, x.device.index)

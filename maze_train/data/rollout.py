@@ -28,6 +28,7 @@ from maze_train.core.types import (
     is_on,
     leaves_by_key,
     on_device,
+    precise_dtype,
     tree_map,
 )
 from maze_train.spaces.columns import Columns, Spec, leaves_of, padded
@@ -221,8 +222,8 @@ class RolloutStorage:
         self.rewards = self._columns["rewards"]
         self.num_steps, self.num_envs = self.rewards.shape
         self.num_final_obs, self.has_gaps = 0, False
-        # Episode returns are summed in float64, which MPS does not support.
-        precise = torch.float32 if self.device.type == "mps" else torch.float64
+        # Episode returns are summed.
+        precise = precise_dtype(self.device)
         self.precise_rewards = torch.zeros_like(self.rewards, dtype=precise)
         writable: Any = torch.Tensor.numpy if device is None else torch.Tensor.detach
         # Views are created once: indexing a tensor by row is slower than copying a small row.

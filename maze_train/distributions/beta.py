@@ -10,7 +10,7 @@ from gymnasium.spaces import Box
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
-from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor, precise_dtype
 from maze_train.distributions.base import Distribution, check_space
 from maze_train.distributions.gaussian import BoxScale, VectorLayout
 
@@ -80,7 +80,7 @@ class Beta(Distribution):
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         """Log-density of the environment's actions low + (high - low) · actions, [...]."""
         a, b = _excesses(params)
-        x = self._layout.to_vector(actions).double()
+        x = self._layout.to_vector(actions).to(a.dtype)
         kernel = a * x.log() + b * (-x).log1p()
         total = (kernel - _log_beta(1.0 + a, 1.0 + b)).sum(-1) - self._scale.log_width
         return total.to(params.dtype)
@@ -112,7 +112,7 @@ class Beta(Distribution):
 
     def to_env(self, actions: Tensor) -> Tensor:
         """Return low + (high - low) · actions, rounded for integer boxes, [..., *space.shape]."""
-        return self._scale.to_bounds(actions.to(self._scale.work_dtype) * 2 - 1)
+        return self._scale.to_bounds(self._scale.prepared(actions) * 2 - 1)
 
     def from_env(self, actions: Tensor) -> Tensor:
         """Return (actions - low) / (high - low), clipped to [2⁻²⁴, 1 - 2⁻²⁴], float32."""
@@ -134,7 +134,9 @@ class _BetaSample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, alpha: Tensor, beta: Tensor, noise: Tensor) -> Tensor:
         shapes = torch.stack((alpha, beta), -1)
-        table = noise.double().reshape((*noise.shape[:-1], 2, *shapes.shape[-2:], PROPOSALS))
+        table = noise.to(shapes.dtype).reshape(
+            (*noise.shape[:-1], 2, *shapes.shape[-2:], PROPOSALS)
+        )
         variates = _gamma(shapes, *table.unbind(-4))
         x = (variates[..., 0] / variates.sum(-1)).clamp(MARGIN, 1.0 - MARGIN)
         ctx.save_for_backward(x, alpha, beta)
@@ -173,10 +175,10 @@ def _gamma(shapes: Tensor, normal: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _excesses(params: Tensor) -> tuple[Tensor, Tensor]:
-    """Return α - 1 and β - 1, float64, each [..., D]."""
+    """Return α - 1 and β - 1, float64 (float32 on MPS), each [..., D]."""
     # float64, because log Γ and its derivatives are subtracted: float32 would lose the digits of
     # peaked distributions.
-    a, b = softplus(params.double()).chunk(2, -1)
+    a, b = softplus(params.to(precise_dtype(params.device))).chunk(2, -1)
     return a, b
 
 

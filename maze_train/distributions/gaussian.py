@@ -13,7 +13,7 @@ from gymnasium.spaces import Box
 
 from maze_train.core.checks import check_between
 from maze_train.core.errors import ConfigError, SpaceError
-from maze_train.core.types import Array, Tensor
+from maze_train.core.types import Array, Tensor, precise_dtype
 from maze_train.distributions.base import (
     Constant,
     Distribution,
@@ -57,7 +57,7 @@ class BoxBounds:
         self._env_dtype = env_dtype(space)
         self._is_integer = not self._env_dtype.is_floating_point
         # float32 cannot represent the bounds of an int32 box; float64 can, except for int64.
-        self.work_dtype = torch.float64 if self._is_integer else self._env_dtype
+        self._work_dtype = torch.float64 if self._is_integer else self._env_dtype
         self._low = Constant(_inner_bound(space.low, towards=np.inf))
         self._high = Constant(_inner_bound(space.high, towards=-np.inf))
         # Halved before subtracting, because the difference of the widest bounds overflows.
@@ -69,11 +69,15 @@ class BoxBounds:
         self.log_scale = float(np.log(half_width).sum())
         """Σ_i log((high_i - low_i) / 2)."""
 
+    def prepared(self, values: Tensor) -> Tensor:
+        """Convert values to the dtype of computations with these bounds."""
+        return values.to(precise_dtype(values.device, self._work_dtype))
+
     def fit(self, values: Tensor) -> Tensor:
-        """Clip values of `work_dtype` to the bounds, round for integer boxes, cast to the box."""
+        """Clip `prepared` values to the bounds, round for integer boxes, cast to the box."""
         if self._is_integer:
             values = values.round()
-        return self.clip(values).to(self._env_dtype)
+        return self.clip(values).to(precise_dtype(values.device, self._env_dtype))
 
     def clip(self, values: Tensor) -> Tensor:
         """Clip values to the bounds."""
@@ -96,19 +100,23 @@ class BoxScale:
     def __init__(self, family: type[Distribution], space: Box) -> None:
         _check_intervals(family, space)
         self._bounds = BoxBounds(space)
-        self.work_dtype, self.log_scale = self._bounds.work_dtype, self._bounds.log_scale
+        self.log_scale = self._bounds.log_scale
         self.log_width = self.log_scale + math.prod(space.shape) * math.log(2.0)
         """Σ_i log(high_i - low_i)."""
 
     def to_bounds(self, values: Tensor) -> Tensor:
-        """Map values of `work_dtype` in [-1, 1] to the box, rounded for integer boxes."""
+        """Map `prepared` values in [-1, 1] to the box, rounded for integer boxes."""
         centre, half_width = self._bounds.centre.like(values), self._bounds.half_width.like(values)
         # Rounding errors can exceed the bounds by one ulp, which strict environments reject.
         return self._bounds.fit(torch.addcmul(centre, half_width, values))
 
+    def prepared(self, values: Tensor) -> Tensor:
+        """Convert values to the dtype of `to_bounds`."""
+        return self._bounds.prepared(values)
+
     def from_bounds(self, actions: Tensor) -> Tensor:
-        """Map actions of the environment to [-1, 1], float64."""
-        return self._bounds.to_unit(actions.to(torch.float64))
+        """Map actions of the environment to [-1, 1], float64 (float32 on MPS)."""
+        return self._bounds.to_unit(actions.to(precise_dtype(actions.device)))
 
 
 def _inner_bound(bound: Array, towards: float) -> Array:
@@ -273,7 +281,7 @@ class DiagonalGaussian(GaussianFamily):
 
     def to_env(self, actions: Tensor) -> Tensor:
         """Clip actions to the bounds (and round for integer boxes), [..., *space.shape]."""
-        return self._bounds.fit(actions.to(self._bounds.work_dtype))
+        return self._bounds.fit(self._bounds.prepared(actions))
 
     def from_env(self, actions: Tensor) -> Tensor:
         """Return the actions as float32, [..., *space.shape]."""
@@ -381,7 +389,7 @@ class SquashedGaussian(GaussianFamily):
 
     def to_env(self, actions: Tensor) -> Tensor:
         """Return c + h tanh(actions), rounded for integer boxes, [..., *space.shape]."""
-        return self._scale.to_bounds(actions.to(self._scale.work_dtype).tanh())
+        return self._scale.to_bounds(self._scale.prepared(actions).tanh())
 
     def from_env(self, actions: Tensor) -> Tensor:
         """Return the pre-tanh u = atanh((actions - c) / h), float32, [..., *space.shape].

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from maze_train.core.errors import ShapeError
-from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor, precise_dtype
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and variance of a set of samples, in float64."""
+    """Count, mean and variance of a set of samples, in float64 (float32 on MPS)."""
 
     count: Tensor
     """Number of samples, >= 0, 0-d."""
@@ -42,8 +42,8 @@ def batch_moments(batch: Tensor) -> Moments:
     """
     if batch.dim() == 0:
         raise ShapeError("batch has shape [], expected samples [N, ...]")
-    x = batch.detach().to(torch.float64)
-    count = torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
+    x = batch.detach().to(precise_dtype(batch.device))
+    count = x.new_tensor(float(len(x)))
     if len(x) == 0:
         zeros = x.new_zeros(x.shape[1:])
         return Moments(count, zeros, zeros.clone())

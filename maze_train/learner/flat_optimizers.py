@@ -12,7 +12,7 @@ from torch import nn
 
 from maze_train.core.checks import check_at_least, check_between, check_positive
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
-from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor, precise_dtype
 
 
 class Optimizer(torch.optim.Optimizer, ABC):
@@ -152,7 +152,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
 def _length(tensors: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of all entries."""
-    norms = (float(torch.linalg.vector_norm(t, dtype=torch.float64)) for t in tensors)
+    norms = (float(torch.linalg.vector_norm(t, dtype=precise_dtype(t.device))) for t in tensors)
     return math.hypot(*norms)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, TrainingError, nearest
-from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor, precise_dtype
 from maze_train.learner.apis import HasOwnLoss, HasPolicy
 from maze_train.learner.config import (
     Freeze,
@@ -221,8 +221,8 @@ class LearnerModules(dict[str, nn.Module]):
                 key = module_id, name
                 if key not in self._values:
                     # In float64, products with vectors match the use of Python numbers.
-                    zero = torch.zeros((), dtype=torch.float64, device=self._device)
-                    self._values[key] = zero
+                    dtype = precise_dtype(self._device)
+                    self._values[key] = torch.zeros((), dtype=dtype, device=self._device)
                 self._values[key].fill_(scheduled_value(setting, self._progress))
                 config = copy(config)
                 setattr(config, name, self._values[key])

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, InlineObject, build_target, locate
 from maze_train.core.torch_private import skipping, takes_tensors
-from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor, precise_dtype
 from maze_train.learner.config import (
     ADAPTIVE_FACTOR,
     Progress,
@@ -161,7 +161,7 @@ class ModuleOptimizer:
     def _allocate_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Allocate rates on the device, if they change and the optimizer accepts tensors."""
         device = optimizer.param_groups[0]["params"][0].device
-        self._adapted = self._adapted.to(device)
+        self._adapted = self._adapted.to(device, precise_dtype(device))
         is_changing = self.scheduler is not None or isinstance(self.lr, Schedule)
         if is_changing and takes_tensors(optimizer) and not self.rates:
             # In float64, steps match the use of Python numbers; kernels of GPUs need float32.

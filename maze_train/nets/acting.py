@@ -301,7 +301,8 @@ class Actor:
         self.model = acting(model)
         device = device_of(self.model) if device is None else device
         self.state_size = self.model.state_size
-        self.hidden_state = torch.zeros(num_envs, self.state_size, device=device)
+        dtype = dtype_of(self.model)
+        self.hidden_state = torch.zeros(num_envs, self.state_size, device=device, dtype=dtype)
 
     def act(self, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
         """Choose actions for the next observations; see `ActingModel`."""
@@ -330,3 +331,9 @@ def device_of(model: nn.Module) -> torch.device:
     for param in model.parameters():
         return param.device
     return torch.device("cpu")
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype of a model, or PyTorch's default dtype if it has no parameters."""
+    floats = (param.dtype for param in model.parameters() if param.is_floating_point())
+    return next(floats, torch.get_default_dtype())

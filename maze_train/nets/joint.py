@@ -11,7 +11,14 @@ from torch import nn
 
 from maze_train.core.types import Device, Shape, Tensor, TensorTree, tree_map
 from maze_train.distributions.base import Distribution
-from maze_train.nets.acting import Acted, ActingModel, DistributionPolicy, acted_with, acting
+from maze_train.nets.acting import (
+    Acted,
+    ActingModel,
+    DistributionPolicy,
+    acted_with,
+    acting,
+    dtype_of,
+)
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.blocks import is_traced
 from maze_train.spaces.agents import ACTS, AGENTS
@@ -52,11 +59,11 @@ class Inputs(NamedTuple):
         if model.state_size or not isinstance(model, DistributionPolicy):
             return model.act_in_turns(obs, state, noise, deterministic, acts)
         rows = acts.nonzero().squeeze(1)
-        params = torch.zeros(len(acts), model.param_size)
         if len(rows):
-            params = params.index_copy(
-                0, rows, model.policy_params(tree_map(lambda x: x[rows], obs))
-            )
+            own = model.policy_params(tree_map(lambda x: x[rows], obs))
+            params = own.new_zeros(len(acts), model.param_size).index_copy(0, rows, own)
+        else:
+            params = torch.zeros(len(acts), model.param_size, dtype=dtype_of(model))
         return acted_with(model.distribution, params, state, noise, deterministic)
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.core.errors import ConfigError, TrainingError, did_you_mean, nearest
-from maze_train.core.types import Tensor, TensorTree
+from maze_train.core.types import Tensor, TensorTree, precise_dtype
 from maze_train.functional.moments import Moments, batch_moments, merge_moments
 from maze_train.nets.config import ObservationNormalizationConfig
 from maze_train.spaces.describe import is_image
@@ -24,7 +24,7 @@ RESOLUTION, WIDE_RESOLUTION = 1e-6, 1e-12
 """Relative standard deviation below which an entry counts as constant, because changes that small
 are rounding errors: in float32, and in float64 for wide integers (see `_is_wide`)."""
 
-STATISTICS = ("count", "mean", "var", "frozen")
+STATISTICS = ("count", "mean", "var")
 
 
 class ObservationNormalizer(nn.Module):
@@ -36,8 +36,9 @@ class ObservationNormalizer(nn.Module):
     MultiDiscrete and MultiBinary observations, images and excluded keys are never changed.
 
     For integers of 32 and 64 bits the mean is subtracted in float64, because float32 would round
-    time stamps in seconds to multiples of 128. The statistics are float64 buffers, all keys in one
-    vector, and keep this dtype if the module is converted. Training mode has no effect.
+    time stamps in seconds to multiples of 128. The statistics are float64 buffers (float32 on MPS),
+    all keys in one vector, and keep this dtype if the module is converted. Training mode has no
+    effect.
 
     Args:
         space: Flat observation space, without action masks.
@@ -178,9 +179,12 @@ class ObservationNormalizer(nn.Module):
         # The statistics move with the module, but keep their dtype.
         wide = (f"_mean_{i}" for i, is_wide in enumerate(self._wide) if is_wide)
         kept = {name: self.get_buffer(name) for name in (*STATISTICS, *wide)}
+        device = fn(self.frozen).device
+        for name, buffer in kept.items():
+            kept[name] = self._buffers[name] = buffer.to(precise_dtype(device, buffer.dtype))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         for name, buffer in kept.items():
-            self._buffers[name] = buffer.to(self.get_buffer(name).device)
+            self._buffers[name] = buffer.to(device).to(precise_dtype(device))
         return self
 
 

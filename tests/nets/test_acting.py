@@ -23,7 +23,7 @@ from maze_train.collect.fixed_policies import (
 )
 from maze_train.core.types import leaves_by_key
 from maze_train.distributions.mapping import distribution_for
-from maze_train.nets.acting import acting, as_arrays
+from maze_train.nets.acting import Actor, acting, as_arrays
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.joint import JointModel
@@ -158,12 +158,30 @@ class Counting(Wrapper):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("case", ["recurrent", "joint"])
+def test_states_have_the_dtype_of_the_policy(case: str) -> None:
+    """Also after the end of an episode."""
+    model: Any = network(CHOICE, rnn=GRU).double()
+    obs: Any = torch.rand(N, 3, dtype=torch.float64)
+    if case == "joint":
+        model = joint(model)
+        obs = {"acts": torch.ones(N, 2), "agents/agent_0": obs, "agents/agent_1": obs}
+    actor = Actor(model, N)
+    assert actor.act(obs, None, deterministic=True).hidden_state.dtype == torch.float64
+    actor.forget(np.array([True, *[False] * (N - 1)]))
+    assert actor.act(obs, None, deterministic=True).params.dtype == torch.float64
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("turn", ["one acts", "some act", "all act", "none acts"])
-def test_only_the_agents_that_act_are_evaluated(turn: str, deterministic: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_only_the_agents_that_act_are_evaluated(
+    turn: str, deterministic: bool, dtype: torch.dtype
+) -> None:
     """Their actions are those of a policy that is evaluated for all agents."""
     agents, n = [f"a{i}" for i in range(64)], 8
-    policy = Counting(network(CHOICE))
+    policy = Counting(network(CHOICE)).to(dtype)
     policy.asked = []
     model = JointModel({"main": policy}, dict.fromkeys(agents, "main"))
     generator = torch.Generator().manual_seed(0)
@@ -172,11 +190,12 @@ def test_only_the_agents_that_act_are_evaluated(turn: str, deterministic: bool) 
         acts[torch.arange(n), torch.arange(n) * 7] = True
     elif turn != "none acts":
         acts = torch.rand(n, 64, generator=generator) < (0.3 if turn == "some act" else 2.0)
-    seen = {f"agents/{agent}": torch.rand(n, 3, generator=generator) for agent in agents}
+    seen = {f"agents/{agent}": torch.rand(n, 3, generator=generator).to(dtype) for agent in agents}
     noise, state = model.noise_for(n, generator, deterministic, acts.device), torch.zeros(n, 0)
     some = model.act({**seen, "acts": acts.float()}, state, noise, deterministic)
     every = model.act({**seen, "acts": torch.ones(n, 64)}, state, noise, deterministic)
     assert policy.asked == [*filter(None, [int(acts.sum())]), n * 64]
+    assert some.params.dtype == every.params.dtype == dtype
     for i, agent in enumerate(agents):
         rows = acts[:, i]
         assert torch.equal(some.actions[agent][rows], every.actions[agent][rows])

@@ -14,7 +14,7 @@ from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.core.events import Event, EventInterface, Statistics
-from maze_train.core.types import Tensor, TensorTree, leaves_by_key, on_device
+from maze_train.core.types import Tensor, TensorTree, leaves_by_key, on_device, precise_dtype
 from maze_train.distributions.base import Distribution
 from maze_train.learner.learner import Learner
 from maze_train.learner.optimizers import norm_of
@@ -183,30 +183,31 @@ def _part_metrics(
     mode = part.mode(params)
     assert isinstance(mode, torch.Tensor)
     if isinstance(space, MultiBinary):
-        return [(ImitationEvents.multi_binary_accuracy, (mode == actions).double().mean())]
+        return [(ImitationEvents.multi_binary_accuracy, _mean(mode == actions))]
     if isinstance(space, Box):
         chosen, recorded = part.to_env(mode), part.to_env(actions)
         assert isinstance(chosen, torch.Tensor)
         assert isinstance(recorded, torch.Tensor)
-        deviation = (chosen.double() - recorded.double()).abs()
+        precise = precise_dtype(chosen.device)
+        deviation = (chosen.to(precise) - recorded.to(precise)).abs()
         return [(ImitationEvents.box_mean_abs_deviation, deviation.mean())]
     sizes = choice_sizes(space)
     ranks = _ranks(sizes, part, params, actions)
     events = ImitationEvents
-    found = [(events.discrete_accuracy, _share(ranks, 1))]
+    found = [(events.discrete_accuracy, _mean(ranks <= 1))]
     for event, k, least in (
         (events.discrete_top_5_accuracy, 5, TOP_5_MIN),
         (events.discrete_top_10_accuracy, 10, TOP_10_MIN),
     ):
         columns = [column for column, size in zip(ranks.T, sizes, strict=True) if size > least]
         if columns:
-            found.append((event, _share(torch.stack(columns), k)))
-    return [*found, (events.discrete_action_rank, ranks.double().mean())]
+            found.append((event, _mean(torch.stack(columns) <= k)))
+    return [*found, (events.discrete_action_rank, _mean(ranks))]
 
 
-def _share(ranks: Tensor, k: int) -> Tensor:
-    """Return the fraction of ranks that are at most k."""
-    return (ranks <= k).double().mean()
+def _mean(values: Tensor) -> Tensor:
+    """Return the mean of integers, or the fraction of true values."""
+    return values.to(precise_dtype(values.device)).mean()
 
 
 def _ranks(sizes: Sequence[int], part: Distribution, params: Tensor, actions: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from maze_train.algorithms.bc.data import BatchLoader, TransitionData
 from maze_train.algorithms.bc.learner import BCBatch, BCLoss, ImitationEvents, ImitationMetrics
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Statistics
-from maze_train.core.types import tree_leaves, tree_map
+from maze_train.core.types import precise_dtype, tree_leaves, tree_map
 from maze_train.learner.config import Progress
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import device_of
@@ -127,6 +127,7 @@ class BCValidationEvaluator(Evaluator):
         policy = modules_of(policy)[self._policy]
         assert isinstance(policy, PolicyModel)
         device, statistics, bonus = device_of(policy), Statistics(), 0.0
+        precise = precise_dtype(device)
         for obs, actions in self.data.blocks(BLOCK_NBYTES):
             obs = tree_map(lambda x: x.to(device), obs)
             actions = tree_map(lambda x: x.to(device), actions)
@@ -137,8 +138,8 @@ class BCValidationEvaluator(Evaluator):
                 *self._metrics(params, actions),
             ]
             for event, value in found:
-                statistics.record(event, value.double().mean(), float(len(params)))
-            bonus += float(self._loss.bonus(params).double().sum())
+                statistics.record(event, value.to(precise).mean(), float(len(params)))
+            bonus += float(self._loss.bonus(params).to(precise).sum())
         means = {tag.partition("/")[2]: value for tag, value in statistics.reduce().items()}
         loss = means["policy_loss"] - bonus / self.data.num_samples
         named = {"loss": loss, **means}

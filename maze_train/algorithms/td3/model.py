@@ -182,7 +182,7 @@ class NoisyActions(Distribution):
 
     def to_env(self, actions: Tensor) -> Tensor:
         """Return c + h x, rounded for integer boxes, [..., *space.shape]."""
-        return self._scale.to_bounds(actions.to(self._scale.work_dtype))
+        return self._scale.to_bounds(self._scale.prepared(actions))
 
     def from_env(self, actions: Tensor) -> Tensor:
         """Return x = (actions - c) / h, float32, [..., *space.shape]."""
