@@ -134,9 +134,12 @@ def without_secrets(command: Iterable[str]) -> list[str]:
 def installed_packages() -> Mapping[str, str]:
     """Return the version of each installed package by name, without importing them."""
     # Directory names suffice; reading the metadata of each package takes 0.2 s.
-    folders = [Path(entry) for entry in sys.path if os.path.isdir(entry)]
-    names = (path.stem.split("-", 1) for folder in folders for path in folder.glob("*.dist-info"))
-    return MappingProxyType({name[0]: name[1] for name in sorted(names) if len(name) == 2})
+    found: dict[str, str] = {}
+    for entry in reversed(sys.path):  # Packages of the first entry are imported.
+        for path in sorted(Path(entry).glob("*.dist-info")) if os.path.isdir(entry) else ():
+            name, _, version = path.stem.rpartition("-")
+            found |= {name: version} if name else {}
+    return MappingProxyType(dict(sorted(found.items())))
 
 
 def _code_folders(config: TrainConfig) -> list[str]:

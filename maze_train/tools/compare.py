@@ -135,13 +135,37 @@ class Comparison:
 
 def differing_code(runs: Sequence[Run]) -> list[str]:
     """Return a line for each version or commit that differs between runs that recorded it."""
+    names = repository_names([list(run.commits) for run in runs])
+    found: dict[str, Counter[str]] = {}
+    for run in runs:
+        commits = {f"commit of {names[folder]}": commit for folder, commit in run.commits.items()}
+        for name, value in {**commits, **run.versions}.items():
+            found.setdefault(name, Counter())[value] += 1
     lines = []
-    for name in dict.fromkeys(name for run in runs for name in run.code):
-        counts = Counter(run.code[name] for run in runs if name in run.code)
+    for name, counts in found.items():
         if len(counts) > 1:
             listed = ", ".join(f"{value} (runs: {count})" for value, count in counts.most_common())
             lines.append(f"{name}: {listed}")
     return lines
+
+
+def repository_names(folders_of_runs: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Return a name for each repository: the end of its path that is unique within each run.
+
+    Args:
+        folders_of_runs: Directories of the repositories of each run. Between runs, directories with
+            the same name are assumed to be copies of one repository.
+    """
+    names: dict[str, str] = {}
+    for folder in dict.fromkeys(folder for folders in folders_of_runs for folder in folders):
+        parts = Path(folder).parts
+        for length in range(1, len(parts) + 1):
+            end = parts[-length:]
+            counts = (sum(Path(x).parts[-length:] == end for x in own) for own in folders_of_runs)
+            names[folder] = "/".join(end)
+            if all(count < 2 for count in counts):
+                break
+    return names
 
 
 def compare_runs(

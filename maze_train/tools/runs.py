@@ -7,10 +7,12 @@ Edge of the Statistical Precipice, arXiv:2108.13264, sections 4.1 and 4.3.
 from __future__ import annotations
 
 import glob
+import hashlib
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,10 +39,10 @@ PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "checkpoint")
 """Settings and sections that do not distinguish configurations."""
 
-COMPARED = ("maze_train", "torch", "numpy", "gymnasium")
-"""Packages whose versions are compared."""
-SHORT_COMMIT = 10
-"""Number of characters of a commit that are shown."""
+COMPARED = ("python", "maze_train", "torch", "numpy", "gymnasium")
+"""Python and packages, whose versions are compared."""
+SHORT_COMMIT, SHORT_DIGEST = 10, 6
+"""Number of characters of a commit, and of the digest of changes, that are shown."""
 
 SELECTING = ("n_episodes", "opponents", "metric", "mode")
 """Evaluation settings that determine how the best policy is selected."""
@@ -71,8 +73,12 @@ class Run:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Evaluation settings by which the best policy was selected."""
 
-    code: dict[str, str] = field(default_factory=dict)
-    """Versions and git commits of the code of the run by name; empty if they were not recorded."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of Python and packages by name, as far as they were recorded."""
+
+    commits: dict[str, str] = field(default_factory=dict)
+    """Git commits by directory of the repository. `+` and a digest follow if there were uncommitted
+    changes, `?` if changes were not recorded."""
 
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
         """Return steps, seconds and values where the metric is finite."""
@@ -181,29 +187,38 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         evaluation = build_dataclass(EvaluationConfig, selecting, "evaluation")
         evaluation = _with_loss(evaluation, settings, rows)
         task, code = task_name(settings), code_of(directory)
-        return Run(directory, task, algorithm, seed, flat, rows, evaluation, code)
+        return Run(directory, task, algorithm, seed, flat, rows, evaluation, *code)
     except (KeyError, TypeError, AttributeError, ConfigError) as cause:
         raise RunDirectoryError(f"{CONFIG} is not the configuration of a run: {cause}") from cause
 
 
-def code_of(directory: Path) -> dict[str, str]:
-    """Return versions and git commits of the code at the last start of a run.
+def code_of(directory: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return versions and commits at the last start of a run; see `Run`.
 
-    Commits of code with uncommitted changes end with `+`. Empty without an `environment.json`, or
-    if it is damaged.
+    Values of unexpected types in `environment.json` are ignored, and damaged files.
     """
-    try:
+    last: object = None
+    with suppress(RunDirectoryError, IndexError):
         last = RunDirectory(directory).read_starts()[-1]
-        packages = {name: last["packages"][name] for name in COMPARED if name in last["packages"]}
-        commits = {
-            f"commit of {Path(found['directory']).name}": (
-                f"{found['commit'][:SHORT_COMMIT]}{'+' if found['diff'] else ''}"
-            )
-            for found in last["repositories"]
-        }
-        return {**commits, "python": last["python"], **packages}
-    except (RunDirectoryError, IndexError, KeyError, TypeError, AttributeError):
-        return {}
+    versions: dict[str, str] = {}
+    commits: dict[str, str] = {}
+    if isinstance(last, dict):
+        packages, repositories = last.get("packages"), last.get("repositories")
+        found = {**(packages if isinstance(packages, dict) else {}), "python": last.get("python")}
+        versions = {name: found[name] for name in COMPARED if isinstance(found.get(name), str)}
+        for repository in repositories if isinstance(repositories, list) else ():
+            match repository:
+                case {"directory": str(folder), "commit": str(commit), "diff": str() | None}:
+                    commits[folder] = commit[:SHORT_COMMIT] + _changes(repository["diff"])
+    return versions, commits
+
+
+def _changes(diff: str | None) -> str:
+    """Return the suffix of a commit for uncommitted changes."""
+    if diff is None:
+        return "?"
+    digest = hashlib.sha256(diff.encode(errors="replace")).hexdigest()
+    return f"+{digest[:SHORT_DIGEST]}" if diff else ""
 
 
 def _with_loss(

@@ -19,7 +19,7 @@ from short_runs import short_run
 from maze_train import train
 from maze_train.core.errors import EnvError
 from maze_train.run import provenance
-from maze_train.run.provenance import without_secrets
+from maze_train.run.provenance import installed_packages, without_secrets
 from maze_train.tracking import run_log
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -68,6 +68,20 @@ def test_every_start_is_recorded() -> None:
     assert first["packages"]["gymnasium"] == gymnasium.__version__
     assert (first["working_directory"], first["gpus"]) == (os.getcwd(), [])
     assert first["command"] == sys.orig_argv
+
+
+def test_the_first_of_two_packages_is_the_one_that_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a virtual environment that sees the packages of the system."""
+    for name in ("one/some_tool-1.0", "two/some_tool-2.0", "two/other-1.0", "one/broken"):
+        Path(f"{name}.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", ["absent", "one", "two"])
+    installed_packages.cache_clear()
+    try:
+        assert installed_packages() == {"other": "1.0", "some_tool": "1.0"}
+    finally:
+        installed_packages.cache_clear()
 
 
 def test_code_in_git(repository: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -231,21 +232,60 @@ def test_a_damaged_run_is_left_out(tmp_path: Path, file: str, text: str, reason:
     assert left.reason.removeprefix(f"{bad}/").startswith(reason)
 
 
+def write_starts(folder: Path, *starts: object) -> None:
+    """Write runs, and the start of each."""
+    write_runs(folder, *[[float(seed)] for seed in range(len(starts))])
+    for seed, start in enumerate(starts):
+        content = json.dumps({"starts": [{}, start]})
+        (folder / str(seed) / "environment.json").write_text(content)
+
+
+def code(diff: object, directory: object = "/code/agent", commit: object = "a1" * 20) -> Any:
+    """A start with one repository."""
+    found = {"directory": directory, "commit": commit, "diff": diff}
+    return {"python": "3.11.7", "packages": {"torch": "2.6"}, "repositories": [found]}
+
+
 def test_runs_of_different_code(tmp_path: Path) -> None:
-    """Versions and commits that differ are listed with the number of runs; `+`: changed code."""
-    write_runs(tmp_path, [1.0], [2.0], [3.0], [4.0])
-    for seed, (commit, diff, torch) in enumerate([("a1", "", "2.6"), ("a1", "", "2.7")]):
-        code = {"directory": "/code/agent", "commit": commit * 20, "diff": diff}
-        start = {"python": "3.11.7", "packages": {"torch": torch}, "repositories": [code]}
-        (tmp_path / str(seed) / "environment.json").write_text(json.dumps({"starts": [start]}))
-    changed = {**code, "diff": "-old"}
-    starts = {"starts": [{}, {**start, "repositories": [changed]}]}
-    (tmp_path / "2" / "environment.json").write_text(json.dumps(starts))
-    (tmp_path / "3" / "environment.json").write_text("{")
+    """Versions and commits that differ are listed, each with its changes if these are known."""
+    newer = {**code(""), "packages": {"torch": "2.7"}}
+    write_starts(tmp_path, code(""), newer, code("-old"), code("-new"), code(None))
     text = str(compared(tmp_path))
-    assert "\ncommit of agent: a1a1a1a1a1 (runs: 2), a1a1a1a1a1+ (runs: 1)\n" in text
-    assert "torch: 2.7 (runs: 2), 2.6 (runs: 1)" in text
+    same = re.escape("commit of agent: a1a1a1a1a1 (runs: 2), ")
+    assert re.search(rf"\n{same}(a1a1a1a1a1\+[0-9a-f]{{6}} \(runs: 1\), ){{2}}a1a1a1a1a1\?", text)
+    assert "torch: 2.6 (runs: 4), 2.7 (runs: 1)" in text
     assert "python" not in text
+
+
+def test_repositories_of_the_same_name(tmp_path: Path) -> None:
+    """Their paths are shown as far as they differ; those of other machines have the same names."""
+    one, two = ("x", "0"), ("y", "1")
+    pairs = [("/home/ada", one, two), ("/root", one, two), ("/root", one, ("y", "2")), ("/u", one)]
+    starts = []
+    for home, *found in pairs:
+        repositories = [code("", f"{home}/{at}/code", commit * 40) for at, commit in found]
+        starts.append({"repositories": [own["repositories"][0] for own in repositories]})
+    write_starts(tmp_path, *starts)
+    told = [line for line in str(compared(tmp_path)).splitlines() if line.startswith("commit of")]
+    assert told == [f"commit of y/code: {'1' * 10} (runs: 2), {'2' * 10} (runs: 1)"]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        None, [], "text", *({**code(3), key: value} for key, value in [
+            ("python", [3]), ("packages", ["torch"]), ("packages", {"torch": {}}),
+            ("repositories", {"a": 1}), ("repositories", [3, {}, []]),
+        ]), code(3), code("", 3), code("", "/agent", 3), code("", "/agent", None), code({"-": "+"}),
+    ],
+)  # fmt: skip
+def test_code_that_cannot_be_read(start: object, tmp_path: Path) -> None:
+    """Values of other types are ignored, and the other values are still compared."""
+    write_starts(tmp_path, start, code(""), {**code("-old"), "python": "3.12.1"})
+    (write_run(tmp_path / "damaged", [9.0], seed=9) / "environment.json").write_text("{")
+    text = str(compared(tmp_path))
+    assert "commit of agent: a1a1a1a1a1 (runs: 1), a1a1a1a1a1+" in text
+    assert "\npython: 3.1" in text
 
 
 def test_names_of_strangers(tmp_path: Path) -> None:
