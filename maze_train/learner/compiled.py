@@ -27,8 +27,8 @@ Record: TypeAlias = "tuple[Event, float | Tensor, tuple[float, ...]]"
 PARTS = compiler_parts()
 BACKEND = "inductor"
 MAX_GRAPHS = 64
-"""Maximum number of graphs per function and process; PyTorch's default of 8 is too low for several
-learners."""
+"""Maximum number of graphs per function and process. PyTorch's default of 8 is too low if a process
+creates several learners."""
 
 
 class Compiled(Autograd[Batch]):
@@ -101,7 +101,7 @@ class CompiledLosses(Compiled[Batch]):
             raise ConfigError(
                 "algorithm.compile",
                 f"the loss of {self._name} cannot be compiled as a whole "
-                f"({str(error).splitlines()[0]}); expected forward or none",
+                f"({str(error).splitlines()[0]}); use forward or none",
                 "update",
             ) from error
         for event, value, weight in records:
@@ -109,7 +109,7 @@ class CompiledLosses(Compiled[Batch]):
         return loss
 
     def _recorded(self, module_id: str, batch: Batch) -> tuple[Tensor, list[Record]]:
-        """Return the loss and its recorded values: compiled graphs cannot call `Statistics`."""
+        """Return the loss and the recorded values, as compiled graphs cannot call `Statistics`."""
         recorder = Recorder()
         return self._loss_of(module_id, batch, recorder), recorder.records
 

@@ -12,14 +12,14 @@ from maze_train.core.state_files import dumps, loads
 from maze_train.learner.modules import Chosen
 
 FUNCTION = "<function>"
-"""Placeholder for a function, which a state cannot contain."""
+"""Placeholder for functions, which are not saved."""
 
 WITH_PARTS = ("modules", "optimizers")
-"""Components with parts."""
+"""Components that consist of one part per module or optimizer."""
 
 
 def parts_of(state: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
-    """Return the components of a state by name, each with its keys."""
+    """Return the components of a state: name -> (key of the state, key of the part or None)."""
     parts: dict[str, tuple[str, str | None]] = {}
     for key, value in state.items():
         if key in WITH_PARTS:
@@ -113,10 +113,10 @@ def check_chosen(modules: Collection[str], chosen: Chosen) -> None:
         return
     known = ", ".join(modules)
     if isinstance(chosen, str):
-        raise ConfigError("policies_to_train", f"expected a list of ids, of: {known}", chosen)
+        raise ConfigError("policies_to_train", f"expected a list of ids from: {known}", chosen)
     for module_id in chosen:
         if module_id not in modules:
-            problem = f"no such module; there are: {known}"
+            problem = f"no such module; available: {known}"
             raise ConfigError("policies_to_train", problem, module_id)
 
 
@@ -127,4 +127,4 @@ def _is_within(name: str, component: str) -> bool:
 def _check_known(key: str, name: str, parts: Mapping[str, Any]) -> None:
     if not any(_is_within(part, name) for part in parts):
         known = ", ".join(parts)
-        raise ConfigError(key, f"no such component; there are: {known}", name)
+        raise ConfigError(key, f"no such component; available: {known}", name)

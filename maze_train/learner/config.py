@@ -36,9 +36,9 @@ class Schedule(Settings):
 
     `linear_0.001` decreases from 0.001 to 0 over the run; `{start: 0.001, end: 0.0001}` changes
     from `start` to `end`; `{points: [[0, 0.001], [0.5, 0.0001]], by: progress}` interpolates
-    between points; `[[0, 0.001], [50_000, 0.0001]]` does so by environment steps. `adaptive_kl`,
-    `adaptive_kl_0.02` and `{adaptive_kl: 0.02, start: 0.001}` adapt the learning rate of PPO to the
-    KL divergence of each update; see `learner.optimizers.adapted_rate`.
+    between points; `[[0, 0.001], [50_000, 0.0001]]` interpolates between environment steps.
+    `adaptive_kl`, `adaptive_kl_0.02` and `{adaptive_kl: 0.02, start: 0.001}` adapt the learning
+    rate of PPO to the KL divergence of each update; see `learner.optimizers.adapted_rate`.
     """
 
     start: float | None = None
@@ -48,8 +48,8 @@ class Schedule(Settings):
     """Value at the end of the run (after the last update)."""
 
     points: list[list[float]] | None = None
-    """Pairs [x, value] with increasing x, instead of `start` and `end`. Constant before the first
-    and after the last point."""
+    """Pairs [x, value] with increasing x, instead of `start` and `end`. The value is constant
+    before the first and after the last point."""
 
     by: Literal["progress", "env_steps", "updates"] = "progress"
     """Unit of x: fraction of the run in [0, 1], environment steps, or updates."""
@@ -71,7 +71,7 @@ class Schedule(Settings):
             return
         for key in ("min", "max"):
             if getattr(self, key) != getattr(Schedule, key):
-                raise ConfigError(key, "needs adaptive_kl; leave it out", getattr(self, key))
+                raise ConfigError(key, "has no effect without adaptive_kl", getattr(self, key))
         if self.points is None:
             if self.start is None or self.end is None or self.by != "progress":
                 raise ConfigError(
@@ -86,7 +86,7 @@ class Schedule(Settings):
             raise ConfigError("points", "expected a list of pairs [x, value]", self.points)
         xs = [x for x, _ in self.points]
         if any(a >= b for a, b in pairwise(xs)):
-            raise ConfigError("points", "expected growing x", self.points)
+            raise ConfigError("points", "x values must be increasing", self.points)
         if not (xs[0] >= 0 and (self.by != "progress" or xs[-1] <= 1)):
             raise ConfigError(
                 "points",
@@ -141,7 +141,7 @@ class Schedule(Settings):
                 return cls(points=pairs, by="env_steps")
         raise ConfigError(
             "",
-            "expected pairs [environment steps, value] with growing steps from 0, such as "
+            "expected pairs [environment steps, value] with increasing steps >= 0, such as "
             "[[0, 1e-3], [100_000, 1e-4]]",
             points,
         )
@@ -183,7 +183,7 @@ def check_schedule(
     if is_adaptive(value):
         raise ConfigError(
             key,
-            f"{ADAPTIVE} is for algorithm.lr of ppo, which measures how far its policy moves; "
+            f"{ADAPTIVE} is only supported for algorithm.lr of ppo; "
             "expected a number, linear_<start>, or a schedule such as {start: 0.001, end: 0}",
             str(value),
         )
@@ -197,9 +197,9 @@ class LearnerGroupConfig(Settings):
     """Settings of the learner group."""
 
     n_learners: int = 1
-    """Number of data-parallel learners, in [1, 1024]. Each one computes a part of every minibatch;
-    results match a single learner up to rounding. The first learner runs in the main process, the
-    others in separate processes, with the settings of `runner=local`."""
+    """Number of data-parallel learners, in [1, 1024]. Each learner computes the gradients of a
+    shard of every minibatch; results match a single learner up to rounding. The first learner runs
+    in the main process, the others in separate processes, with the settings of `runner=local`."""
 
     device: str | None = None
     """Device of the learners and of the acting networks; null: `algorithm.device`. `cuda`: one GPU
@@ -214,7 +214,8 @@ class LearnerGroupConfig(Settings):
     while the next batch is collected; 0 updates synchronously."""
 
     drop_when_full: bool = False
-    """Whether to drop (and count) batches when the queue is full; otherwise collection waits."""
+    """Whether to drop (and count) batches if the queue is full. If false, collection pauses until
+    the queue has space."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -330,8 +331,8 @@ class OptimizerSettings(Settings):
 
     on_non_finite: Literal["raise", "skip", "zero"] = field(default="raise", metadata=ON_RESUME)
     """What to do if an observation, reward, loss or gradient is NaN or infinite: raise: stop with
-    an error that names it; skip: drop (and count) the episode or the gradient step; zero: like
-    skip, but replace only the non-finite entries of gradients by 0."""
+    an error that names the value; skip: drop (and count) the episode or the gradient step; zero:
+    like skip, but non-finite entries of gradients are replaced by 0 and the step is applied."""
 
     @property
     def accumulated_minibatches(self) -> int:
@@ -378,8 +379,8 @@ class GradientSettings(OptimizerSettings):
     module_settings: ClassVar[tuple[str, ...]] = ("lr_scheduler", "grad_clip_by")
 
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What `max_grad_norm` limits: the norm of the whole gradient, the norm of each parameter's
-    gradient, or the absolute value of each entry."""
+    """Quantity limited by `max_grad_norm`: the norm of the whole gradient, the norm of each
+    parameter's gradient, or the absolute value of each entry."""
 
     matmul_precision: Literal["highest", "high", "medium"] | None = None
     """Precision of matrix products in updates: `highest`: float32; `medium`: bfloat16 factors with
@@ -393,16 +394,16 @@ class GradientSettings(OptimizerSettings):
 
     lr_factors: dict[str, float] = field(default_factory=dict)
     """Factors (>= 0) of the learning rate by name of a parameter or submodule, such as `{trunk:
-    0.1, critic: 2}`. The first matching name applies."""
+    0.1, critic: 2}`. If several names match a parameter, the first one applies."""
 
     freeze: list[Freeze] = field(default_factory=list)
     """Parameters to freeze in all updates (`[trunk]`) or in some (`[{params: [trunk], stop:
-    100}]`). The optimizer state of frozen parameters does not change either."""
+    100}]`). The optimizer state of frozen parameters is unchanged."""
 
     loss_function: dict[str, Any] | None = None
     """Custom loss that replaces the loss of the algorithm: `{_target_: my_package.my_loss, key:
-    value}`. Called with learner, module ID, minibatch and statistics, and these keyword
-    arguments."""
+    value}`. The function is called with learner, module ID, minibatch, statistics, and these
+    keyword arguments."""
 
     autocast: Literal["none", "bfloat16", "float16"] = "none"
     """Data type of networks during loss computation (mixed precision). `float16` uses loss scaling
@@ -430,7 +431,7 @@ class GradientSettings(OptimizerSettings):
 
     @property
     def fixed_settings(self) -> dict[str, str]:
-        """Learning rates may not change if a PyTorch scheduler changes them."""
+        """Settings that cannot change during a run, with the reason; see `Settings`."""
         if self.lr_scheduler is None:
             return super().fixed_settings
         reason = "algorithm.lr_scheduler changes the learning rate; set a schedule instead"

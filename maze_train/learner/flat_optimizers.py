@@ -36,7 +36,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
     """
 
     is_elementwise: ClassVar[bool] = True
-    """Whether a flat vector of parameters gives identical steps."""
+    """Whether one step on a flat vector equals separate steps of the parameters."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
             self.step()
         finally:
             for param in params:
-                param.grad = None  # A view of the caller's memory.
+                param.grad = None  # The gradient was a view of the caller's memory.
         moved = _length([p - b for p, b in zip(params, before, strict=True)])
         length = _length(before)
         if length == 0.0:
@@ -163,7 +163,7 @@ class SGD(Optimizer):
     p <- p - lr * v
 
     In contrast to `torch.optim.SGD`, gradients are weighted by 1 - momentum, so the momentum does
-    not change the effective learning rate: lr = 0.1 here corresponds to lr = 0.01 in
+    not change the effective learning rate: lr = 0.1 in this class corresponds to lr = 0.01 in
     `torch.optim.SGD` with momentum 0.9. The first steps are shorter.
 
     Args:
@@ -257,13 +257,13 @@ class RMSpropTF(Optimizer):
     p <- p + m
 
     `torch.optim.RMSprop` instead starts with n = 0, so that its first step has size lr / sqrt(1 -
-    alpha) regardless of the gradient, and adds eps outside of the square root: for small gradients,
-    eps = 0.1 here corresponds to eps = 0.32 there.
+    alpha) regardless of the gradient, and adds eps outside of the square root. For small gradients,
+    eps = 0.1 in this class corresponds to eps = 0.32 in `torch.optim.RMSprop`.
 
     Args:
         params: Parameters, or groups of them; None selects the parameters of the policy passed to
             `setup`.
-        lr: Learning rate, >= 0. The momentum buffer contains steps scaled by the rate at the time.
+        lr: Learning rate, >= 0. Gradients are scaled by lr before they enter the momentum buffer.
         alpha: Decay rate of the mean square, in [0, 1].
         eps: Constant added to the mean square, in squared units of the gradient, > 0.
         momentum: Momentum factor, in [0, 1].

@@ -23,9 +23,9 @@ class LearnerGroup(Learners):
     """Data-parallel learners: one in this process and the others in separate processes.
 
     All learners receive the same experience and have bit-for-bit identical weights and state. Each
-    computes values for a part of the experience and gradients for every n-th sample of a minibatch;
-    one all-reduce per gradient step sums the gradients (see `Shard`). The modules of the first
-    learner act and are saved. The other learners are started on first use.
+    learner computes values for a slice of the experience and gradients for every n-th sample of a
+    minibatch. One all-reduce per gradient step sums the gradients (see `Shard`). Only the modules
+    of the first learner are used for acting and saved. The other learners are started on first use.
 
     If `place` allows restarts, a learner that dies or hangs is restarted, and all learners repeat
     the update.
@@ -90,8 +90,8 @@ class LearnerGroup(Learners):
     ) -> Statistics:
         """Queue an update on a copy of the experience; a background thread runs it.
 
-        Weights may change at any time, so actors need a copy, which `after` can send. All other
-        methods wait for pending updates.
+        The background thread may change the weights at any time, so actors need a copy of the
+        weights; `after` can send this copy. All other methods wait for pending updates.
 
         Args:
             experience: The experience.
@@ -104,7 +104,7 @@ class LearnerGroup(Learners):
 
         Raises:
             ConfigError: If there is no queue (`learner_group.queue_size`).
-            MazeTrainError: If an earlier update raised one.
+            MazeTrainError: If an earlier update raised this error.
         """
         if self._queue is None:
             size_of_queue, drops = self.settings.queue_size, self.settings.drop_when_full
@@ -154,7 +154,7 @@ class LearnerGroup(Learners):
         """Add a module to every learner; see `Learner.add_module`.
 
         Raises:
-            ConfigError: See `Learner.add_module`; also if the module does not support several
+            ConfigError: If `Learner.add_module` raises it, or the module does not support several
                 learners.
         """
         how: dict[str, Any] = {"frozen": frozen, "like": like, "overrides": overrides}
@@ -168,6 +168,6 @@ class LearnerGroup(Learners):
         return added
 
     def _change(self) -> None:
-        """Synchronise the other learners with the first one before their next call."""
+        """Synchronise the other learners with the first learner before their next call."""
         if self._others is not None:
             self._others.are_equal = False

@@ -67,8 +67,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     most_empty_updates: ClassVar[int] = 1
     """Maximum number of consecutive updates without a finite gradient."""
     gradients_by_hand: ClassVar[Mapping[str, object]] = {}
-    """Settings for which `analytic_loss` computes the losses that this class defines. Autograd
-    computes the gradients of a subclass that defines losses without this attribute."""
+    """Settings and values for which `analytic_loss` matches the losses of this class. If a subclass
+    overrides a loss without this attribute, autograd computes the gradients."""
 
     config: OptimizerSettings
     policies_to_train: Chosen = None
@@ -77,7 +77,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     watch: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
     """Wraps the iterator over minibatches, given their maximum number (for progress bars)."""
     parallel: SingleLearner = SingleLearner()
-    """How this learner takes part in gradient steps: alone or data-parallel."""
+    """Strategy of gradient steps: a single learner, or one of several data-parallel learners."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
     """Constructor arguments, used by other processes to create an identical learner."""
 
@@ -183,9 +183,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Learn from prepared minibatches; `preprocess` and `minibatches` are not called.
 
         Args:
-            minibatches: Minibatches of the single module, or of modules by ID. Each one is
-                requested after the previous gradient step.
-            progress: See `update`, also for return value and exceptions.
+            minibatches: Minibatches of the single module, or of modules by ID. The iterator is
+                advanced after each gradient step.
+            progress: Progress of training; see `update` for the return value and exceptions.
         """
         statistics = Statistics()
         self.before_gradient_based_update(progress, statistics)
@@ -262,7 +262,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.modules.check_finite(f"update {self.weights_seq_no}")
 
     def forget_episodes(self, envs: Tensor) -> None:
-        """Reset statistics of running episodes in environments `[B]` whose episode was lost."""
+        """Reset the statistics of running episodes; `envs` marks aborted episodes, `[B]` bool."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Called first in each update: sets learning rates, frozen parameters and schedules."""
@@ -307,15 +307,15 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Return the samples of a minibatch that the learner `rank` of `count` uses.
 
         Returns:
-            Samples `rank`, `rank + count`, ... (if there are none, arbitrary ones); their number (0
-            in that case); the total number of samples.
+            Samples `rank`, `rank + count`, ..., their number, and the size of the minibatch. If the
+            minibatch has at most `rank` samples, arbitrary samples and the number 0.
         """
         return shard_rows(batch, rank, count)
 
     def compute_losses(
         self, minibatch: Mapping[str, Batch], statistics: Statistics
     ) -> dict[str, Tensor]:
-        """Return the loss of each module; override for losses that depend on several modules."""
+        """Return the loss of each module; override if a loss depends on several modules."""
         losses = {}
         for module_id, batch in minibatch.items():
             self.parallel.turn_to(module_id)
@@ -376,9 +376,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return False
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return the optimizers that take part in a gradient step: modules with a loss.
+        """Return the optimizers that take a gradient step: the optimizers of modules with a loss.
 
-        Other optimizers must not step: momentum would change their parameters.
+        Other optimizers must not step, since momentum would change their parameters.
         """
         return [o for (module_id, _), o in self.optimizers.items() if module_id in losses]
 
@@ -397,7 +397,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return self.steps.clip(self.active)
 
     def apply_gradients(self) -> None:
-        """Take one step with each active optimizer, which skips gradients that are not finite."""
+        """Take one step with each active optimizer; steps with non-finite gradients are skipped."""
         self.steps.apply(self.active)
 
     def after_gradient_step(self) -> None:
@@ -415,8 +415,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def config_of(self, module_id: str) -> Any:
         """Return the settings of a module: `config` with its `algorithm.overrides`.
 
-        Schedules in `scheduled_settings` are replaced by their current values, tensors (0-d) on the
-        device that the next update overwrites.
+        Schedules in `scheduled_settings` are replaced by their current values: 0-d tensors on the
+        device, which the next update overwrites.
         """
         return self.modules.config_of(module_id)
 
@@ -427,9 +427,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
         Args:
             module_id: ID of the new module, without `/`.
-            module: The module; a function without
-                arguments that creates it; or weights (of `get_weights` or a saved policy) for a
-                copy of the module `like`.
+            module: The module, a function without arguments that creates it, or weights (from
+                `get_weights` or a saved policy) for a copy of the module `like`.
             **how: `frozen`, `like` and `overrides`, see `ModuleOptions`.
 
         Returns:
@@ -494,13 +493,13 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.modules.frozen.remove(module_id)
 
     def may_learn(self, module_id: str) -> bool:
-        """Return whether a module can be trained at all."""
+        """Return whether a module is selected for training and not frozen."""
         chosen = self.policies_to_train
         is_chosen = chosen is None or callable(chosen) or module_id in chosen
         return is_chosen and module_id not in self.modules.frozen
 
     def should_module_be_updated(self, module_id: str, experience: object) -> bool:
-        """Return whether to train a module on its experience (otherwise it is dropped)."""
+        """Return whether to train a module on its experience; otherwise drop the experience."""
         how = self.policies_to_train
         return self.may_learn(module_id) and (not callable(how) or how(module_id, experience))
 
@@ -510,7 +509,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.configure_optimizers_for_module(module_id)
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
-        """Register the optimizers of a module; the default is one optimizer for all parameters."""
+        """Register the optimizers of a module; by default one optimizer for all parameters."""
         config = self.config_of(module_id)
         self.register_optimizer(
             module_id,
@@ -586,7 +585,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             ConfigError: If the optimizer does not exist.
         """
         if (module_id, name) not in self.optimizers:
-            problem = f"no such optimizer; there are: {', '.join(map('/'.join, self.optimizers))}"
+            problem = f"no such optimizer; available: {', '.join(map('/'.join, self.optimizers))}"
             raise ConfigError("optimizer", problem, f"{module_id}/{name}")
         return self.optimizers[module_id, name]
 
@@ -632,11 +631,11 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`.
+        """Restore a state returned by `state_dict`.
 
         Raises:
-            ConfigError: If `state` has other modules, or its `policies_to_train` was a function and
-                this learner has none.
+            ConfigError: If the state has other modules, or `policies_to_train` was a function when
+                the state was saved and this learner has no such function.
         """
         if state["modules"].keys() != self.modules.keys():
             problem = (
@@ -658,10 +657,11 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.steps.scaler.load_state_dict(state["loss_scaler"])
 
     def _restore_who_learns(self, state: Mapping[str, Any]) -> None:
-        """Restore `policies_to_train`, and create the optimizers of these modules.
+        """Restore `policies_to_train`, and create the optimizers of the selected modules.
 
         Raises:
-            ConfigError: If `policies_to_train` was a function and this learner has none.
+            ConfigError: If `policies_to_train` was a function when the state was saved and this
+                learner has no such function.
         """
         for module_id in self.modules:
             had = any(name.startswith(f"{module_id}/") for name in state["optimizers"])
@@ -672,7 +672,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         if chosen != FUNCTION:
             self.policies_to_train = chosen
         elif not callable(self.policies_to_train):
-            problem = "was a function, which a state cannot contain; set it before loading"
+            problem = "was a function, and functions are not saved; set it before loading"
             raise ConfigError("policies_to_train", problem, self.policies_to_train)
 
     def get_state(
@@ -682,7 +682,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return select(self.state_dict(), components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the components in `state`, a result of `get_state`; others do not change.
+        """Restore components returned by `get_state`; other components are unchanged.
 
         Raises:
             ConfigError: If the learner does not have a component.
@@ -706,7 +706,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """Create a learner from the arguments, and load a file written by `save_to_path`.
+        """Create a learner from the arguments and load a file written by `save_to_path`.
 
         Raises:
             ConfigError: If the path is a run directory. Use `load_learner` instead.

@@ -117,9 +117,9 @@ class Learners:
         return {"learner": self.first.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`, which may come from a different number of learners."""
+        """Restore a state; the number of learners may differ from the saved run."""
         self.first.load_state_dict(state["learner"])
         self._change()
 
     def _change(self) -> None:
-        """Called after the first learner was changed by other means than an update."""
+        """Called after the first learner was changed outside of an update."""

@@ -1,6 +1,6 @@
 """Strategies to compute losses and gradients: autograd and analytic gradients.
 
-`maze_train.learner.compiled` has compiled losses. The results differ by rounding only.
+`maze_train.learner.compiled` adds compiled losses. All strategies agree up to rounding.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Analytic(Autograd[Batch]):
         self._backward: list[Callable[[], object]] = []
 
     def begin(self) -> None:
-        """Select the modules of this update: networks and methods may have changed."""
+        """Select the modules with analytic gradients; networks and methods may have changed."""
         self._backward.clear()
         self._modules = self._find_modules()
 
@@ -106,8 +106,8 @@ def declares_gradients(
     Args:
         learner: The learner.
         config: Settings of the module.
-        methods: Names of the methods that the analytic gradients replace, `pair` included.
-        pair: Names of a method with a loss and of the method with its gradient.
+        methods: Names of the methods replaced by analytic gradients, including `pair`.
+        pair: Name of the method that computes a loss, and of the method for its gradient.
     """
     if any(method in vars(learner) for method in methods):
         return False
@@ -121,7 +121,7 @@ def declares_gradients(
             return False
         if any(getattr(config, key) != value for key, value in declared.items()):
             return False
-        # A method may have been replaced by assigning another function.
+        # Another function may have been assigned to the name of a method.
         names = (getattr(defined[method], "__qualname__", "") for method in own)
         if any(name.rpartition(".")[0] != base.__qualname__ for name in names):
             return False

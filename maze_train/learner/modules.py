@@ -132,7 +132,7 @@ DEFAULT_MODULE = "default"
 
 
 def current(setting: float | Schedule | Tensor) -> float | Tensor:
-    """Return a setting of `Learner.config_of`: a number, or 0-d (float64) if it has a schedule."""
+    """Return a setting of `Learner.config_of`: a number, or a 0-d float64 tensor if scheduled."""
     assert not isinstance(setting, Schedule)
     return setting
 
@@ -150,7 +150,7 @@ class ModuleOptions(TypedDict, total=False):
     experience is dropped."""
 
     like: str
-    """ID of the module to copy if only weights are given; default: `default`."""
+    """ID of the module to copy if `module` contains only weights; default: `default`."""
 
     overrides: Mapping[str, Any] | None
     """Settings of this module, as in `algorithm.overrides`."""
@@ -169,11 +169,11 @@ class LearnerModules(dict[str, nn.Module]):
         frozen: IDs of frozen modules.
         with_modes: IDs of modules that depend on the training mode, see `has_modes`.
         with_loss: IDs of modules with a custom loss.
-        policies: Policies of the modules, whose parameters may have limits.
+        policies: Policies with parameters that may have limits.
         overrides: Overridden settings by module ID.
 
     Raises:
-        ConfigError: If settings are for an unknown module, or invalid.
+        ConfigError: If settings are invalid or refer to an unknown module.
     """
 
     def __init__(
@@ -194,7 +194,10 @@ class LearnerModules(dict[str, nn.Module]):
         for module_id in overrides:
             if module_id not in module_ids:
                 close = ", ".join(nearest(module_id, module_ids) or module_ids)
-                problem = f"no such module; close ones: {close}; add_module takes settings as well"
+                problem = (
+                    f"no such module; similar ids: {close}; for a module added later, "
+                    "pass the settings to add_module"
+                )
                 raise ConfigError("algorithm.overrides", problem, module_id)
         self.overrides: dict[str, Mapping[str, Any]] = dict(overrides)
         self._progress = Progress()
@@ -220,7 +223,7 @@ class LearnerModules(dict[str, nn.Module]):
             if isinstance(setting, Schedule):
                 key = module_id, name
                 if key not in self._values:
-                    # In float64, products with vectors match the use of Python numbers.
+                    # With float64, products with vectors equal the products with Python floats.
                     dtype = precise_dtype(self._device)
                     self._values[key] = torch.zeros((), dtype=dtype, device=self._device)
                 self._values[key].fill_(scheduled_value(setting, self._progress))
@@ -259,7 +262,7 @@ class LearnerModules(dict[str, nn.Module]):
             ConfigError: If the module does not exist.
         """
         if module_id not in self:
-            problem = f"no such module; there are: {', '.join(self)}"
+            problem = f"no such module; available: {', '.join(self)}"
             raise ConfigError("module_id", problem, module_id)
         return self[module_id]
 
@@ -276,7 +279,7 @@ class LearnerModules(dict[str, nn.Module]):
         return dict(given)
 
     def made(self, source: ModuleSource, like: str) -> nn.Module:
-        """Return a given module, create it by a function, or copy `like` with given weights.
+        """Return a module, the result of a function, or a copy of `like` with other weights.
 
         Raises:
             ConfigError: If the weights do not match the module `like`, or it does not exist.
@@ -307,7 +310,7 @@ class LearnerModules(dict[str, nn.Module]):
             raise ConfigError("module_id", "this ID is already in use", module_id)
 
     def place(self, module_id: str, module: nn.Module, device: torch.device) -> None:
-        """Add a module and move it to a device."""
+        """Add a module after moving it to a device."""
         self[module_id] = module.to(device)
         if has_modes(module):
             self.with_modes.add(module_id)
@@ -323,7 +326,7 @@ class LearnerModules(dict[str, nn.Module]):
                 policy.limit_free_params()
 
     def forget(self, module_id: str) -> None:
-        """Remove a module, if it exists, with its settings."""
+        """Remove a module and its settings; does nothing if the module does not exist."""
         self.pop(module_id, None)
         self.overrides.pop(module_id, None)
         self._own_settings.pop(module_id, None)
@@ -373,7 +376,7 @@ class LearnerModules(dict[str, nn.Module]):
                 owners = (accumulate(name.split("."), "{}.{}".format) for name in known)
                 parts = dict.fromkeys(chain.from_iterable(owners))
                 close = nearest(pattern, list(parts), count=3) or list(parts)[:5]
-                problem = f"no parameter has this name; close ones: {', '.join(close)}"
+                problem = f"no parameter has this name; similar names: {', '.join(close)}"
                 raise ConfigError(key, problem, pattern)
 
     def frozen_parameters(self, rules: Sequence[Freeze], updates: int) -> list[nn.Parameter]:

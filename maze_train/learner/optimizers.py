@@ -113,8 +113,9 @@ class ModuleOptimizer:
 
     Attributes:
         rates: Learning rates by group, 0-d on the device; empty if they are constant, or if the
-            optimizer accepts numbers only.
-        skips: 1 on the device (0-d) if the next steps are skipped, otherwise 0; None: 0.
+            optimizer does not accept tensors.
+        skips: 0-d tensor on the device: 1 skips the next steps, 0 does not; None is equivalent
+            to 0.
 
     Raises:
         ConfigError: If the optimizer cannot be found, does not accept its arguments or has other
@@ -159,12 +160,12 @@ class ModuleOptimizer:
             self._allocate_rates(self.optimizer)
 
     def _allocate_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Allocate rates on the device, if they change and the optimizer accepts tensors."""
+        """Allocate rates on the device if they change and the optimizer accepts tensors."""
         device = optimizer.param_groups[0]["params"][0].device
         self._adapted = self._adapted.to(device, precise_dtype(device))
         is_changing = self.scheduler is not None or isinstance(self.lr, Schedule)
         if is_changing and takes_tensors(optimizer) and not self.rates:
-            # In float64, steps match the use of Python numbers; kernels of GPUs need float32.
+            # With float64, steps equal the steps with Python floats; GPU kernels require float32.
             dtype = torch.float64 if device.type == "cpu" else torch.float32
             count = len(optimizer.param_groups)
             self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in range(count)]
@@ -172,13 +173,13 @@ class ModuleOptimizer:
     def _taken(
         self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]
     ) -> torch.optim.Optimizer:
-        """Check a given PyTorch optimizer and use it unchanged."""
+        """Check a PyTorch optimizer and return it unchanged."""
         own = {id(param) for group in optimizer.param_groups for param in group["params"]}
         if own != set(map(id, params)):
             problem = "expected an optimizer of exactly the given params"
             raise ConfigError("optimizer", problem, type(optimizer).__name__)
         if any(factor != 1.0 for factor in self._lr_factors):
-            problem = "expected none: set rates in the parameter groups of the PyTorch optimizer"
+            problem = "has no effect on a PyTorch optimizer; set lr in its parameter groups"
             raise ConfigError("algorithm.lr_factors", problem)
         self._lr_factors = [1.0] * len(optimizer.param_groups)
         return optimizer
@@ -288,7 +289,7 @@ class ModuleOptimizer:
     def adapt_lr(self, divergence: Tensor) -> None:
         """Update an `adaptive_kl` learning rate, given the current divergence, 0-d.
 
-        Reads the rate on the host only if the optimizer does not accept a tensor.
+        The rate is copied to the host only if the optimizer does not accept tensors.
         """
         if self.optimizer is None or not (isinstance(self.lr, Schedule) and is_adaptive(self.lr)):
             return
@@ -308,12 +309,12 @@ class ModuleOptimizer:
         self.clipping = clipping
 
     def end_update(self) -> None:
-        """Step the scheduler, even if no gradient step was taken; keep an adapted rate."""
+        """Step the scheduler, even without a gradient step; store the adapted rate, if any."""
         if is_adaptive(self.lr):
             self._adapted_lr = float(self._adapted)
         if self.scheduler is not None:
             with warnings.catch_warnings():
-                # Updates without a gradient step (non-finite gradient) count as well.
+                # The scheduler also counts updates whose gradient steps were all skipped.
                 warnings.filterwarnings(
                     "ignore", "Detected call of `lr_scheduler.step", UserWarning
                 )
@@ -349,7 +350,7 @@ class ModuleOptimizer:
         """Replace non-finite gradient entries by 0; return their number, 0-d.
 
         Args:
-            condition: Whether to replace them, 0-d; None: always.
+            condition: Whether to replace the entries, 0-d bool; None: always.
         """
         count = torch.zeros((), device=self.params[0].device)
         for gradient in self.gradients():
@@ -391,7 +392,7 @@ class ModuleOptimizer:
         frozen = [units[i] for i in self._frozen_units]
         gradients = [param.grad for param in frozen]
         for param in frozen:
-            param.grad = None  # The optimizer skips such parameters.
+            param.grad = None  # Optimizers skip parameters without a gradient.
         if self._is_fused_adam and not frozen and can_be_short(self.optimizer):
             rate = self.rates[0] if self.rates else self.optimizer.param_groups[0]["lr"]
             fused_adam_step(self.optimizer, rate, self.skips)
@@ -417,7 +418,7 @@ class ModuleOptimizer:
             optimizer.step()
             for value, old in zip(before, kept, strict=True):
                 value.copy_(torch.where(skips > 0.0, old, value))
-        elif not skips:  # synchronises, usually only in the first step
+        elif not skips:  # Synchronises the device, usually only in the first step.
             optimizer.step()
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
@@ -434,7 +435,7 @@ class ModuleOptimizer:
         return deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore a result of `state_dict`."""
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state)
         if self.scheduler is not None:
@@ -444,7 +445,7 @@ class ModuleOptimizer:
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
-    """Return all tensors that a step changes; None if the step creates some, or changes others."""
+    """Return all tensors that a step changes; None if they do not exist yet or are not tensors."""
     found: list[Tensor] = []
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -497,7 +498,7 @@ def check_free(
     """Raise ConfigError if the optimizer name or any parameter is already registered.
 
     Raises:
-        ConfigError: If the name or a parameter is registered.
+        ConfigError: If the name or a parameter is already registered.
     """
     owned = {id(param) for other in optimizers.values() for param in other.params}
     if (module_id, name) in optimizers:

@@ -14,7 +14,7 @@ Optimizers: TypeAlias = Mapping[tuple[str, str], ModuleOptimizer]
 
 
 class SingleLearner:
-    """A single learner with the whole minibatch; see `Shard` for several learners."""
+    """Gradient steps of a single learner on whole minibatches; see `Shard` for several learners."""
 
     is_shared = False
     """Whether the learner is one of several."""
@@ -32,14 +32,14 @@ class SingleLearner:
         return minibatch
 
     def turn_to(self, module_id: str) -> None:
-        """Select the module of the next calls."""
+        """Select the module for the next calls."""
 
     def rows(self, size: int) -> slice:
-        """Return which of `size` rows this learner evaluates outside of minibatches."""
+        """Return the slice of `size` samples that this learner evaluates in `preprocess`."""
         return slice(0, size)
 
     def join_rows(self, values: Tensor, size: int) -> Tensor:
-        """Return the values of all rows `[size, ...]`, given the values of this learner's rows."""
+        """Return the values of all samples `[size, ...]`, given those of this learner's slice."""
         return values
 
     def whole_size(self, size: int) -> int:

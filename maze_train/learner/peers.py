@@ -57,7 +57,7 @@ class ProcessModes:
 
     @classmethod
     def here(cls, threads: int = 0) -> ProcessModes:
-        """Read the modes of this process; a nonzero `threads` replaces the number of threads."""
+        """Return the modes of this process; a nonzero `threads` replaces the number of threads."""
         return cls(
             threads or torch.get_num_threads(),
             torch.are_deterministic_algorithms_enabled(),
@@ -78,7 +78,7 @@ class ProcessModes:
 
 
 class LearnerWorker(Worker):
-    """Worker with an additional learner, which mirrors the first learner on other samples.
+    """Worker process of an additional learner, which computes the gradients of other samples.
 
     Args:
         make_learner: Creates the learner.
@@ -101,7 +101,7 @@ class LearnerWorker(Worker):
         self._memory: Mapped = None
 
     def _unpack(self, memory: Mapped, content: bytes, sizes: Sequence[int]) -> Any:
-        """Return the value of a parcel. Later parcels may reuse its memory."""
+        """Return the value of a message; the next message may overwrite its memory."""
         self._memory = memory or self._memory
         return unpack(self._memory, content, sizes)
 
@@ -111,7 +111,7 @@ class LearnerWorker(Worker):
         Returns:
             GPU of this learner, see `gpu_of`.
         """
-        # Copy, since the memory is reused.
+        # Copied because the next message overwrites the memory.
         state, config, modes, modules, chosen = deepcopy(self._unpack(memory, content, sizes))
         learner = self._learner
         learner.change_settings(config)
@@ -132,7 +132,7 @@ class LearnerWorker(Worker):
         return join(address, self._rank, self._count, self._timeout_s, gpu)
 
     def update(self, memory: Mapped, content: bytes, sizes: Sequence[int]) -> Statistics | None:
-        """Update and return the statistics of this shard; None if another learner was lost."""
+        """Update and return the statistics of this shard; None if another learner died."""
         try:
             self._learner.update(*self._unpack(memory, content, sizes))
         except PeersLostError:
@@ -153,7 +153,8 @@ class LearnerWorker(Worker):
 class Address:
     """Rendezvous address of the learners.
 
-    A file if all learners run on one machine, otherwise a TCP port of the first learner's machine.
+    Learners on one machine meet through a file, learners on several machines through a TCP port of
+    the first learner's machine.
     """
 
     name: str
@@ -168,8 +169,8 @@ class Address:
 class Rendezvous:
     """Single-use rendezvous of learners.
 
-    On one machine, only the current user can access the file. On a cluster, the port is open to
-    every process that can reach the address; only this address is bound.
+    On one machine, only the current user can access the file. On a cluster, the socket is bound to
+    this address, and every process that can reach the address can connect.
 
     Args:
         host: Address of this machine for the other learners; empty: use a file.
@@ -191,7 +192,7 @@ class Rendezvous:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         server = socket.create_server((host, 0), family=family)
         self.address = Address(secrets.token_hex(), host, server.getsockname()[1])
-        self.listener = server.detach()  # Closed by the store.
+        self.listener = server.detach()  # The store closes the socket.
 
     def close(self) -> None:
         """Remove the file; a second call does nothing."""
@@ -233,7 +234,7 @@ def network_of(address: Address) -> Iterator[None]:
         yield  # Default interface, or set by environment variables.
         return
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # NCCL reads it on first use.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # NCCL reads this on first use.
     before = os.environ.get(GLOO_NETWORK)
     os.environ[GLOO_NETWORK] = loopback
     try:
@@ -265,12 +266,12 @@ def join(
         rank: Rank of this learner.
         count: Number of learners.
         timeout_s: Timeout of a collective operation in seconds.
-        gpu: GPU of this learner if no two learners share one (selects NCCL), otherwise None.
+        gpu: GPU of this learner (selects NCCL); None (selects gloo) on a CPU or a shared GPU.
         listener: `Rendezvous.listener`, for the first learner.
     """
     if gpu is not None:
         torch.cuda.set_device(gpu)
-        # Makes failed operations raise an error instead of terminating the process.
+        # With this variable, failed operations raise an error instead of ending the process.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     hook = sys.excepthook
     try:
@@ -290,7 +291,7 @@ def join(
 
 
 def leave() -> None:
-    """Leave the process group; the others detect it. A second call has no effect."""
+    """Leave the process group; the other learners detect this. A second call has no effect."""
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()
@@ -322,8 +323,8 @@ def _on_gpu(make: Callable[..., Result], number: int) -> Result:
     if not count:
         raise ConfigError(
             "runner.gpus_per_learner",
-            "a learner is to use a GPU, and its machine has no GPU; expected 1 (or a part of one), "
-            "so that Ray reserves one for it, or algorithm.device=cpu",
+            "a learner needs a GPU, but its machine has none; set 1 (or a fraction), so that Ray "
+            "reserves a GPU for the learner, or algorithm.device=cpu",
         )
     return make(device=f"cuda:{number % count}")
 
@@ -332,8 +333,8 @@ Result = TypeVar("Result")
 
 CALLS = {
     "building its environments": "its start",
-    "begin": "taking the weights",
-    "connect": "meeting the others",
+    "begin": "receiving the weights",
+    "connect": "joining the process group",
     "update": "an update",
 }
 """Descriptions of calls in error messages."""
@@ -343,7 +344,7 @@ NOT_SHARED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn
 
 
 class PeerLearners:
-    """Additional learners in other processes, which mirror the first learner on other samples.
+    """Additional learners in other processes, which compute the gradients of other samples.
 
     Args:
         learner: The first learner.
@@ -351,8 +352,8 @@ class PeerLearners:
         place: Backend of the run's workers; None: this process.
 
     Attributes:
-        are_equal: Whether all learners have the state of the first one; otherwise it is sent before
-            the next call.
+        are_equal: Whether all learners have the state of the first learner. If not, the state is
+            sent before the next call.
 
     Raises:
         ConfigError: If the modules do not support several learners, or there are too few GPUs.
@@ -417,7 +418,7 @@ class PeerLearners:
         return statistics
 
     def _try_update(self, experience: object, progress: Progress) -> Statistics | None:
-        """Update all learners; None if a learner was lost, which leaves all learners unchanged."""
+        """Update all learners; if a learner dies, restore the previous state and return None."""
         others = self._start()
         pool = others.pool
         before = deepcopy(self._learner.state_dict()) if pool.may_restart else {}
@@ -426,7 +427,7 @@ class PeerLearners:
         try:
             statistics = self._learner.update(experience, progress)
         except PeersLostError:
-            leave()  # Detected by the other learners.
+            leave()  # Ends pending operations of the other learners.
         parts, failures = self._receive(pool)
         if statistics is None or failures or None in parts:
             self._restart(others, failures)
@@ -492,21 +493,20 @@ class PeerLearners:
         if getattr(self._place, "start_method", "") == "fork" and threads > 1:
             raise ConfigError(
                 "runner.start_method",
-                f"several learners have {threads} threads each, which is not possible after a "
-                "fork; expected forkserver, or runner.torch_threads=1 and "
-                "learner_group.n_cpus_per_learner=0",
+                f"does not support several learners with {threads} threads each; use forkserver, "
+                "or runner.torch_threads=1 and learner_group.n_cpus_per_learner=0",
                 "fork",
             )
 
     def _connect(
         self, pool: WorkerPool, gpus: Sequence[str | None], failures: list[WorkerFailedError]
     ) -> bool:
-        """Connect all learners; return whether it succeeded, and append to `failures`.
+        """Connect all learners; return whether all joined the process group.
 
         Args:
             pool: Workers of the other learners.
             gpus: GPUs of the workers, see `gpu_of`.
-            failures: Empty list that receives the failures.
+            failures: Empty list, to which failures are appended.
         """
         device = self._learner.device
         have_own_gpus = are_apart([gpu_of(device), *gpus])
@@ -539,7 +539,7 @@ class PeerLearners:
             WorkerError: If restarts are disabled.
         """
         unknown = WorkerFailedError(0, "learner 1 answered too late or lost its connection")
-        self._end_meeting()  # Otherwise a fork inherits the group.
+        self._end_meeting()  # A forked process would inherit the group.
         for failure in failures or [unknown]:
             others.pool.restart(
                 failure, failure.text, "all learners continue from before the update"
@@ -581,7 +581,7 @@ def check_gpus(settings: LearnerGroupConfig, device: torch.device) -> None:
     if found < settings.n_learners:
         raise ConfigError(
             "learner_group.device",
-            f"{settings.n_learners} learners need a GPU each, and there are {found}; expected "
+            f"{settings.n_learners} learners need a GPU each, but only {found} are available; use "
             f"learner_group.n_learners={max(found, 1)}, or learner_group.device=null and "
             "algorithm.device=cuda to share GPUs",
             settings.device,

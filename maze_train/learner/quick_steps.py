@@ -39,7 +39,7 @@ def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch
 
 
 def can_be_short(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether `fused_adam_step` can be used: there is optimizer state, and no hooks."""
+    """Return whether `fused_adam_step` can be used: the optimizer has a state and no hooks."""
     if FUSED_ADAM is None or FUSED_ADAMW is None:
         return False
     hooks = [vars(optimizer).get(name, True) for name in STEP_HOOKS]
@@ -68,8 +68,8 @@ def fused_adam_step(
     state["step"] += 1
     if skips is not None:
         state["step"] -= skips
-    # Moments of vanished gradients become subnormal, which is 20 times slower.
-    # Older versions of PyTorch lack this argument.
+    # Arithmetic with subnormal numbers, such as moments of vanished gradients, is 20 times slower.
+    # Older versions of PyTorch lack `decoupled_weight_decay`.
     is_decoupled = group.get("decoupled_weight_decay", False)
     kernel = FUSED_ADAMW if is_decoupled else FUSED_ADAM
     assert kernel is not None  # See `can_be_short`.

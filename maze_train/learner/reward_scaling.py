@@ -27,8 +27,8 @@ class RewardScaler:
 
     G_t = r_t + gamma * G_{t-1} * (1 - ended_{t-1}),  scaled r_t = r_t / sqrt(var(G) + 1e-8)
 
-    then clipped. The variance is over all G so far, including the current rollout. The mean is not
-    subtracted, so rewards keep their sign.
+    then clipped. The variance is computed over all G so far, including the current rollout. The
+    mean is not subtracted, so rewards keep their sign.
 
     While all G are equal (before the first nonzero reward, or after a single step), rewards are
     only clipped. The variance is underestimated in the first rollouts, while G still accumulates.
@@ -57,9 +57,8 @@ class RewardScaler:
 
         Args:
             rewards: Raw rewards, `[T, B]`.
-            end: End codes of the steps (`maze_train.core.step_end.StepEnd`), `[T, B]`. Rows that
-                are not transitions are excluded from the statistics; their rewards are scaled as
-                well.
+            end: End codes of the steps (`maze_train.core.step_end.StepEnd`), `[T, B]`. Steps that
+                are not transitions are excluded from the statistics, but their rewards are scaled.
 
         Returns:
             New tensor of scaled rewards, `[T, B]`, with the dtype of the rewards.
@@ -89,7 +88,7 @@ class RewardScaler:
         if steps == 0:
             return rewards, carry
         goes_on = ~is_followed_by_new(end)
-        # Rows that are not transitions are not discounted.
+        # Steps that are not transitions are not discounted.
         discounts = torch.full_like(rewards, self.gamma).masked_fill_(~valid, 1.0)
         inputs, decays = rewards.where(valid, 0.0), discounts.clone()
         inputs[0] += discounts[0] * carry
@@ -106,7 +105,7 @@ class RewardScaler:
         return max(1.0, deviation) if self.only_large else deviation
 
     def forget(self, envs: Tensor) -> None:
-        """Reset the sums of environments whose episodes were lost.
+        """Reset the sums of environments whose episodes were aborted.
 
         Args:
             envs: Environments to reset, `[B]` bool; applied to each agent in multi-agent training.

@@ -14,7 +14,7 @@ Batch = TypeVar("Batch")
 
 
 def own_rows(rows: Tensor, rank: int, count: int) -> Tensor:
-    """Return every `count`-th row from `rank` on; the first row if there are too few."""
+    """Return every `count`-th row, starting at row `rank`; the first row if the shard is empty."""
     return rows[rank::count] if len(rows) > rank else rows[:1]
 
 

@@ -28,14 +28,14 @@ class PeersLostError(Exception):
 
 
 class Shard(SingleLearner):
-    """Every `count`-th sample, starting at sample `rank`; losses are means over samples.
+    """Data-parallel gradient steps on every `count`-th sample, starting at sample `rank`.
 
-    One all-reduce per gradient step sums the gradients of all ranks, weighted by their shares of
-    the samples. A rank without samples computes rank 0's loss with weight 0, so that every rank
-    joins each all-reduce.
+    Losses must be means over samples. One all-reduce per gradient step sums the gradients of all
+    ranks, weighted by their fractions of the samples. A rank without samples computes rank 0's loss
+    with weight 0, so that every rank joins each all-reduce.
 
     Args:
-        rank: Number of the learner.
+        rank: Rank of the learner.
         count: Number of learners.
         beat: Heartbeat, called once per minibatch.
     """
@@ -46,7 +46,7 @@ class Shard(SingleLearner):
         self.rank, self.count, self._beat = rank, count, beat
         self.statistics = ShardStatistics()
         self._size, self._share = 0, 1.0
-        # Total number of samples and fraction of this learner, by module.
+        # Size of the minibatch and fraction of its samples in this shard, by module.
         self._sizes: dict[str, tuple[int, float]] = {}
 
     def begin(self, statistics: Statistics) -> Statistics:
@@ -69,17 +69,17 @@ class Shard(SingleLearner):
         return shards
 
     def turn_to(self, module_id: str) -> None:
-        """Select the sizes of a module."""
+        """Select the module for the next calls."""
         self._size, self._share = self._sizes[module_id]
         self.statistics.share = self._share
 
     def rows(self, size: int) -> slice:
-        """Return consecutive rows, balanced over the learners; at least one."""
+        """Return the slice of samples of this learner, at least one; slices have similar sizes."""
         start, stop = self._own_rows(size)
         return slice(start, max(stop, start + 1))
 
     def join_rows(self, values: Tensor, size: int) -> Tensor:
-        """Return the rows of all learners."""
+        """Return the values of the slices of all learners."""
         start, stop = self._own_rows(size)
         whole = values.new_zeros(size, *values.shape[1:])
         whole[start:stop] = values[: stop - start]
@@ -93,7 +93,7 @@ class Shard(SingleLearner):
         return self._size
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over all learners, weighted by their shares."""
+        """Return the mean over all learners, weighted by their numbers of samples."""
         return self._sum(value.detach() * self._share)
 
     def gather(self, values: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Shard(SingleLearner):
             gradient.copy_(piece.view_as(gradient))
 
     def end(self, statistics: Statistics) -> None:
-        """Merge the statistics of this shard; the group merges all shards."""
+        """Merge the statistics of this shard into `statistics`; the group merges all shards."""
         statistics.merge(self.statistics)
 
     def _sum(self, values: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Shard(SingleLearner):
 
 
 class ShardStatistics(Statistics):
-    """Statistics of a shard; by default, values are weighted by the shard's fraction of samples."""
+    """Statistics of a shard; by default, weighted by the fraction of samples in the shard."""
 
     __slots__ = ("share",)
 
@@ -156,8 +156,8 @@ class ShardStatistics(Statistics):
 class SharedMessages:
     """Sends a value to all workers, with tensors and arrays in shared memory.
 
-    The called method receives the memory (None if it is unchanged) and two arguments for `unpack`.
-    Tensors of the value are views of the memory, which the next parcel overwrites.
+    The called method receives the memory (None if unchanged) and two further arguments of `unpack`.
+    Tensors of the value are views of the memory; the next message overwrites them.
 
     Args:
         pool: The workers.
@@ -188,7 +188,7 @@ class SharedMessages:
             self._have_memory.add(index)
 
     def _with_room_for(self, nbytes: int) -> Memory:
-        """Return the memory, enlarged if it is too small."""
+        """Return shared memory of at least `nbytes`."""
         if self._memory is None or self._memory.nbytes < nbytes:
             self.close()
             self._memory = self.pool.allocate(max(nbytes, 1))
@@ -196,7 +196,7 @@ class SharedMessages:
         return self._memory
 
     def forget(self, index: int) -> None:
-        """Mark a worker as restarted: it has no memory yet."""
+        """Mark a worker as restarted; its next message includes the memory."""
         self._have_memory.discard(index)
 
     def close(self) -> None:
@@ -206,10 +206,10 @@ class SharedMessages:
 
 
 def unpack(memory: Mapped, content: bytes, sizes: Sequence[int]) -> Any:
-    """Return the value of a parcel.
+    """Return the value of a message.
 
     Args:
-        memory: Shared memory of the parcel.
+        memory: Shared memory of the message.
         content: Pickled value without its arrays.
         sizes: Sizes of the arrays in bytes.
     """
@@ -226,7 +226,7 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 def _packed(value: object) -> tuple[bytes, list[memoryview]]:
     """Pickle a value; return the bytes without tensors and arrays, and their buffers."""
-    import cloudpickle  # Imported here, since only learners in processes need it.
+    import cloudpickle  # Imported lazily: only groups of several learners need cloudpickle.
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
         def reducer_override(self, obj: object) -> object:

@@ -72,7 +72,7 @@ class GradientSteps:
 
         Args:
             number: Number of the minibatch in the update.
-            active: The optimizers that hold the gradients.
+            active: The optimizers of the gradients.
         """
         self._number = number
         return self._accumulation.add(active)
@@ -100,13 +100,13 @@ class GradientSteps:
         return joint_norm([optimizer.clip() for optimizer in active]).to(self._device)
 
     def check(self, norm: Tensor, active: Sequence[ModuleOptimizer]) -> None:
-        """Record the norm of a gradient; if it is not finite, optimizers will skip the step.
+        """Record the norm of a gradient; if the norm is not finite, optimizers skip the step.
 
-        With `on_non_finite=raise`, they also skip the other steps of the update.
+        With `on_non_finite=raise`, they also skip all later steps of the update.
 
         Args:
             norm: Joint norm before clipping, 0-d.
-            active: The optimizers that hold the clipped gradients.
+            active: The optimizers of the clipped gradients.
         """
         is_bad = (norm - norm).ne_(0.0).float()  # 1 for NaN and infinity
         if any(optimizer.clipping[0] > 0 for optimizer in active):
@@ -143,9 +143,10 @@ class GradientSteps:
             most_empty: Consecutive updates without a finite gradient that `skip` allows, >= 1.
 
         Raises:
-            TrainingError: If a gradient was not finite, or with `skip`, in too many updates.
+            TrainingError: If a gradient was not finite; with `skip`, only if `most_empty`
+                consecutive updates had no finite gradient.
         """
-        # The only read of an update: it synchronises the device.
+        # The only device synchronisation of an update.
         tensors = [*self._norms, *self._clipped.values(), *self._zeroed, *self._scales]
         values = iter(torch.stack(tensors).tolist() if tensors else ())
         norms = dict(enumerate(islice(values, len(self._norms))))
@@ -163,7 +164,7 @@ class GradientSteps:
         if bad and not (skips and self.empty_updates < most_empty):
             advice = "; algorithm.on_non_finite=skip skips such steps"
             if skips:
-                advice = f" (there was no other gradient in {self.empty_updates} updates)"
+                advice = f" (no finite gradient in {self.empty_updates} updates)"
             where = f"epoch {epoch + 1}, update {update}"
             # The weights can only be the cause once a step has changed them.
             raise _non_finite_error(where, bad[0], statistics, bool(update or bad[0]), advice)
@@ -199,8 +200,8 @@ def _non_finite_error(
     return TrainingError(
         f"{where}: the gradient of minibatch {minibatch} is not finite{named}. {hint} "
         "observations, rewards or outputs of a custom network that are not finite, such as "
-        "logits that are all -inf, and for returns whose squares float32 cannot hold (beyond "
-        f"1e19): scale the rewards, with a2c and ppo by algorithm.reward_scaling=true{advice}"
+        "logits that are all -inf, and for returns beyond 1e19, whose squares overflow float32: "
+        f"scale the rewards, with a2c and ppo by algorithm.reward_scaling=true{advice}"
     )
 
 
@@ -208,7 +209,7 @@ class Accumulation:
     """Mean gradients of several minibatches, each computed with the same weights.
 
     Args:
-        count: Minibatches per step, >= 1; with 1 the gradients stay where they are.
+        count: Minibatches per step, >= 1; 1 disables accumulation.
     """
 
     def __init__(self, count: int) -> None:
@@ -279,7 +280,7 @@ class LossScaler:
             gradient.div_(self.scale)
 
     def update(self, overflows: Tensor) -> None:
-        """Halve the factor if `overflows`, 0-d, is 1, but not below 1; else count a step."""
+        """Halve the factor, to at least 1, if `overflows` (0-d) is 1; otherwise count a step."""
         self._steps.add_(1.0).mul_(1.0 - overflows)
         grows = self._steps >= self.STEPS_TO_GROW
         halved = (self.scale / 2.0).clamp_(min=1.0)
@@ -292,6 +293,6 @@ class LossScaler:
         return {"scale": float(self.scale), "steps": float(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore `state`."""
+        """Restore a result of `state_dict`."""
         self.scale.fill_(state["scale"])
         self._steps.fill_(state["steps"])

@@ -70,7 +70,7 @@ class UpdateQueue:
             Statistics of updates that finished since the last call.
 
         Raises:
-            BaseException: If an earlier update raised one. Pending updates are dropped.
+            BaseException: If an earlier update raised this exception. Pending updates are dropped.
         """
         with self._changed:
             if not self._drops:
@@ -79,7 +79,7 @@ class UpdateQueue:
             if len(self._jobs) >= self._size:
                 self._drop(size)
                 return self._taken()
-        job = Job(deepcopy(experience), progress, size, after)  # Called without holding the lock.
+        job = Job(deepcopy(experience), progress, size, after)  # Copied without holding the lock.
         with self._changed:
             self._check()
             self._jobs.append(job)
@@ -91,7 +91,7 @@ class UpdateQueue:
         """Wait until all updates have finished.
 
         Raises:
-            BaseException: If an update raised one.
+            BaseException: If an update raised this exception.
         """
         if threading.current_thread() is self._thread:
             raise TrainingError("an update cannot wait for itself: call wait() outside of updates")

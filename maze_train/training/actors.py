@@ -24,7 +24,7 @@ from maze_train.workers.backends import ThisProcess
 def build_actors(
     context: BuildContext[Any], num_actors: int, num_envs: int, **workers: Any
 ) -> DistributedActors:
-    """Build actors, closed at the end of the run.
+    """Build actors and register them to be closed at the end of the run.
 
     Args:
         context: Settings, environment and services of the run.
@@ -84,7 +84,10 @@ def make_actor_collector(
 
 
 def worker_use(actors: DistributedActors) -> tuple[float, int] | None:
-    """Implement `AlgorithmBuilder.worker_use`; None if the actors are in this process."""
+    """Return the busy time and the number of worker processes; None without workers.
+
+    See `AlgorithmBuilder.worker_use`.
+    """
     return None if actors.pool.workers else (actors.busy_s, len(actors.slices))
 
 

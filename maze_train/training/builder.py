@@ -50,7 +50,7 @@ from maze_train.training.trainer import Trainer, TrainerServices
 from maze_train.workers.backends import WorkerBackend
 
 MAX_IDLE = 100
-"""Maximum number of consecutive rollouts without a turn of policies that lack statistics."""
+"""Maximum number of consecutive rollouts in which no agent of a policy without statistics acts."""
 
 
 def build_vector_env(
@@ -74,11 +74,11 @@ def build_vector_env(
         factories: Factories of single environments, for the backend gymnasium.
         config: Settings of the environments.
         place: Backend of the workers.
-        on_non_finite: What to do about non-finite values.
+        on_non_finite: Reaction to non-finite values, see `algorithm.on_non_finite`.
         first_env: Index of the first environment, for error messages.
-        make_other: Creates the environments for other backends; see `BuildFeatures`.
-        training: Whether the environments are for training, which allows changed rewards and
-            episode ends.
+        make_other: Creates environments for backends other than gymnasium; see `BuildFeatures`.
+        training: Whether the environments are used for training. Wrappers that change rewards or
+            episode ends are applied only in training.
         max_episode_steps: Maximum episode length for other backends; 0: no limit.
         can_be_restored: Whether the environments must support saving and restoring their state.
         keeps_terminal_obs: Whether final observations of terminated episodes are stored.
@@ -111,7 +111,7 @@ def build_vector_env(
 
 
 def close_quietly(env: Any) -> None:
-    """Close environments; report their errors as warnings, since training has finished."""
+    """Close environments; errors become warnings, since training has already finished."""
     try:
         env.close()
     except EnvError as error:
@@ -162,8 +162,8 @@ class BuildContext(Generic[Config]):
         device: Device of the learner and its models.
         run_dir: Directory of the run, which may not exist yet.
         features: Optional parts selected by the settings.
-        has_checkpoint: Whether the run resumes from a checkpoint, which contains the experience.
-        read_checkpoint: Reads that checkpoint; returns None without a checkpoint.
+        has_checkpoint: Whether the run resumes from a checkpoint.
+        read_checkpoint: Reads the checkpoint to resume from; returns None without a checkpoint.
         env_calls: Calls of environments by callbacks.
         closing: Closes the objects registered here at the end of the run.
         notify: Prints a line for the user.
@@ -190,8 +190,8 @@ class BuildContext(Generic[Config]):
 
         Args:
             num_envs: Number of environments.
-            training: Whether the environments are for training, which allows changed rewards and
-                episode ends, or for evaluation.
+            training: Whether the environments are used for training; otherwise for evaluation,
+                without wrappers that change rewards or episode ends.
             keeps_terminal_obs: Whether final observations of terminated episodes are stored.
         """
         limit, most = 0, self.config.evaluation.max_episode_steps
@@ -218,16 +218,16 @@ class BuildContext(Generic[Config]):
                 raise
             remedy = separate_processes(self.config.runner.concurrency)
             raise EnvError(
-                f"{error}; this process already has training environments: if it can have only "
-                f"one, {remedy}"
+                f"{error}; this process already has training environments: if the simulator "
+                f"supports only one instance per process, {remedy}"
             ) from error
         env.notify = self.notify
         simulator = env.simulator
         is_saved = training and self.config.checkpoint.is_on
         if is_saved and simulator and not simulator.can_be_restored:
             self.notify(
-                f"{simulator.name} has no state_dict and load_state_dict: a resumed run "
-                "begins new episodes, which checkpoint.allow_new_episodes=true allows"
+                f"{simulator.name} has no state_dict and load_state_dict, so a resumed run "
+                "begins new episodes; resuming requires checkpoint.allow_new_episodes=true"
             )
         self.closing.callback(close_quietly, env)
         return env
@@ -243,14 +243,14 @@ def check_fits(env: MazeVectorEnv, num_steps: int) -> None:
     device = torch.device("cpu") if simulator is None else simulator.device
     leaves = flat_spaces(env.single_observation_space)
     row = sum(spec.nbytes for spec in Columns.of(leaves).values())
-    # A simulator may also return the final observation of each episode.
+    # Simulators may also return the final observation of each episode.
     nbytes = row * env.num_envs * (num_steps + 1) * (1 if simulator is None else 2)
     free = available_memory(device)
     if free is not None and nbytes > free:
         raise ConfigError(
             "algorithm.n_rollout_steps",
-            f"the observations of a rollout take {readable_nbytes(nbytes)}, and "
-            f"{readable_nbytes(free)} are free on {device}: lower it, or runner.concurrency",
+            f"the observations of a rollout need {readable_nbytes(nbytes)}, but only "
+            f"{readable_nbytes(free)} are free on {device}; reduce it or runner.concurrency",
             num_steps,
         )
 
@@ -291,9 +291,9 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """
 
     def prepare(self, model: nn.Module) -> None:
-        """Build the parts that may fail: learner, replay buffer, actors.
+        """Build learner, replay buffer and actors.
 
-        Called before the run directory is created.
+        Called before the run directory is created, so that a failure leaves no directory.
 
         Raises:
             ConfigError: If a configured part has the wrong type or does not fit.
@@ -353,7 +353,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def keeps_terminal_obs(self) -> bool:
-        """Whether the last observations of terminated episodes are stored and must be finite."""
+        """Whether final observations of terminated episodes are stored (and must be finite)."""
         return False
 
     @property
@@ -373,11 +373,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def selection_metric(self) -> str:
-        """Metric that selects the best policy; may require `prepare` first."""
+        """Metric that selects the best policy; some algorithms require `prepare` before."""
         return self.config.evaluation.selection_metric
 
     def model_maker(self) -> Callable[[], nn.Module]:
-        """Return a function that builds the model, always with the same initial weights."""
+        """Return a function that builds the model; each call gives identical initial weights."""
         context = self.context
         return partial(
             make_model if self.agents is None else self.agents.make_model,
@@ -411,12 +411,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return self.build_trainer(model, services)
 
     def build_evaluators(self) -> list[Evaluator]:
-        """Build the evaluators of the policy, except user-defined ones."""
+        """Build the evaluators of the policy, except user-defined evaluators."""
         n_episodes = self.config.evaluation.n_episodes
         return [self._build_evaluator(n_episodes, "evaluation")] if n_episodes else []
 
     def build_final_evaluator(self) -> Evaluator | None:
-        """Build the evaluator of the test after training; None if there is no test.
+        """Build the evaluator of the final test; None if `evaluation.final_episodes` is 0.
 
         Raises:
             ConfigError: If the run has no environment.
@@ -518,7 +518,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         num_steps: int,
         acting: nn.Module,
     ) -> None:
-        """Collect observation statistics before training unless there are enough already.
+        """Collect observation statistics before training if a normaliser has too few.
 
         Training then starts with new episodes.
 
@@ -528,8 +528,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             acting: Acting model.
 
         Raises:
-            TrainingError: If every step of a rollout was lost, or no agent of a policy that needs
-                observations acts, so that collection would never end.
+            TrainingError: If all steps of a rollout were dropped, or no agent of a policy without
+                statistics acts in many rollouts.
         """
         waiting = {
             key: own
@@ -545,9 +545,9 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             idle = 0 if few & experience.keys() else idle + 1
             if idle == MAX_IDLE:
                 raise TrainingError(
-                    f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
-                    "training, which collect observation statistics: give the policy a model with "
-                    "normalization.mode=none in policies"
+                    f"no observation statistics for {', '.join(sorted(few))}: no agent of the "
+                    f"policy acted in {idle} rollouts before training; set normalization.mode=none "
+                    "in the model of the policy (policies.<id>.model)"
                 )
             for key, rollout in experience.items():
                 if own := waiting.get(key):

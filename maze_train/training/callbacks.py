@@ -31,7 +31,7 @@ PREFIX = "callback"
 
 
 NO_CALLS = ("on_checkpoint", "on_run_end")
-"""Methods in which callbacks cannot change the run."""
+"""Callback methods that cannot change the run, since a resumed run does not repeat them."""
 
 
 class Rows(Sequence[MetricsRow]):
@@ -115,9 +115,10 @@ class TrainingView:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name; in `on_evaluation_end`, of the evaluation; in `on_epoch_end`, of both.
+        """Metrics by name.
 
-        In other methods, the metrics of the updates of the current epoch so far.
+        `on_evaluation_end`: metrics of the evaluation. `on_epoch_end`: metrics of the updates and
+        the evaluation. Other methods: metrics of the updates of the current epoch so far.
         """
         return self._trainer.statistics.reduce() if self._row is None else dict(self._row)
 
@@ -155,21 +156,21 @@ class TrainingView:
 
     @property
     def rollouts(self) -> Mapping[str, Rollout]:
-        """In `on_rollout_end`, the new rollouts by module ID; read-only, valid until the next one.
+        """New rollouts by module ID in `on_rollout_end`; read-only, valid until the next rollout.
 
-        Empty for es, and in other methods.
+        Empty for es, and in all other methods.
         """
         return self._seen or {} if self._hook == "on_rollout_end" else {}
 
     @property
     def step(self) -> StepBatch[Any] | None:
-        """In `on_step`, the results of the step, see `StepBatch`; read-only. Otherwise None."""
+        """Results of the step in `on_step`, see `StepBatch`; read-only. None in other methods."""
         step: StepBatch[Any] | None = self._seen if self._hook == "on_step" else None
         return step
 
     @property
     def stop_reason(self) -> str:
-        """Why training ends or ended; empty while it continues."""
+        """Reason why training ends or ended; empty while training continues."""
         return self._trainer.stop_reason
 
     def record(self, name: str, value: float) -> None:
@@ -178,7 +179,7 @@ class TrainingView:
         Values recorded within an epoch are averaged; a value recorded in `on_epoch_end` replaces
         the mean.
         """
-        self.record_event(Event.of_tag(f"{PREFIX}/{name}", "Of a callback."), value)
+        self.record_event(Event.of_tag(f"{PREFIX}/{name}", "Metric of a callback."), value)
 
     def record_event(self, event: Event, value: float) -> None:
         """Record a value of a declared event; see `record`."""
@@ -201,11 +202,11 @@ class TrainingView:
         self._log("image", name, as_pixels(name, image))
 
     def log_histogram(self, name: str, values: Any) -> None:
-        """Log the distribution of values, an array or a tensor; otherwise like `log_image`."""
+        """Log a histogram of an array or a tensor; otherwise like `log_image`."""
         self._log("histogram", name, as_numbers(name, values))
 
     def log_video(self, name: str, frames: Any, fps: float = 30.0) -> None:
-        """Log a video, frames `[T, H, W, C]`, as an animated image; otherwise like `log_image`."""
+        """Log frames `[T, H, W, C]` as an animated image; otherwise like `log_image`."""
         self._log("video", name, as_pixels(name, frames, has_frames=True), fps)
 
     def log_text(self, name: str, text: str) -> None:
@@ -219,19 +220,19 @@ class TrainingView:
     def call_envs(self, method: str, /, *args: Any, evaluate: bool = False, **kwargs: Any) -> None:
         """Call a method of every training environment, before the next step.
 
-        The method is looked up in the wrappers, from the outside in, and then in the environment.
-        Resumed runs, restarted workers and new environments repeat all calls at the same steps.
+        The method is looked up in the wrappers, starting with the outermost, and then in the
+        environment. Resumed runs, restarted workers and new environments repeat all calls at the
+        same steps.
 
         Args:
             method: Name of the method.
             *args: Positional arguments: plain values, lists, dicts and arrays.
-            evaluate: Whether evaluation environments receive the call as well, before they are used
-                again.
+            evaluate: Whether to also call evaluation environments, before the next evaluation.
             **kwargs: Keyword arguments.
 
         Raises:
-            ConfigError: If an argument has another type, or there are no such environments. A
-                method that does not exist or raises ends the run when the call is made.
+            ConfigError: If an argument has another type, or the run has no such environments. If
+                the method does not exist or raises an error, the run ends when the call is made.
         """
         self.add_call(EnvCall(method, [*args], kwargs), evaluate=evaluate)
 
@@ -247,10 +248,10 @@ class TrainingView:
         self.add_call(EnvCall(name, [value], is_attribute=True, key=key), evaluate=evaluate)
 
     def set(self, key: str, value: Any) -> None:
-        """Change a setting of the algorithm while the run trains, from its next use on.
+        """Change a setting of the algorithm while the run trains.
 
-        Changed settings are part of checkpoints, so a resumed run repeats the changes. Their values
-        are the metrics `settings/<name>`.
+        Checkpoints contain the changes, so a resumed run repeats them. The values are recorded as
+        metrics `settings/<name>`.
 
         Args:
             key: Dotted name, such as `algorithm.entropy_coef`; fields marked `IN_RUN` may change.
@@ -269,15 +270,13 @@ class TrainingView:
             self._trainer.env_calls.add(call, evaluate=evaluate)
 
     def _may_act(self, key: str, value: Any) -> bool:
-        """Return whether a callback may change the run now.
-
-        False in `on_run_start` of a resumed run, since the checkpoint contains the change.
+        """Return False in `on_run_start` of a resumed run: the checkpoint contains the change.
 
         Raises:
-            ConfigError: If called in one of the methods `NO_CALLS`.
+            ConfigError: If called in a method of `NO_CALLS`.
         """
         if self._hook in NO_CALLS:
-            problem = f"not available in {self._hook}, which a resumed run does not repeat"
+            problem = f"not available in {self._hook}, because resumed runs do not repeat it"
             raise ConfigError(key, problem, value)
         if self._hook == "on_run_start" and self.progress.updates:
             notify(f"note: {key} ({value}) in on_run_start has no effect in a resumed run")
@@ -288,24 +287,24 @@ class TrainingView:
         """Stop training after this update; the epoch is finished, evaluated and saved first.
 
         Args:
-            reason: Shown at the end and stored in `summary.json` as `stop_reason`.
+            reason: Reason printed at the end and stored in `summary.json` as `stop_reason`.
 
         Raises:
             ConfigError: If `reason` is empty or reserved for failed runs.
         """
         if not reason.strip() or reason in FAILURES:
-            raise ConfigError("reason", "expected a short reason why training ends", reason)
+            raise ConfigError("reason", "expected a short, unreserved text", reason)
         self._trainer.stop_reason = self._trainer.stop_reason or reason
 
 
 class Callback:
-    """Base class of callbacks: a subclass overrides the methods it needs; the others do nothing.
+    """Base class of callbacks. Subclasses override some methods; the defaults do nothing.
 
-    A callback may draw from the global random generators: training is not affected. An exception
-    in a callback ends the run with a `CallbackError`, after a checkpoint was saved.
+    Callbacks may use the global random generators without affecting training. If a callback raises
+    an exception, a checkpoint is saved and the run ends with a `CallbackError`.
 
     Raises:
-        ConfigError: If a subclass has a method `on_...` that nothing calls.
+        ConfigError: If a subclass defines an unknown method `on_...`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -313,45 +312,46 @@ class Callback:
         called = [name for name in vars(Callback) if name.startswith("on_")]
         for name, value in vars(cls).items():
             if name.startswith("on_") and callable(value) and name not in called:
-                problem = f"nothing calls it: {one_of(name, called)}"
+                problem = f"no such callback method: {one_of(name, called)}"
                 raise ConfigError(f"{cls.__name__}.{name}", problem)
 
     def on_run_start(self, run: TrainingView) -> None:
         """Called before the first update, and when a run is resumed."""
 
     def on_step(self, run: TrainingView) -> None:
-        """Called after each step of the environments; `run.step` has the results.
+        """Called after each step of the environments; `run.step` contains the results.
 
-        Only if this process steps them: not with actors, es, impala and bc.
+        Requires that the main process steps the environments: not available with actors, es,
+        impala and bc.
         """
 
     def on_rollout_end(self, run: TrainingView) -> None:
         """Called after a rollout was collected, before an update uses it; see `run.rollouts`.
 
-        Not called by bc. `run.progress` does not include the rollout yet.
+        Not called by bc. `run.progress` does not include this rollout.
         """
 
     def on_update_end(self, run: TrainingView) -> None:
         """Called after each update."""
 
     def on_evaluation_end(self, run: TrainingView) -> None:
-        """Called after each evaluation; `run.metrics` are its metrics."""
+        """Called after each evaluation; `run.metrics` contains the metrics of the evaluation."""
 
     def on_epoch_end(self, run: TrainingView) -> None:
-        """Called after each epoch and its evaluation, before its row of metrics is written."""
+        """Called after each epoch and evaluation, before the row of metrics is written."""
 
     def on_checkpoint(self, run: TrainingView) -> None:
         """Called after a checkpoint was written; `run.checkpoint` is its path."""
 
     def on_run_end(self, run: TrainingView) -> None:
-        """Called at the end, also after an error or a signal; `run.stop_reason` is the reason."""
+        """Called at the end, even after an error or a signal; see `run.stop_reason`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for checkpoints: plain values, arrays and tensors by name."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state` when a run is resumed."""
+        """Restore a result of `state_dict`; called when a run is resumed."""
 
 
 class Callbacks:
@@ -379,10 +379,10 @@ class Callbacks:
 
     @contextmanager
     def running(self, last_epoch: int) -> Iterator[None]:
-        """Run training in this block; `on_run_end` is called in any case.
+        """Context manager around training that always calls `on_run_end`.
 
         Raises:
-            CallbackError: If `on_run_end` failed, unless something else ended the run.
+            CallbackError: If `on_run_end` failed and no other error ended the run.
         """
         self._view, self._failure = TrainingView(self._trainer, last_epoch), None
         try:
@@ -402,7 +402,7 @@ class Callbacks:
     def call(
         self, hook: str, row: dict[str, float] | None = None, seen: object | None = None
     ) -> None:
-        """Call a method of all callbacks; an exception is kept for `check`.
+        """Call a method of all callbacks; `check` raises their exceptions later.
 
         Args:
             hook: Name of the method.
@@ -426,10 +426,10 @@ class Callbacks:
         view._row, view._hook, view._seen = None, "", None
 
     def check(self) -> None:
-        """Raise the pending exception of a callback; called where the training state is consistent.
+        """Raise the pending exception of a callback; call while the training state is consistent.
 
         Raises:
-            CallbackError: It names class and method.
+            CallbackError: If a callback raised an exception. The message names class and method.
         """
         if self._failure is not None:
             raise self._failure
@@ -442,22 +442,22 @@ class Callbacks:
         ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Restore `state`: each callback takes the next entry of its class.
+        """Restore the states of callbacks, matched by class and order.
 
-        New and removed callbacks are reported.
+        Prints a note for callbacks that were added or removed since the state was saved.
         """
         left = list(state)
         for callback in self._callbacks:
             name = _name(callback)
             found = next((entry for entry in left if entry["class"] == name), None)
             if found is None:
-                notify(f"callback {name} has no state in the checkpoint: it starts over")
+                notify(f"callback {name} has no state in the checkpoint and starts from scratch")
             else:
                 left.remove(found)
                 callback.load_state_dict(found["state"])
         for entry in left:
             name = entry["class"]
-            notify(f"callback {name} of the checkpoint is not in this run: its state is dropped")
+            notify(f"callback {name} of the checkpoint is not in this run; its state is dropped")
 
 
 class StopAtReturn(Callback):
@@ -465,8 +465,7 @@ class StopAtReturn(Callback):
 
     Args:
         threshold: Return at which training ends.
-        metric: Metric to compare: `eval/episode_return_mean`, or a metric of another evaluator.
-            Epochs that do not report it are skipped.
+        metric: Metric to compare. Epochs that do not report the metric are skipped.
     """
 
     def __init__(self, threshold: float, metric: str = "eval/episode_return_mean") -> None:
@@ -487,7 +486,7 @@ class StopAtReturn(Callback):
         """Warn if no epoch reported the metric."""
         if self._last is None and run.history:
             names = ", ".join(name for name in run.history[-1] if "/" in name)
-            warn(f"StopAtReturn never saw {self.metric}; the last epoch reported {names}")
+            warn(f"StopAtReturn: no epoch reported {self.metric}; available: {names}")
 
     def _stop_if_reached(self, run: TrainingView) -> None:
         if self._last is not None and self._last >= self.threshold:
@@ -498,7 +497,7 @@ class StopAtReturn(Callback):
         return {"metric": self.metric, "last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state` unless it belongs to another metric."""
+        """Restore the last value if it belongs to the same metric."""
         if state["metric"] == self.metric:
             self._last = state["last"]
 

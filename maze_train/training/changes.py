@@ -22,10 +22,10 @@ SECTION = "algorithm"
 
 
 class ChangedSettings:
-    """Settings of a run's algorithm: those given at the start or on resume, and later changes.
+    """Settings of the algorithm, including changes by callbacks.
 
     Args:
-        config: The given settings.
+        config: Settings at the start, or on resume.
 
     Attributes:
         current: The current settings.
@@ -56,7 +56,7 @@ class ChangedSettings:
         if section != SECTION or name not in names:
             when, reason = when_changeable(self.current, name if section == SECTION else "")
             only = "may only change on resume" if when else "may not change while a run trains"
-            problem = f"{only}; {one_of(name, names)} (of {SECTION})"
+            problem = f"{only}; {one_of(name, names)} (section {SECTION})"
             raise ConfigError(key, reason or problem, value)
         config = replaced(self.current, {name: value}, SECTION)
         new = getattr(config, name)
@@ -68,7 +68,7 @@ class ChangedSettings:
         self._changed.add(name)
 
     def metrics(self, progress: Progress) -> dict[str, float]:
-        """Return the values of all changed settings that are numbers or schedules."""
+        """Return the current values of all changed settings that are numbers or schedules."""
         values = {name: getattr(self.current, name) for name in sorted(self._changed)}
         return {
             f"settings/{name}": float(scheduled_value(value, progress))
@@ -77,16 +77,16 @@ class ChangedSettings:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the given values of settings that may change, and the changed ones."""
+        """Return the initial values of settings that may change, and the changed values."""
         current = changeable(self.current)
         changed = {name: current[name] for name in self._changed if name in current}
         return {"given": changeable(self._given), "changed": changed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Repeat the changes of `state`, except to settings with a new value for the resumed run.
+        """Repeat saved changes, except for settings with a new value on resume.
 
         Returns:
-            Whether the current settings differ from the settings in `state`.
+            Whether the current settings differ from the saved settings.
         """
         given = changeable(self._given)
         before: dict[str, Any] = {**state["given"], **state["changed"]}

@@ -1,17 +1,18 @@
 """Checkpoints of a run: schedule, atomic writes and verified reads.
 
 checkpoints/
-    latest                          name of the checkpoint from which the run continues
+    latest                          name of the checkpoint to resume from
     epoch_000025/                   after 25 epochs
     epoch_000025_update_000253/     within the 26th epoch, after 253 updates
         MANIFEST.json               counters, versions, digests
         state.pt                    see `state_files`
         part_<digest>.pt            large pieces of the state (see `core.state.StatePart`)
-    epoch_000026-2/                 as a run that continued from an earlier one wrote it again
+    epoch_000026-2/                 after 26 epochs, written again after resuming from an earlier
+                                    checkpoint
 
-Only `latest` is ever replaced. Names that begin with `.tmp-` are in progress (being written or
-removed) by the process whose ID is at the end. A part that did not change is a hard link to the
-file of an earlier checkpoint, so it takes neither time nor space, and stays when the earlier
+Only the file `latest` is ever replaced. A process that writes or removes a checkpoint uses a
+temporary name `.tmp-<name>-<process ID>`. If a part did not change, it is a hard link to the file
+of an earlier checkpoint: this takes neither time nor space, and the file remains if the earlier
 checkpoint is removed.
 """
 
@@ -61,13 +62,13 @@ MAX_MANIFEST_BYTES = 10_000_000
 KINDS: Mapping[str, type] = MappingProxyType(
     {"epoch": int, "updates": int, "env_steps": int, "within_epoch": bool, "settings": str}
 )
-"""Values of a manifest that a run reads, with their types."""
+"""Types of the values in a manifest."""
 
 SCHEMA = 3
 """Version of the file format and of the contents of a state."""
 
 NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?(?:-([0-9]{1,9}))?")
-"""Position, and a number if an abandoned branch of the run used the same name."""
+"""Directory names: position, and a number if an abandoned branch used the same name."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class PartFile:
     """The file of a part of a state."""
 
     directory: Path
-    """The checkpoint."""
+    """Directory of the checkpoint."""
 
     digest: FileDigest
 
@@ -85,10 +86,10 @@ class PartFile:
         return f"part_{self.digest.sha256[:32]}.pt"
 
     def read(self) -> dict[str, Any]:
-        """Return the content, verified again.
+        """Read the file and verify its digest.
 
         Raises:
-            RunDirectoryError: If the file is damaged or gone.
+            RunDirectoryError: If the file is damaged or missing.
         """
         try:
             data = b"".join(verified_blocks(self.directory / self.name, self.digest))
@@ -154,7 +155,7 @@ def make_manifest(files: Mapping[str, FileDigest], position: Position, settings:
     }
     if len(manifest := seal(content)) > MAX_MANIFEST_BYTES:
         raise ValueError(
-            f"a checkpoint cannot have {len(files)} files: let the state have fewer, larger parts"
+            f"a checkpoint cannot have {len(files)} files; use fewer, larger parts of the state"
         )
     return manifest
 
@@ -164,7 +165,7 @@ def read_manifest(path: Path) -> CheckpointInfo:
 
     Raises:
         DamagedError: If the manifest is missing or damaged, or belongs to another checkpoint.
-        RunDirectoryError: If an older or a newer version wrote it.
+        RunDirectoryError: If an incompatible version wrote the checkpoint.
     """
     if not path.is_dir():
         raise DamagedError("the directory is missing")
@@ -177,20 +178,20 @@ def read_manifest(path: Path) -> CheckpointInfo:
     try:
         info = _info(path, content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedError(f"{MANIFEST}: not the content of a manifest ({error!r})") from error
+        raise DamagedError(f"{MANIFEST}: invalid content ({error!r})") from error
     if path.name.partition("-")[0] != info.name:
-        raise DamagedError(f"{MANIFEST}: it belongs to {info.name}")
+        raise DamagedError(f"{MANIFEST} belongs to {info.name}")
     return info
 
 
 def _info(path: Path, content: dict[str, Any]) -> CheckpointInfo:
-    """Return the checked content of a manifest."""
+    """Check the content of a manifest and return it as a `CheckpointInfo`."""
     schema, score = content["schema"], content["score"]
     if type(schema) is not int or schema < 1:
         raise ValueError(f"schema {schema!r}")
     if schema != SCHEMA:
         version = content["versions"]["maze_train"]
-        remedy = f"continue the run with maze_train {version}, or start a new one"
+        remedy = f"resume the run with maze_train {version}, or start a new run"
         raise RunDirectoryError(
             f"checkpoint {path} was written by maze_train {version} with schema {schema}, this "
             f"version reads schema {SCHEMA}: "
@@ -214,11 +215,11 @@ def _info(path: Path, content: dict[str, Any]) -> CheckpointInfo:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read the checkpoint in `path` and verify all of its files.
 
-    Parts are verified now, and read (and verified) again on access.
+    Parts are verified immediately, and read and verified again on access.
 
     Raises:
         DamagedError: If a file is missing or damaged.
-        RunDirectoryError: If an older or a newer version wrote it.
+        RunDirectoryError: If an incompatible version wrote the checkpoint.
     """
     info = read_manifest(path)
     for file_name, expected in info.files.items():
@@ -243,13 +244,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 class FilesWriter:
-    """Writes the files of one checkpoint; contents are synced to disk, but not the directory.
+    """Writes the files of one checkpoint; syncs the files to disk, but not the directory.
 
     Args:
         directory: Empty directory to write to.
         final: Final name of the directory.
-        earlier: Written or verified parts of an earlier checkpoint; equal path and version mean
-            equal contents.
+        earlier: Written or verified parts of an earlier checkpoint. Parts with the same path and
+            version have the same content.
     """
 
     def __init__(self, directory: Path, final: Path, earlier: Parts) -> None:
@@ -265,7 +266,7 @@ class FilesWriter:
         self.digests[name] = FileDigest.of(data)
 
     def write_part(self, path: TreePath, part: StatePart) -> str:
-        """Write a part of the state or share it with the earlier checkpoint; return its file name.
+        """Write a part of the state, or link the earlier file; return the file name.
 
         Raises:
             TypeError: If the part contains an unsupported type.
@@ -291,8 +292,8 @@ class FilesWriter:
             if os.lstat(source).st_size == file.digest.nbytes:
                 os.link(source, target)
                 return True
-        except OSError:  # Hard links are not supported, or there are too many.
-            with suppress(FileNotFoundError):  # A network file system may have created it anyway.
+        except OSError:  # Hard links are not supported, or the file has too many.
+            with suppress(FileNotFoundError):  # Network file systems may have created the link.
                 target.unlink()
         try:
             write_synced(target, b"".join(verified_blocks(source, file.digest)))
@@ -302,15 +303,15 @@ class FilesWriter:
 
 
 class CheckpointStore:
-    """Checkpoints of one run; one process writes (see `core.files.exclusive`), any may read.
+    """Checkpoints of one run. Only one process may write (see `core.files.exclusive`).
 
     Args:
         directory: `<run directory>/checkpoints`; created by the first `save` if the run directory
             exists.
-        config: Which checkpoints to keep; None: default settings.
-        mode: `max` if larger scores are better, `min` if smaller ones are.
+        config: Settings; None: default settings.
+        mode: `max` if larger scores are better, `min` if smaller scores are better.
         settings: Configuration of the run as text, stored in every checkpoint.
-        warn: Reports errors that do not stop the run; the default prints to stderr.
+        warn: Reports errors that do not stop the run; prints to stderr by default.
 
     Raises:
         ConfigError: If `mode` is invalid.
@@ -331,9 +332,9 @@ class CheckpointStore:
         self._settings = settings
         self._sign = 1.0 if mode == "max" else -1.0
         self._warn = warn
-        self._parts: Parts = {}  # In the checkpoint last written or loaded.
+        self._parts: Parts = {}  # Parts of the last checkpoint written or loaded.
         self.latest: Path | None = None
-        """Checkpoint last written, or from which the run was resumed."""
+        """Path of the last checkpoint written or loaded."""
         self._position: Position | None = None
         self._saved_at = time.monotonic()
 
@@ -362,16 +363,16 @@ class CheckpointStore:
     def save(self, state: dict[str, Any], position: Position) -> Path | None:
         """Write a checkpoint atomically and sync it to disk.
 
-        If the process is killed, either the previous checkpoints remain, or also the new one. After
-        writing, old checkpoints are removed, and checkpoints of an abandoned branch (at the same or
-        a later position).
+        If the process is killed while writing, the previous checkpoints remain valid. After
+        writing, old checkpoints are removed, and also checkpoints of an abandoned branch (at the
+        same or a later position).
 
-        Each `StatePart` is written to a separate file. If its version is the same as in the last
-        written or loaded checkpoint, both checkpoints share the file and the part is not read.
-        Other parts are read and written one by one.
+        Each `StatePart` is written to a separate file. If the version of a part is the same as in
+        the last written or loaded checkpoint, both checkpoints share the file, and the part is not
+        read. Other parts are read and written one by one.
 
         Args:
-            state: State that `load` returns, see `state_files.dumps`.
+            state: State to save, see `state_files.dumps`.
             position: Position of training.
 
         Returns:
@@ -397,9 +398,9 @@ class CheckpointStore:
         return path
 
     def _write(self, state: dict[str, Any], position: Position) -> Path:
-        """Write the files, move them into place, update `latest`; undo everything on failure."""
+        """Write the files, rename the directory, update `latest`; undo everything on failure."""
         if not self.directory.is_dir():
-            self.directory.mkdir()  # Without parents, because the run may have been removed.
+            self.directory.mkdir()  # Without parents: the run may have been removed.
             fsync_directory(self.directory.parent)
         final = self._unused(position.name)
         work = self._work(final)
@@ -415,7 +416,7 @@ class CheckpointStore:
             self._point_to(final.name)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
-            if self._pointer() != final.name:  # Otherwise the new checkpoint is already in use.
+            if self._pointer() != final.name:  # `latest` may already name the new checkpoint.
                 with suppress(OSError):
                     self._remove(final)
             raise
@@ -425,7 +426,7 @@ class CheckpointStore:
         return final
 
     def _unused(self, name: str) -> Path:
-        """Return an unused path; an abandoned branch may have used the plain name."""
+        """Return an unused path; an abandoned branch may already use the plain name."""
         path, number = self.directory / name, 1
         while path.exists():
             number += 1
@@ -448,8 +449,8 @@ class CheckpointStore:
         names = [info.path.name for info in self.list()]
         pointer = self._pointer()
         if pointer in names:
-            return f"the last good one is still {pointer}"
-        return f"the last good one is still {names[-1]}" if names else "there is no earlier one"
+            return f"the last valid checkpoint is {pointer}"
+        return f"the last valid checkpoint is {names[-1]}" if names else "no checkpoint exists"
 
     def _remove_old(self, last: Position, path: Path) -> None:
         """Remove checkpoints that are neither among the newest nor among the best."""
@@ -476,7 +477,7 @@ class CheckpointStore:
                     self._warn(f"the old checkpoint {old} could not be removed: {error}")
 
     def clean(self) -> None:
-        """Remove files left by killed processes; call it before training."""
+        """Remove files left by killed processes; call before training."""
         remove_leftovers(self.directory)
         for path in self.directory.glob(".tmp-*"):
             found = re.fullmatch(r"\.tmp-.+-(\d+)", path.name)
@@ -484,7 +485,7 @@ class CheckpointStore:
                 shutil.rmtree(path, ignore_errors=True)
 
     def point_to(self, info: CheckpointInfo) -> None:
-        """Make `latest` name the checkpoint to resume from; later ones are an abandoned branch."""
+        """Write the checkpoint to resume from to `latest`, which abandons later checkpoints."""
         if self._pointer() != info.path.name:
             self._point_to(info.path.name)
             fsync_directory(self.directory)
@@ -497,18 +498,18 @@ class CheckpointStore:
     def load(self, name: str | None = None) -> Checkpoint | None:
         """Load the newest undamaged checkpoint; all files are verified.
 
-        Tries the checkpoint named by `latest` first, then earlier ones; without a valid `latest`,
-        all checkpoints, newest first. A warning is printed for each damaged checkpoint.
+        Tries the checkpoint named by `latest` first, then earlier checkpoints. Without a valid
+        `latest`, tries all checkpoints, newest first. Prints a warning for each damaged checkpoint.
 
         Args:
-            name: Name of the only checkpoint to try; None: see above.
+            name: Name of the checkpoint to load; None: the newest.
 
         Returns:
             The checkpoint; None without any checkpoint.
 
         Raises:
-            RunDirectoryError: If all checkpoints are damaged, the named one is damaged or missing,
-                or one was written by another version.
+            RunDirectoryError: If all checkpoints are damaged, the checkpoint `name` is damaged or
+                missing, or an incompatible version wrote the checkpoint.
         """
         found = self._load_newest() if name is None else self._load_named(name)
         if found is not None:
@@ -522,19 +523,19 @@ class CheckpointStore:
                 return None
             target = self._pointer()
             found = "missing or damaged" if target is None else f"{target}, which does not exist"
-            self._warn(f"{self.directory / LATEST} is {found}: looking at all checkpoints")
+            self._warn(f"{self.directory / LATEST} is {found}; trying all checkpoints")
         for path in paths:
             try:
                 return read_checkpoint(path)
             except DamagedError as problem:
                 self._warn(f"checkpoint {path} is damaged and skipped: {problem}")
         raise RunDirectoryError(
-            f"{self.directory} has no undamaged checkpoint ({len(paths)} damaged): remove "
-            f"the directory to train from the beginning, or restore it from a copy"
+            f"{self.directory} has no undamaged checkpoint ({len(paths)} damaged); remove "
+            f"the directory to train from the beginning, or restore it from a backup"
         )
 
     def _in_order(self) -> tuple[tuple[Path, ...], bool]:
-        """Return directories in the order of `load`, and whether `latest` names one of them."""
+        """Return directories in the order of `load`, and whether `latest` is valid."""
         paths, target = self._directories()[::-1], self._pointer()
         named = [path for path in paths if path.name == target]
         if named:
@@ -543,9 +544,9 @@ class CheckpointStore:
         return paths, bool(named)
 
     def find(self, name: str | None = None) -> CheckpointInfo | None:
-        """Return the manifest of the checkpoint that `load` would load, if any.
+        """Return the manifest of the newest checkpoint with an undamaged manifest, if any.
 
-        Only manifests are read, so `load` returns an earlier checkpoint if another file is damaged.
+        Only manifests are read. `load` returns an earlier checkpoint if another file is damaged.
         """
         for path in self._in_order()[0] if name is None else self._directories():
             if name in (None, path.name):
@@ -580,9 +581,10 @@ class CheckpointStore:
         return tuple(sorted(found, key=lambda path: sort_key(path.name)))
 
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
-        """Read all manifests, oldest first; also return unreadable ones that may be undamaged.
+        """Return all manifests, oldest first, and the paths of checkpoints that cannot be read.
 
-        Undamaged manifests are unreadable after a disk error, or if another version wrote them.
+        A checkpoint may be undamaged but unreadable: after a disk error, or if another version
+        wrote it.
         """
         infos, unknown = [], set()
         for path in self._directories():

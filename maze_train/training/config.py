@@ -24,11 +24,11 @@ RANDOM = "random"
 
 
 RANDOM_OPPONENT = MappingProxyType({RANDOM: RANDOM})
-"""Default of `evaluation.opponents` if the rewards of agents cancel out."""
+"""Default of `evaluation.opponents` in zero-sum environments."""
 
 
 DRY_RUN_STEPS = 10
-"""Maximum number of steps per environment in each part of a dry run (`runner.fast_dev_run`)."""
+"""Maximum number of steps per environment in a dry run (`runner.fast_dev_run`)."""
 
 TRIAL_BATCH = 256
 """Maximum minibatch size in a dry run."""
@@ -43,13 +43,13 @@ class OpponentsConfig(Settings):
     """Settings of self-play against snapshots (earlier versions) of a policy."""
 
     add_every: int = 10
-    """Epochs between snapshots; 0: only `at_win_rate` adds snapshots. The first snapshot is the
-    initial policy."""
+    """Epochs between snapshots; 0: snapshots are only added by `at_win_rate`. The first snapshot is
+    the initial policy."""
 
     at_win_rate: float = 0.0
-    """Win rate against the snapshots since the last one was added at which the next snapshot is
-    added; 0: never. An episode counts 1 if the return (of the team, see `env.teams`) is larger than
-    the opponent's, and 0.5 if it is equal."""
+    """Win rate at which the next snapshot is added, over the episodes since the last snapshot; 0:
+    never. A win is an episode with a larger return than the opponent (of the team, see
+    `env.teams`); a draw counts 0.5."""
 
     least_episodes: int = 50
     """Minimum number of episodes against snapshots to compute the win rate (>= 1)."""
@@ -58,7 +58,7 @@ class OpponentsConfig(Settings):
     """Number of newest snapshots to keep (>= 1)."""
 
     draw: Literal["latest", "uniform", "by_strength"] = "uniform"
-    """How to sample opponents: latest: the newest snapshot; uniform: all with equal probability;
+    """Sampling of opponents: latest: the newest snapshot; uniform: all with equal probability;
     by_strength: with weight (1 - w)^2, where w is the win rate against the snapshot."""
 
     share: float = 0.5
@@ -73,7 +73,7 @@ class OpponentsConfig(Settings):
             if getattr(self, key) > 1:
                 raise ConfigError(key, "expected a number from 0 to 1", getattr(self, key))
         if not self.add_every and not self.at_win_rate:
-            problem = "no snapshot would be added; set add_every or at_win_rate"
+            problem = "no snapshots would be added; set add_every or at_win_rate"
             raise ConfigError("add_every", problem, self.add_every)
 
 
@@ -88,23 +88,23 @@ class PolicyConfig(Settings):
     """Network settings that replace `model` for this policy; null: use `model`."""
 
     source: str | dict[str, Any] | None = None
-    """Origin of the policy. null: new networks; directory of a run or of a saved policy: its
-    networks and weights, with `:<policy>` appended if it has several (`<run>:wolf`); random:
-    uniform over legal actions; `{_target_: my_package.MyPolicy, key: value}`: called with
-    observation and action space of the agents, and returns an acting module, an object with a
-    method `act(observation)`, or a function of one observation."""
+    """Source of the policy. null: new networks; directory of a run or of a saved policy: load
+    networks and weights, with `:<policy>` appended if the run has several policies (`<run>:wolf`);
+    random: sample uniformly from the legal actions; `{_target_: my_package.MyPolicy, key: value}`:
+    a function of the observation and action space of the agents that returns an acting module, an
+    object with a method `act(observation)`, or a function of one observation."""
 
     frozen: bool = False
-    """Whether the policy is frozen; policies without networks always are."""
+    """Whether the policy is frozen. Policies without networks are always frozen."""
 
     opponents: OpponentsConfig | None = None
-    """Self-play: earlier versions of the policy that play some of its agents in training, such as
-    `{add_every: 10, draw: uniform}`; null: none."""
+    """Self-play against earlier versions of the policy, which control some of its agents in
+    training, such as `{add_every: 10, draw: uniform}`; null: no self-play."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.opponents is not None and (self.frozen or self.source == RANDOM):
-            problem = "a policy that is not trained has no earlier versions; use null"
+            problem = "this policy is not trained, so it has no earlier versions; use null"
             raise ConfigError("opponents", problem, self.opponents.draw)
         if not self.agents:
             raise ConfigError("agents", "expected at least one agent, such as [agent_0]", [])
@@ -113,7 +113,7 @@ class PolicyConfig(Settings):
         if self.run is not None:
             self.source = absolute_path("source", self.run)
         elif self.source is not None and self.model is not None:
-            problem = "a policy of this source has no networks to configure; use null"
+            problem = "policies from this source have no networks to configure; use null"
             raise ConfigError("model", problem, self.source)
 
     @property
@@ -132,8 +132,7 @@ class PolicyConfig(Settings):
 class AlgorithmConfig(Settings):
     """Base class of the settings of an algorithm.
 
-    Classes of the algorithm are given by dotted path, so that reading a configuration does not
-    import them.
+    Classes are referenced by dotted path, so that reading a configuration does not import them.
     """
 
     name: ClassVar[str] = ""
@@ -150,8 +149,8 @@ class AlgorithmConfig(Settings):
     space, seed, and `model_settings`."""
 
     model_resolver: ClassVar[str] = "maze_train.nets.template.resolve"
-    """Dotted path of a function that replaces null settings, given model config and flat
-    observation space."""
+    """Dotted path of a function of model config and flat observation space that replaces null
+    settings by defaults."""
 
     builder_class: ClassVar[str] = ""
     """Dotted path of the `AlgorithmBuilder` of the algorithm."""
@@ -186,21 +185,22 @@ class AlgorithmConfig(Settings):
 
     can_learn_meanwhile: ClassVar[bool] = False
     """Whether updates can run in the background while experience is collected with older
-    weights."""
+    weights (`learner_group.queue_size`)."""
 
     n_epochs: int = field(default=0, metadata=ON_RESUME)
     """Maximum number of epochs; 0: no limit (another limit must be set)."""
 
     epoch_length: int = 10
-    """Updates per epoch (>= 1). Evaluation, model selection and metrics happen once per epoch."""
+    """Updates per epoch (>= 1). Each epoch ends with evaluation, model selection and one row of
+    metrics."""
 
     patience: int = field(default=0, metadata=ON_RESUME)
     """Number of evaluations without improvement after which training stops; 0: never."""
 
     on_non_finite: Literal["raise", "skip", "zero"] = field(default="raise", metadata=ON_RESUME)
     """What to do if an observation, reward, loss or gradient is NaN or infinite: raise: stop with
-    an error that names it; skip: drop (and count) the episode or the gradient step; zero: like
-    skip, but replace only the non-finite entries of gradients by 0."""
+    an error that names the value; skip: drop (and count) the episode or the gradient step; zero:
+    like skip, but non-finite entries of gradients are replaced by 0 and the step is applied."""
 
     device: str = field(default="cpu", metadata=ON_RESUME)
     """Device of the learner: cpu, cuda, cuda:1, mps, or auto (an accelerator if available)."""
@@ -221,7 +221,7 @@ class AlgorithmConfig(Settings):
         return self
 
     def _check_positive(self, *keys: str) -> None:
-        """Raise ConfigError for values <= 0; schedules may end at 0, and None is allowed."""
+        """Raise ConfigError for values <= 0; None and schedules that end at 0 are allowed."""
         for key in keys:
             value = getattr(self, key)
             if isinstance(value, Schedule):
@@ -240,7 +240,7 @@ class AlgorithmConfig(Settings):
 
     @property
     def on_non_finite_step(self) -> Literal["raise", "skip"]:
-        """What to do about non-finite values of an environment."""
+        """Reaction to non-finite values of an environment, see `on_non_finite`."""
         return "raise" if self.on_non_finite == "raise" else "skip"
 
     @property
@@ -250,10 +250,7 @@ class AlgorithmConfig(Settings):
 
     @property
     def values_over_time(self) -> dict[str, Any]:
-        """Return the settings by key, with defaults filled in.
-
-        Includes every setting that can be a schedule.
-        """
+        """Return the settings by key with defaults filled in, including all possible schedules."""
         return vars(self)
 
     def shortened(self) -> AlgorithmConfig:
@@ -276,58 +273,60 @@ class EvaluationConfig(Settings):
     """Settings of evaluation and model selection."""
 
     n_episodes: int = 10
-    """Episodes per evaluation; 0 disables evaluation, and the training return selects the best
-    policy."""
+    """Episodes per evaluation. 0 disables evaluation; the best policy is then selected by the
+    training return."""
 
     interval: int = 1
     """Epochs between evaluations (>= 1); the last epoch is always evaluated."""
 
     interval_steps: int = 0
-    """Environment steps between evaluations (>= 0), instead of `interval`. An evaluation follows
-    the update that reaches a multiple; the row of the epoch has the last one. 0: use `interval`."""
+    """Environment steps between evaluations (>= 0), instead of `interval`. Evaluations run after
+    the update that reaches a multiple; if there are several in an epoch, its row of metrics
+    contains the last. 0: use `interval`."""
 
     concurrency: int = 10
     """Number of parallel environments during evaluation (>= 1), at most one per episode."""
 
     max_episode_steps: int | None = None
     """Maximum length of an evaluation episode (>= 0), in addition to the limit of the environment.
-    null: 30,000 if the environment declares no limit; 0: no additional limit. Truncated episodes
-    count with their return so far."""
+    null: 30,000 if the environment declares no limit; 0: no additional limit. The return of a
+    truncated episode is the sum of rewards so far."""
 
     final_episodes: int = field(default=0, metadata=ON_RESUME)
     """Number of test episodes after training for both the last and the best policy, with separate
-    seeds; 0: none. Report these results: the score of the best evaluation is biased upwards, since
-    it was selected."""
+    seeds; 0: no test. Report these results: the best evaluation score is biased upwards, since it
+    is a maximum over evaluations."""
 
     deterministic: bool = True
-    """Whether to take the most likely action; false: sample actions."""
+    """Whether to take the most likely action. If false, actions are sampled."""
 
     metric: str = ""
     """Metric that selects the best policy, such as `eval/episode_length_mean` or
-    `eval/<agent>/episode_return_mean`. Default: `eval/episode_return_mean`; with `opponents`
-    `eval/vs_<name>/return_mean` of the first one."""
+    `eval/<agent>/episode_return_mean`. Default: `eval/episode_return_mean`; with `opponents`,
+    `eval/vs_<name>/return_mean` of the first opponent."""
 
     mode: Literal["auto", "max", "min"] = "auto"
     """Whether to maximize or minimize the metric; auto: minimize losses, errors and ranks
     (`.../loss`, `box_mean_abs_deviation`, `discrete_action_rank`), maximize all others."""
 
     dump_interval: int = field(default=0, metadata=ON_RESUME)
-    """Number of evaluations between dumps of the policy (`policies/epoch_<n>`); 0: none."""
+    """Number of evaluations between dumps of the policy (`policies/epoch_<n>`); 0: no dumps."""
 
     dump_interval_steps: int = field(default=0, metadata=ON_RESUME)
     """Environment steps between dumps of the policy (`policies/step_<n>`, >= 0), instead of
-    `dump_interval`; 0: none."""
+    `dump_interval`; 0: use `dump_interval`."""
 
     evaluators: list[dict[str, Any]] = field(default_factory=list)
-    """Custom evaluators, each `{_target_: my_package.MyEvaluator, key: value}`: built with these
-    keyword arguments and called with the policy; returned values are added to the metrics."""
+    """Custom evaluators, each `{_target_: my_package.MyEvaluator, key: value}` with keyword
+    arguments of the constructor. Each evaluator is called with the policy, and the returned values
+    are added to the metrics."""
 
     opponents: dict[str, Any] = field(default_factory=dict)
     """Opponents by name for multi-agent evaluation, such as `{first: <run>, random: random}`;
     values as in `policies.<id>.source`. The trained policies play `n_episodes` against each
     opponent as each team (see `env.teams`; without teams, as each agent). Metrics are
     `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`. Empty: `{random: random}`
-    if the rewards of agents cancel out and `metric` is not set, otherwise none."""
+    if the environment is zero-sum and `metric` is not set, otherwise no opponents."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -346,7 +345,7 @@ class EvaluationConfig(Settings):
     def _check_opponents(self) -> None:
         """Check the opponents, and make their directories absolute."""
         if self.opponents and not self.n_episodes:
-            raise ConfigError("opponents", "needs n_episodes > 0", list(self.opponents))
+            raise ConfigError("opponents", "requires n_episodes > 0", list(self.opponents))
         found: dict[str, str | dict[str, Any]] = {}
         for name, source in self.opponents.items():
             key = f"opponents.{name}"
@@ -368,12 +367,12 @@ class EvaluationConfig(Settings):
         return self.metric or f"{prefix}/episode_return_mean"
 
     def metric_of_run(self, has_env: bool, losses: Sequence[str]) -> str:
-        """Return the metric that selects the best policy: a loss without evaluation episodes.
+        """Return the metric that selects the best policy; without evaluation episodes, a loss.
 
         Args:
             has_env: Whether the run has an environment.
-            losses: Losses on the dataset, the selecting one first; empty if the run learns from an
-                environment.
+            losses: Losses on the dataset, of which the first is used for selection; empty if the
+                run learns from an environment.
         """
         is_played = has_env and self.n_episodes
         return self.selection_metric if self.metric or is_played or not losses else losses[0]
@@ -382,7 +381,7 @@ class EvaluationConfig(Settings):
         """Return whether larger or smaller values of a metric are better."""
         if self.mode != "auto":
             return self.mode
-        names = metric.split("/")[1:]  # Includes metrics of policies and action parts.
+        names = metric.split("/")[1:]  # `train/<policy>/<part>/<name>` has several names.
         is_less = any(name.endswith("loss") or name in SMALLER_IS_BETTER for name in names)
         return "min" if is_less or names[-1:] == ["loss_rate"] else "max"
 
@@ -395,13 +394,13 @@ class CheckpointConfig(Settings):
     """Epochs between checkpoints; 0: no checkpoints at the ends of epochs."""
 
     interval_steps: int = 0
-    """Environment steps between checkpoints (>= 0), instead of `interval`; one follows the update
-    that reaches a multiple, also within an epoch. 0: use `interval`."""
+    """Environment steps between checkpoints (>= 0), instead of `interval`. A checkpoint is written
+    after the update that reaches a multiple, also within an epoch. 0: use `interval`."""
 
     interval_minutes: float = 0.0
     """Maximum time between checkpoints in minutes, also within an epoch; 0: no limit. If all
-    intervals are 0, checkpoints are disabled; otherwise one is also written at the end of the run
-    and after a signal."""
+    intervals are 0, checkpoints are disabled. Otherwise, a checkpoint is also written at the end of
+    the run and after a signal."""
 
     keep_last: int = 2
     """Number of newest checkpoints to keep (>= 1)."""
@@ -410,8 +409,8 @@ class CheckpointConfig(Settings):
     """Number of additional checkpoints with the best scores to keep (>= 0)."""
 
     allow_new_episodes: bool = False
-    """Whether environments whose state cannot be restored may start new episodes when a run is
-    resumed; otherwise resuming fails."""
+    """Whether a resumed run may start new episodes in environments whose state cannot be restored.
+    If false, resuming such a run fails."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -426,7 +425,7 @@ class CheckpointConfig(Settings):
 
 
 def check_one_interval(settings: Settings, key: str, *defaults: int) -> None:
-    """Raise ConfigError if an interval is given both in epochs and in steps."""
+    """Raise ConfigError if an interval is set both in epochs and in steps."""
     values = vars(settings)
     if values[f"{key}_steps"] and values[key] not in defaults:
         problem = f"cannot be combined with {key} = {values[key]}; set one of the two"
@@ -435,20 +434,22 @@ def check_one_interval(settings: Settings, key: str, *defaults: int) -> None:
 
 @dataclass(kw_only=True)
 class StageConfig(Settings):
-    """A stage of a curriculum: when it begins, and what it changes in the environments."""
+    """Stage of a curriculum: condition for the beginning, and changes of the environments."""
 
     steps: int | None = None
-    """Number of environment steps after which the stage begins, at the end of an update (> 0)."""
+    """Number of environment steps (> 0) after which the stage begins, at the end of an update."""
 
     above: float | None = None
-    """Mean of the metric in the previous stage at or above which the stage begins."""
+    """The stage begins when the mean of the metric in the previous stage reaches this value or
+    more."""
 
     below: float | None = None
-    """Mean of the metric in the previous stage at or below which the stage begins."""
+    """The stage begins when the mean of the metric in the previous stage reaches this value or
+    less."""
 
     back: float | None = None
-    """Mean of the metric in this stage that returns to the previous stage: this or less with
-    `above`, this or more with `below`. null: the curriculum never goes back."""
+    """The curriculum returns to the previous stage when the mean of the metric in this stage is at
+    most (with `above`) or at least (with `below`) this value. null: never."""
 
     attributes: dict[str, Any] = field(default_factory=dict)
     """Attributes of the environments to set, such as `{size: 5}`."""
@@ -459,7 +460,7 @@ class StageConfig(Settings):
 
     @property
     def has_condition(self) -> bool:
-        """Whether the stage has a condition for its beginning: steps, or a value of the metric."""
+        """Whether the stage has a condition: `steps`, `above` or `below`."""
         return any(x is not None for x in (self.steps, self.above, self.below))
 
     @property
@@ -470,7 +471,7 @@ class StageConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if sum(x is not None for x in (self.steps, self.above, self.below)) > 1:
-            raise ConfigError("", "expected one of steps, above and below, not several")
+            raise ConfigError("", "set only one of steps, above and below")
         if self.steps is not None:
             check_at_least("steps", self.steps, 1)
         if self.back is None:
@@ -484,23 +485,23 @@ class StageConfig(Settings):
 
 @dataclass(kw_only=True)
 class CurriculumConfig(Settings):
-    """Settings of a curriculum, which changes environments in stages."""
+    """Settings of a curriculum: changes of the training environments in stages."""
 
     metric: str = "train/success_rate"
     """Metric that decides when stages with `above` or `below` begin."""
 
     window: int = 3
-    """Number of the last epochs of a stage over which the metric is averaged (>= 1); epochs that do
-    not report it are skipped."""
+    """Number of most recent epochs of a stage over which the metric is averaged (>= 1). Epochs that
+    do not report the metric are skipped."""
 
     evaluate: bool = False
-    """Whether evaluation environments change as well; otherwise they keep their initial
+    """Whether to also change evaluation environments. If false, they keep their initial
     settings."""
 
     stages: list[StageConfig] = field(default_factory=list)
     """The stages in order, each `{steps: 20000}` or `{above: 0.8}`, optionally `back: 0.3`, with
-    `attributes: {size: 5}` or `calls: {set_level: 3}`. The first one begins at once. Empty: no
-    curriculum."""
+    `attributes: {size: 5}` or `calls: {set_level: 3}`. The first stage begins at the start of the
+    run and has no condition. Empty: no curriculum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -511,18 +512,19 @@ class CurriculumConfig(Settings):
             if stage.has_condition != (i > 0):
                 found = "has no" if i else "has a"
                 problem = (
-                    f"{found} condition (steps, above or below); only the first stage has none"
+                    f"{found} condition (steps, above or below); required for all but the first "
+                    "stage"
                 )
                 raise ConfigError(key, problem)
             if stage.steps is not None and stage.steps <= steps:
                 raise ConfigError(f"{key}.steps", f"expected more than {steps}", stage.steps)
             steps = stage.steps or steps
             if i and not stage.names:
-                raise ConfigError(key, "changes nothing; expected attributes or calls")
+                raise ConfigError(key, "has no effect; set attributes or calls")
             if goes_back and stage.names != self.stages[0].names:
                 problem = (
-                    f"expected the names of the first stage, {sorted(self.stages[0].names)}, so "
-                    "that going back restores all of them"
+                    "with `back`, all stages must set the same names as the first stage: "
+                    f"{sorted(self.stages[0].names)}"
                 )
                 raise ConfigError(key, problem, sorted(stage.names))
 
@@ -545,7 +547,7 @@ OF_AGENT = ("eval/{}/episode_return_mean", "eval/{}/success_rate")
 """Metrics of an agent in multi-agent training, without its name."""
 
 OPEN = ("train/", "validation/", "league/", "eval/info/")
-"""Prefixes of metrics that cannot be checked in advance, only at the first evaluation."""
+"""Prefixes of metrics that can only be checked at the first evaluation."""
 
 
 def evaluation_metrics(config: EvaluationConfig, agents: Iterable[str] = ()) -> list[str]:
@@ -565,11 +567,11 @@ def evaluation_metrics(config: EvaluationConfig, agents: Iterable[str] = ()) -> 
 
 
 def check_selection(config: EvaluationConfig, agents: Sequence[str] | None = None) -> None:
-    """Check that the selection metric will be reported, as far as known in advance.
+    """Check the selection metric against the metrics that are known before training.
 
     Args:
         config: Settings of evaluations.
-        agents: Names of the agents; empty: single agent; None: not known yet.
+        agents: Names of the agents; empty: single agent; None: unknown.
 
     Raises:
         ConfigError: If the metric will not be reported.
@@ -584,6 +586,6 @@ def check_selection(config: EvaluationConfig, agents: Sequence[str] | None = Non
         is_return = re.search("return|rew", metric) is not None  # Probably a mean return.
         means = [name for name in known if is_return and name.endswith("return_mean")]
         hint = did_you_mean(means[:1] or nearest(metric, known, count=1), "", " ")
-        reported = ", ".join(known) or "train/... only, without evaluation episodes"
+        reported = ", ".join(known) or "only train/... (there are no evaluation episodes)"
         key = "metric" if agents is None else "evaluation.metric"
         raise ConfigError(key, f"not reported; {hint}reported: {reported}", metric)

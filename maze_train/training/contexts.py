@@ -1,4 +1,4 @@
-"""PyTorch modes, profiles and update times of a run; devices and memory of this machine."""
+"""PyTorch modes, profiling and update times of a run; devices and memory of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOT_DETERMINISTIC = (
 
 @contextmanager
 def modes(*, deterministic: bool, detect_anomaly: bool = False) -> Iterator[None]:
-    """Set the PyTorch modes of a run and restore the previous ones at the end.
+    """Set the PyTorch modes of a run and restore the previous modes at the end.
 
     Args:
         deterministic: Whether nondeterministic operations raise an error.
@@ -52,7 +52,7 @@ def modes(*, deterministic: bool, detect_anomaly: bool = False) -> Iterator[None
 
 @contextmanager
 def _explained(key: str, words: str, remedy: str) -> Iterator[None]:
-    """Add the setting that causes them and a remedy to PyTorch errors that contain `words`."""
+    """Add the responsible setting and a remedy to PyTorch errors that contain `words`."""
     try:
         yield
     except RuntimeError as error:
@@ -112,7 +112,7 @@ class UpdateProfiler:
         try:
             with atomic_write(self.path) as file:
                 profile.export_chrome_trace(file.name)
-        except (OSError, RuntimeError) as error:  # A missing trace must not stop training.
+        except (OSError, RuntimeError) as error:  # Training continues without a trace.
             warn(f"{self.path} could not be written: {error}")
 
 
@@ -120,11 +120,11 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def find_device(name: str, key: str = "algorithm.device") -> torch.device:
-    """Return the device that a setting names.
+    """Return a device by name.
 
     Args:
-        name: The name.
-        key: Name of the setting.
+        name: Name of the device.
+        key: Name of the setting for error messages.
 
     Raises:
         ConfigError: If PyTorch cannot use the device.
@@ -139,7 +139,7 @@ def find_device(name: str, key: str = "algorithm.device") -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(key, f"not usable here: {reason}", name) from error
+        raise ConfigError(key, f"not available on this machine: {reason}", name) from error
     return device
 
 
@@ -161,8 +161,8 @@ def available_memory(
 ) -> int | None:
     """Return the number of bytes that can still be allocated on a device.
 
-    For the CPU, the memory that Linux reports as available without swapping, or less if a control
-    group (container, cluster job) or one of its parents has a limit.
+    For the CPU: the minimum of the memory available without swapping and the memory left in each
+    control group (container, cluster job) of this process.
 
     Args:
         device: The device.
@@ -181,7 +181,7 @@ def available_memory(
 
 
 def available_disk(directory: Path) -> int:
-    """Return the free bytes on the disk of a directory, which need not exist yet."""
+    """Return the free bytes on the disk of a directory; the directory may not exist yet."""
     there = directory.absolute()
     while not there.exists():
         there = there.parent
@@ -230,7 +230,7 @@ def _left(group: Path, files: CgroupFiles) -> int | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file; none if it cannot be read."""
+    """Return the lines of a file; an empty list if the file cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -240,15 +240,15 @@ def _lines(path: Path) -> list[str]:
 Batch = TypeVar("Batch")
 
 LONG_UPDATE_S = 10.0
-"""Duration of an update in seconds from which a note is printed."""
+"""A note is printed if an update takes longer than this time in seconds."""
 
 
 class UpdateClock:
     """Estimates how long updates take.
 
-    The first update is estimated from its second minibatch, since the first one includes
+    The first update is estimated from its second minibatch, since the first minibatch includes
     compilation and the start-up of the device. Later updates are expected to take as long as the
-    previous one.
+    previous update.
 
     Args:
         notify: Prints the note about long updates.
@@ -296,7 +296,7 @@ class UpdateClock:
         self._notify_if_long()
 
     def remaining(self) -> str:
-        """Return the remaining time of the running update as text; empty if unknown."""
+        """Return the remaining time of the running update as text; empty if unknown or short."""
         if self._began is None:
             return ""
         left = self._expected_s - (self._clock() - self._began)
@@ -304,7 +304,7 @@ class UpdateClock:
 
     def _estimate(self, begin: float, first: float, second: float = 0.0, *, count: int) -> None:
         """Estimate the duration of the running update from its first minibatches."""
-        if not second:  # Unless there is a second minibatch, all of the first one is warm-up.
+        if not second:  # With a single minibatch so far, count all of its time as warm-up.
             self._warm_up_s = first - begin
             return
         minibatch_s = second - first

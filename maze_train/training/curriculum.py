@@ -20,7 +20,7 @@ class CurriculumEvents(EventInterface, prefix="curriculum"):
 
 
 class Curriculum(Callback):
-    """Changes the environments when the stages of a curriculum begin.
+    """Changes the environments at the beginning of each stage of a curriculum.
 
     Stages by steps begin at the end of an update, stages by a metric at the end of an epoch.
 
@@ -38,7 +38,7 @@ class Curriculum(Callback):
         self._was_seen = False
 
     def on_run_start(self, run: TrainingView) -> None:
-        """Begin the first stage of a new run, and check the names in the others."""
+        """Begin the first stage of a new run, and check the names in the other stages."""
         if self.stage >= 0:
             return
         for i in range(1, len(self.config.stages)):
@@ -47,7 +47,7 @@ class Curriculum(Callback):
         self._call_envs(run, 0)
 
     def on_update_end(self, run: TrainingView) -> None:
-        """Begin the stages whose number of steps is reached."""
+        """Begin all stages whose number of steps has been reached."""
         steps = run.progress.env_steps
         while (following := self._following) is not None:
             if following.steps is None or steps < following.steps:
@@ -113,13 +113,13 @@ class Curriculum(Callback):
         return {"stage": self.stage, "values": self._values, "was_seen": self._was_seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`."""
+        """Restore a result of `state_dict`."""
         self.stage, self._values = state["stage"], list(state["values"])
         self._was_seen = state["was_seen"]
 
 
 def has_reached(stage: StageConfig, mean: float) -> bool:
-    """Return whether a mean of the metric begins a stage."""
+    """Return whether the mean of the metric satisfies the condition `above` or `below`."""
     if stage.above is not None:
         return mean >= stage.above
     return stage.below is not None and mean <= stage.below

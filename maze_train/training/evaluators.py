@@ -40,7 +40,7 @@ from maze_train.training.outcome import TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy
 
 MAX_LOST = 10
-"""Maximum number of lost episodes per episode to play."""
+"""Maximum number of aborted episodes per evaluation episode."""
 
 
 class Evaluator(ABC):
@@ -51,9 +51,9 @@ class Evaluator(ABC):
         """Return metrics of a policy by name, such as `eval/episode_return_mean`.
 
         Args:
-            policy: The model. Evaluators of `evaluation.evaluators` receive a `TrainedPolicy` with
-                `act`, `values` and `probabilities`, which also provides the attributes of its
-                model.
+            policy: The model. Evaluators of `evaluation.evaluators` are called with a
+                `TrainedPolicy` (`act`, `values`, `probabilities`), which also forwards attributes
+                to the model.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,9 +61,9 @@ class Evaluator(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most have no state)
-        """Restore `state`."""
+        """Restore a result of `state_dict`."""
 
-    def close(self) -> None:  # noqa: B027 (most evaluators hold nothing)
+    def close(self) -> None:  # noqa: B027 (most have no resources)
         """Release resources; repeated calls do nothing."""
 
 
@@ -87,7 +87,7 @@ class MultiEvaluator(Evaluator):
         for evaluator in self.evaluators:
             found = evaluator.evaluate(policy)
             if twice := sorted(metrics.keys() & found.keys()):
-                problem = f"two evaluators report {', '.join(twice)}: change the prefix of one"
+                problem = f"two evaluators report {', '.join(twice)}; change one of the prefixes"
                 raise ConfigError("evaluation.evaluators", problem)
             metrics.update(found)
         return metrics
@@ -97,7 +97,7 @@ class MultiEvaluator(Evaluator):
         return {"evaluators": [evaluator.state_dict() for evaluator in self.evaluators]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`."""
+        """Restore the states of all evaluators."""
         for evaluator, part in zip(self.evaluators, state["evaluators"], strict=True):
             evaluator.load_state_dict(part)
 
@@ -111,14 +111,13 @@ class RolloutEvaluator(Evaluator):
     """Plays exactly n episodes and reports their returns.
 
     Episode j is always played with seed j, in environment j modulo the number of environments, and
-    all n episodes are played to the end. Results are therefore reproducible, independent of the
-    number of environments (for deterministic actions), and not biased towards short episodes, as
-    counting the first n finished episodes would be.
+    all n episodes are played to the end. Results are therefore reproducible, and with deterministic
+    actions independent of the number of environments. Counting the first n finished episodes
+    instead would be biased towards short episodes.
 
     Environments are stepped together, and the policy acts on the whole batch on the training
     device. `RolloutPlayer` instead acts for each episode separately, so that an episode is
-    bit-for-bit independent of the others; for image networks this is about three times slower, even
-    on a CPU.
+    bit-for-bit independent of other episodes; this is about three times slower for image networks.
 
     Args:
         make_env: Builds a given number of vectorised environments; called at the first evaluation.
@@ -128,10 +127,10 @@ class RolloutEvaluator(Evaluator):
         deterministic: Whether to take the most likely action instead of a sampled one.
         prefix: Prefix of the metric names.
         info_keys: Keys of final infos whose means are reported as `<prefix>/info/<key>`.
-        is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`; a note is printed when this
-            first happens.
-        calls: All calls of evaluation environments so far, a list that grows; new calls are made
-            before an evaluation.
+        is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`; a note is printed when the
+            first episode is truncated.
+        calls: All calls of evaluation environments so far. New entries of this list are called
+            before the next evaluation.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class RolloutEvaluator(Evaluator):
         self._calls, self._num_called = calls, 0
 
     def evaluate(self, policy: nn.Module) -> dict[str, float]:
-        """Play the episodes; return `<prefix>/episode_return_mean`, `..._std`, and so on."""
+        """Play the episodes and return metrics such as `<prefix>/episode_return_mean`."""
         with generators_kept(), torch.no_grad():
             returns, lengths, reported = self._play(policy, self._environments())
         if self._is_guarded and (note := guard_note(lengths, "evaluation.max_episode_steps")):
@@ -179,7 +178,7 @@ class RolloutEvaluator(Evaluator):
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
     def _environments(self) -> MazeVectorEnv:
-        """Return the environments, built on first use and restored from a loaded state."""
+        """Return the environments; build them on first use and restore a loaded state."""
         if self._env is None:
             self._env = self._make_env(self._num_envs)
             if self._own_states is not None:
@@ -189,7 +188,7 @@ class RolloutEvaluator(Evaluator):
         return self._env
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the environments; empty if they do not provide any."""
+        """Return the states of the environments; empty if they do not provide states."""
         states, num_called = self._own_states, self._num_called
         if self._env is not None:
             states = self._env.own_states() if self._env.offers_own_state else None
@@ -197,21 +196,18 @@ class RolloutEvaluator(Evaluator):
         return {} if states is None else {"own_states": list(states), "num_called": num_called}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`; environments that provide states are rebuilt."""
+        """Restore a result of `state_dict`; environments that provide states are rebuilt."""
         self._own_states = state.get("own_states")
         self._num_called = state.get("num_called", 0)
         if self._env is not None and self._env.offers_own_state:
             self.close()
 
     def _play(self, policy: nn.Module, env: MazeVectorEnv) -> tuple[Array, Array, dict[str, Array]]:
-        """Return the returns, lengths and other metrics of n episodes.
-
-        Values that an episode does not report are NaN.
-        """
+        """Return the returns, lengths and other metrics of n episodes; missing values are NaN."""
         n, lost, missing = self.n_episodes, 0, self.n_episodes
         returns, lengths = np.zeros(n), np.zeros(n)
         reported: dict[str, Array] = {}
-        # A custom evaluator may pass on the policy that it received.
+        # A custom evaluator may pass its `TrainedPolicy` to this evaluator.
         model = policy.model if isinstance(policy, TrainedPolicy) else policy
         episodes = VectorEpisodes(env, self._seed)
         agent = BatchedAgent(model, episodes, self.deterministic, self._seed)
@@ -221,8 +217,8 @@ class RolloutEvaluator(Evaluator):
                 lost += played.lost
                 if lost > MAX_LOST * n:
                     raise EnvError(
-                        f"an evaluation of {n} episodes lost {lost}: the environment returns "
-                        "non-finite values, or its workers fail, repeatedly"
+                        f"{lost} episodes were aborted in an evaluation of {n} episodes: the "
+                        "environment repeatedly returns non-finite values, or its workers fail"
                     )
                 number = played.number
                 if played.lost or number >= n:
@@ -255,9 +251,9 @@ class RolloutEvaluator(Evaluator):
 
 
 class EvaluatedPolicy(TrainedPolicy):
-    """Policy in training: acts on raw observations and has the attributes of its model.
+    """Policy in training: acts on raw observations and forwards other attributes to its model.
 
-    Other attributes, such as `parameters` and `policy_params`, are forwarded to `model`.
+    Forwarded attributes are, for example, `parameters` and `policy_params`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -271,7 +267,7 @@ class CustomEvaluator(Evaluator):
 
     Args:
         evaluator: The evaluator.
-        key: Key of the setting that names the evaluator.
+        key: Key of the setting for error messages.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
     """
@@ -287,7 +283,7 @@ class CustomEvaluator(Evaluator):
         self._spaces = observation_space, action_space
 
     def evaluate(self, policy: Any) -> dict[str, float]:
-        """Return the metrics of the evaluator as plain numbers.
+        """Return the metrics of the evaluator as floats.
 
         Raises:
             CallbackError: If the evaluator raises an exception.
@@ -354,11 +350,11 @@ RETURNS = {"episode_return_mean", "episode_return_std"}
 def final_test(
     evaluator: Evaluator, selection: BestModelSelection, epoch: int
 ) -> dict[str, dict[str, float]]:
-    """Test the last and the best policy on the same episodes; loads the best weights.
+    """Test the last and the best policy on the same episodes; leaves the best weights loaded.
 
     Args:
         evaluator: Plays the episodes.
-        selection: Model with the last weights, and the best weights.
+        selection: Model selection, with the last weights in its model and a copy of the best.
         epoch: Number of finished epochs.
 
     Returns:
@@ -381,7 +377,7 @@ def _test(evaluator: Evaluator, selection: BestModelSelection, epoch: int) -> di
 def earlier_test(
     run: RunDirectory, summary: TrainingSummary, n_episodes: int
 ) -> dict[str, dict[str, float]]:
-    """Return the stored test of a run that had already ended; empty if there is none.
+    """Return the stored test of a run that had already ended; empty without a stored test.
 
     Args:
         run: Directory of the run.
@@ -402,9 +398,9 @@ def earlier_test(
 
 
 SAME_SCORE = (
-    "note: the first two policies have the same mean return. If agents compete, "
-    "the rewards cancel out: while scores are equal, the newest policy counts as the "
-    "best one. Use evaluation.opponents={random: random} to distinguish policies"
+    "note: the first two policies have the same mean return, as in zero-sum games. While scores "
+    "are equal, the newest policy is stored as the best. "
+    "Use evaluation.opponents={random: random} to compare policies"
 )
 
 
@@ -419,7 +415,7 @@ class ModelSelectionBase(ABC):
 class BestModelSelection(ModelSelectionBase):
     """Keeps a copy of the best weights in memory and, with `save`, on disk.
 
-    NaN scores are never the best; ties keep the earlier policy.
+    NaN scores are never the best. If scores are equal, the earlier policy is kept.
 
     Args:
         model: The policy that is being trained.
@@ -428,9 +424,9 @@ class BestModelSelection(ModelSelectionBase):
         dump_dir: Parent directory of regular dumps (`epoch_<n>`).
         dump_interval: Number of scores between regular dumps; 0: none.
         dump_interval_steps: Environment steps between dumps (`step_<n>`); 0: none.
-        mode: `max` if larger scores are better, `min` if smaller ones are.
-        may_cancel: Whether the score is a mean over agents, whose rewards may cancel out. Ties then
-            keep the later policy.
+        mode: `max` if larger scores are better, `min` if smaller scores are better.
+        may_cancel: Whether the score is a mean over agents, which is constant in zero-sum games. If
+            scores are equal, the later policy is then kept.
     """
 
     def __init__(
@@ -487,10 +483,7 @@ class BestModelSelection(ModelSelectionBase):
             self._write(directory, copy_of_weights(self.model), math.nan, epoch)
 
     def keep_if_none(self, epoch: int) -> None:
-        """Keep the current policy if no score has selected one.
-
-        Retries writing a policy after a failure.
-        """
+        """Keep the current policy if no policy was selected yet; retry a failed write."""
         if self._best_weights is None:
             self._best_weights = copy_of_weights(self.model)
             self._write(self._best_dir, self._best_weights, math.nan, epoch)
@@ -516,12 +509,12 @@ class BestModelSelection(ModelSelectionBase):
             try:
                 self._save(directory, weights, {"score": finite, "epoch": epoch})
             except OSError as error:
-                # Continue training: the copy in memory remains.
+                # Training continues with the copy in memory.
                 self.missing.append(directory)
                 warn(f"{directory} could not be written: {error}")
 
     def patience_is_exhausted(self, patience: int) -> bool:
-        """Return whether the last `patience` scores did not improve; always False for 0."""
+        """Return whether the last `patience` scores did not improve; False if `patience` is 0."""
         return patience > 0 and self.updates_since_best >= patience
 
     def reset_to_best(self) -> None:
@@ -540,7 +533,7 @@ class BestModelSelection(ModelSelectionBase):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`; files stay as they are until `write_best`."""
+        """Restore a result of `state_dict`; files are unchanged until `write_best`."""
         self.best_score = state["best_score"]
         self.best_epoch = state["best_epoch"]
         self._best_weights = state["best_weights"]
@@ -570,7 +563,7 @@ def check_metric(
             known |= {events.success_rate.of_owner(agent).tag}
         if metric.startswith(events.info.tag):
             known.add(metric)
-    # Results against a snapshot may be missing; ratings are always reported.
+    # Results against a snapshot may be missing, but ratings are always reported.
     rated = [tag for tag in present if tag.startswith("league/") and tag.endswith("/elo")]
     known |= {tag.removesuffix("elo") + "win_rate" for tag in rated}
     if metric not in known and re.sub(rf"{SNAPSHOT}\d+(?=/win_rate$)", "", metric) not in known:
@@ -578,8 +571,8 @@ def check_metric(
         key = SUCCESS if metric.endswith("/success_rate") else metric.partition("/info/")[2]
         if key:
             problem = (
-                f"not reported: no episode ended with a number under {key!r} in its last info; "
-                "report it in the info of each last step"
+                f"not reported: the final info of no episode contained a number {key!r}; "
+                "add it to the info of the last step of each episode"
             ) + ("" if key == SUCCESS else f", and set tracking.info_keys=[{key}]")
         raise ConfigError(setting, problem, metric)
 

@@ -10,12 +10,12 @@ class TimeEvents(EventInterface, prefix="time"):
 
     collect_s = Event("Collecting experience.", reduce="sum")
     env_s = Event(
-        "Stepping the environments, or waiting for their workers: a part of `time/collect_s`.",
+        "Stepping the environments, or waiting for their workers; included in `time/collect_s`.",
         reduce="sum",
     )
     update_s = Event("Updating the weights.", reduce="sum")
     evaluate_s = Event("Evaluating the policy.", reduce="sum")
-    checkpoint_s = Event("Writing checkpoints (of the previous epoch too).", reduce="sum")
-    epoch_s = Event("The whole epoch.", reduce="sum")
-    total_s = Event("Since training began.", reduce="last")
+    checkpoint_s = Event("Writing checkpoints since the last row of metrics.", reduce="sum")
+    epoch_s = Event("Duration of the epoch.", reduce="sum")
+    total_s = Event("Time since training began.", reduce="last")
     steps_per_second = Event("Environment steps per second, excluding compilation.", reduce="last")

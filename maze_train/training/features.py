@@ -20,13 +20,13 @@ class ActorParts(NamedTuple):
     """Functions that create actors for an `AlgorithmBuilder`."""
 
     make: Callable[[Any], Any]
-    """Creates the actors, which replace the environments."""
+    """Creates the actors, which are used in place of environments."""
 
     make_collector: Callable[[Any, Any, int, Mapping[str, Any]], Collector]
-    """Creates their collector from builder, acting model, steps per rollout, and settings."""
+    """Creates the collector from builder, acting model, steps per rollout, and settings."""
 
     worker_use: Callable[[Any], tuple[float, int] | None]
-    """See `AlgorithmBuilder.worker_use`; takes the actors."""
+    """Returns `AlgorithmBuilder.worker_use` for the actors."""
 
 
 class AgentParts(NamedTuple):
@@ -63,4 +63,4 @@ class BuildFeatures:
     `make_foreign_env`."""
 
     collector_class: Callable[[MazeVectorEnv], type[RolloutCollector]] | None = None
-    """Returns the collector for such environments; None: `RolloutCollector`."""
+    """Returns the collector class for these environments; None: `RolloutCollector`."""

@@ -15,8 +15,8 @@ import torch
 from maze_train.core.errors import TrainingError
 
 LOCKS: dict[int, Any] = {}
-"""Locks of the generators by process ID (a fork has separate ones); owned by the thread of a run.
-"""
+"""Locks of the generators by process ID, owned by the thread of a run. A forked process uses a
+separate lock."""
 
 
 @contextmanager
@@ -29,9 +29,9 @@ def generators_of_run(seed: int) -> Iterator[None]:
     lock = LOCKS.setdefault(os.getpid(), threading.RLock())
     if not lock.acquire(blocking=False):
         raise TrainingError(
-            "another run is active in this process and uses the same global random generators "
-            "of Python, NumPy and PyTorch: wait for its end, or start each run in a separate "
-            "process (multiprocessing, or the command maze-run)"
+            "another run in this process uses the global random generators of Python, NumPy and "
+            "PyTorch; wait until it has ended, or start each run in a separate process "
+            "(multiprocessing, or the command maze-run)"
         )
     try:
         random.seed(seed)

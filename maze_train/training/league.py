@@ -25,7 +25,7 @@ from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import SNAPSHOT, OpponentsConfig
 
 OWN = 1
-"""Code of an agent that the current policy controls. Other codes: 0: not drawn yet; 2 + k:
+"""Code of an agent that the current policy controls. Other codes: 0: not sampled yet; 2 + k:
 controlled by snapshot k. Variables named `seats` contain these codes."""
 
 RATING_STEP = 16.0
@@ -37,15 +37,15 @@ class League:
 
     All agents of a team are controlled by the policy or by the same snapshot.
 
-    In the Elo system, a policy with rating R_a scores 1 / (1 + 10^((R_b - R_a) / 400)) points on
-    average against one with R_b. After a game, 16 times the difference from this expectation is
-    added to R_a and subtracted from R_b. `by_strength` uses the weights of prioritised fictitious
-    self-play. Sources: Elo (1978), The Rating of Chessplayers, section 8; Vinyals et al. (2019),
-    doi:10.1038/s41586-019-1724-z, methods.
+    In the Elo system, a policy with rating R_a is expected to score
+    1 / (1 + 10^((R_b - R_a) / 400)) points against an opponent with rating R_b. After each game, 16
+    times the difference between points and expectation is added to R_a and subtracted from R_b.
+    `by_strength` uses the weights of prioritised fictitious self-play. Sources: Elo (1978), The
+    Rating of Chessplayers, section 8; Vinyals et al. (2019), doi:10.1038/s41586-019-1724-z.
 
     Args:
         policy: ID of the policy.
-        agents: Indices of its agents.
+        agents: Indices of the agents of the policy.
         config: Settings.
         seed: Seed of the opponent sampling.
         teams: Index of the team of each of these agents, from 0; None: each agent is a team.
@@ -120,7 +120,7 @@ class League:
         return self.snapshots[number if number in self.snapshots else next(iter(self.snapshots))]
 
     def draw(self, count: int) -> Tensor:
-        """Sample who controls each agent in `count` new episodes: codes, `[count, A]` float32."""
+        """Sample the codes of the agents for `count` new episodes, `[count, A]` float32."""
         size = max(self.teams) + 1
         against = torch.rand(count, generator=self._generator) < self.config.share
         own = torch.randint(size, (count,), generator=self._generator)
@@ -144,7 +144,7 @@ class League:
         return (points + 1.0) / (episodes + 2.0)
 
     def note(self, seats: Sequence[float], returns: Sequence[float]) -> list[float]:
-        """Record the result of an episode; return the points against each snapshot in it.
+        """Record the result of an episode; return the points against each snapshot.
 
         Args:
             seats: Code of the policy or snapshot that controls each team.
@@ -180,7 +180,7 @@ class League:
         }
 
     def load_state_dict(self, state: dict[str, Any], modules: Mapping[str, Any]) -> None:
-        """Restore `state`, with the modules of a learner."""
+        """Restore a result of `state_dict`, with the modules of the learner."""
         self._generator.set_state(state["generator"])
         self.rating, self._added = state["rating"], state["added"]
         numbers, self._recent = state["numbers"], list(state["recent"])
@@ -204,7 +204,7 @@ def leagues_of(
         teams: Agents of each team.
 
     Raises:
-        ConfigError: If a policy has no agent in a second team, which a snapshot could play.
+        ConfigError: If all agents of a policy are in one team, so that a snapshot cannot play.
     """
     agents, leagues = list(model.agents), []
     for policy, config in opponents.items():
@@ -212,7 +212,7 @@ def leagues_of(
         own = teams_with(members, teams)
         if len(own) < 2:
             problem = (
-                f"snapshots need a second agent of {policy}, in another team; it has "
+                f"self-play requires agents of {policy} in at least two teams; its agents are "
                 f"{', '.join(members)}"
             )
             raise ConfigError(f"policies.{policy}.opponents", problem, config.draw)
@@ -228,10 +228,10 @@ def teams_with(members: Sequence[str], teams: Sequence[Sequence[str]]) -> list[S
 
 
 class LeagueModel(JointModel):
-    """Joint model in which snapshots control the agents that the leagues sample for them.
+    """Joint model in which snapshots control some agents, sampled by the leagues.
 
-    The code of the controlling policy of each agent (see `OWN`) is appended to the recurrent state.
-    The recurrent state is zero at the start of an episode, when new codes are sampled.
+    The code of the policy that controls each agent (see `OWN`) is appended to the recurrent state.
+    The recurrent state is zero at the start of an episode, so new codes are sampled.
 
     Args:
         model: Trained policies of all agents.
@@ -323,7 +323,7 @@ class LeagueEvents(EventInterface, prefix="league"):
     """Self-play against snapshots; per policy, such as `league/<policy>/elo`."""
 
     win_rate = Event(
-        "Fraction of points against snapshots: 1 for a larger return, 0.5 for an equal one; "
+        "Mean points against snapshots: 1 for a larger return, 0.5 for an equal return; "
         "against "
         "snapshot k as `league/<policy>@<k>/win_rate`."
     )
@@ -356,17 +356,17 @@ class LeagueEpisodes(FinishedEpisodes):
 
 
 class LeagueCollector(Collector):
-    """Collects rollouts with snapshots as opponents, and drops the turns of the snapshots.
+    """Collects rollouts with snapshots as opponents, and drops the samples of the snapshots.
 
     Args:
         collector: Steps the environments and splits rollouts by policy.
         model: Policies of all agents.
         leagues: The leagues.
-        learners: Learners, which receive a frozen module for each snapshot.
+        learners: Learners, to which each snapshot is added as a frozen module.
         epoch_length: Updates per epoch, one rollout each.
         teams: Agents of each team.
-        module_ids: Module IDs in the checkpoint to resume from; modules of snapshots are created,
-            and their weights are loaded with it.
+        module_ids: Module IDs in the checkpoint to resume from. Modules of snapshots are created
+            immediately; their weights are loaded with the checkpoint.
     """
 
     def __init__(
@@ -403,7 +403,7 @@ class LeagueCollector(Collector):
     def collect(
         self, model: nn.Module, overlap: Callable[[], object] | None = None
     ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
-        """Collect the turns of the trained policies."""
+        """Collect rollouts of the trained policies."""
         self._add_snapshots()
         rollout, episodes = self.collect_steps(model, overlap)
         self._rollouts += 1
@@ -448,12 +448,12 @@ class LeagueCollector(Collector):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of environments, unfinished turns and leagues."""
+        """Return the state of environments, unfinished steps and leagues."""
         leagues = {league.policy: league.state_dict() for league in self._leagues}
         return {**self._collector.state_dict(), "rollouts": self._rollouts, "leagues": leagues}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Restore `state`; load the learners first. See `RolloutCollector`."""
+        """Restore a state after the learners were loaded; see `RolloutCollector`."""
         self._rollouts = state["rollouts"]
         for league in self._leagues:
             league.load_state_dict(state["leagues"][league.policy], self._learners.first.modules)
@@ -477,7 +477,7 @@ def make_league_collector(
         opponents: See `leagues_of`.
 
     Raises:
-        ConfigError: If the run uses actors. See also `leagues_of`.
+        ConfigError: If the run uses actors, or `leagues_of` raises an error.
     """
     context = builder.context
     if context.config.runner.envs_per_actor:

@@ -57,7 +57,7 @@ def learner_with_frozen(
             problem = f"is frozen or has no weights; trainable policies: {', '.join(free)}"
             raise ConfigError("algorithm.overrides", problem, key)
     if not (free if chosen is None else chosen):
-        problem = "no policy would learn; expected one that has networks and is not frozen"
+        problem = "no policy would be trained; at least one must have networks and not be frozen"
         raise ConfigError("policies_to_train", problem, chosen)
     learner = make_learner({k: m for k, m in modules.items() if k in free}, *args, **kwargs)
     for key in modules:
@@ -96,5 +96,5 @@ def make_model(
         ("model.centralized_critic", config.centralized_critic),
     ):
         if value:
-            raise ConfigError(key, "the environment has one agent; leave it out", value)
+            raise ConfigError(key, "only for multi-agent environments; remove this setting", value)
     return model_maker(algorithm)(config, observation_space, action_space, seed)

@@ -1,4 +1,4 @@
-"""Multi-agent models: policies of agents, and their turns."""
+"""Multi-agent models: assignment of policies to agents, and construction."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
         for pattern in config.agents:
             for agent in agents_named(pattern, f"policies.{policy}.agents", spaces.agents):
                 if found.setdefault(agent, policy) != policy:
-                    problem = f"{agent} already has the policy {found[agent]}; expected one each"
+                    problem = f"{agent} already has the policy {found[agent]}; only one is allowed"
                     raise ConfigError(f"policies.{policy}.agents", problem, config.agents)
     without = [agent for agent in spaces.agents if agent not in found]
     if without:
-        problem = f"no policy for {', '.join(without)}; name them in the agents of a policy"
+        problem = f"no policy for {', '.join(without)}; add them to the agents of a policy"
         raise ConfigError("policies", problem, list(policies))
     for policy in policies:
         _check_same_spaces(policy, [a for a in spaces.agents if found[a] == policy], spaces)
@@ -74,7 +74,7 @@ def is_trainable(
 
 
 def check_id(policy: str) -> None:
-    """Check that a policy ID can be part of names and name a PyTorch module."""
+    """Raise ConfigError if a policy ID is not valid in metric names or as a module name."""
     if not _is_id(policy):
         found = hasattr(nn.ModuleDict, policy)
         problem = "not a valid PyTorch module name" if found else "expected a name without . / @ :"

@@ -28,11 +28,11 @@ class Limits:
     max_wall_time_s: float = 0.0
 
     def reached(self, env_steps: int, wall_time_s: float, last_epoch: int, epochs: int) -> str:
-        """Return the name of the reached limit other than patience, or an empty string.
+        """Return the name of the reached limit, excluding patience, or an empty string.
 
         Args:
             env_steps: Environment steps so far.
-            wall_time_s: Seconds so far.
+            wall_time_s: Wall-clock time so far in seconds.
             last_epoch: Epoch after which training ends; 0: none.
             epochs: Number of finished epochs; -1: within an epoch.
         """
@@ -47,7 +47,7 @@ class Limits:
 
         Args:
             env_steps: Environment steps so far.
-            wall_time_s: Seconds so far.
+            wall_time_s: Wall-clock time so far in seconds.
             updates: Updates so far.
             last_update: Update after which training ends; 0: none.
         """
@@ -57,7 +57,7 @@ class Limits:
         if last_update:
             shares.append(updates / last_update)
         if self.max_wall_time_s and len(shares) == 1:
-            # Only without another limit, since results that depend on time are not reproducible.
+            # Used only without another limit: results that depend on time are not reproducible.
             shares.append(wall_time_s / self.max_wall_time_s)
         return min(max(shares), 1.0)
 
@@ -95,7 +95,7 @@ class Position:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The outcome of training, as written to the summary."""
+    """Outcome of training, as written to `summary.json`."""
 
     stop_reason: str
     """total_steps, n_epochs, patience, max_wall_time_s, interrupted or error."""
@@ -105,7 +105,7 @@ class TrainingSummary:
     env_steps: int
     wall_time_s: float
     steps_per_second: float
-    """Training steps per second of wall time, including evaluation."""
+    """Environment steps of training per second of wall time; the time includes evaluation."""
 
     best_metric: float
     """Best value of the selection metric; NaN if it was never reported."""
@@ -115,8 +115,8 @@ class TrainingSummary:
     """Mean return of the last evaluation; NaN if there was none."""
 
     exact: bool = True
-    """Whether the results are identical to an uninterrupted run; false if the state of an
-    environment could not be restored when the run was resumed."""
+    """Whether the results are identical to an uninterrupted run. False if the run was resumed and
+    the state of an environment could not be restored."""
 
     final_test: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics (and `epoch`) of the policies `last` and `best` in the test after training; empty
@@ -128,12 +128,12 @@ class TrainingSummary:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Ctrl-C; the signal of clusters before they kill a job; a closed terminal; Slurm's
+"""Signals that end a run: Ctrl-C, termination by a cluster, a closed terminal, and Slurm's
 `--signal=USR1@60`."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run.
+    """Raised if a signal ends the run.
 
     Args:
         number: Number of the signal.
@@ -160,8 +160,8 @@ def signal_of(error: BaseException) -> int:
 class Interruption:
     """Handles signals during a run.
 
-    A signal raises `Interrupted`. Within `deferred`, the signal is only recorded, and `check`
-    raises it at a point where the run can be saved. A second signal always raises. The context
+    A signal raises `Interrupted`. Within `deferred`, the first signal is only recorded, and `check`
+    raises the exception when the run can be saved. A second signal raises immediately. The context
     manager restores the previous handlers on exit; outside of the main thread it does nothing.
 
     Args:
@@ -193,12 +193,12 @@ class Interruption:
             raise Interrupted(self._noted)
 
     def deferred(self) -> AbstractContextManager[None]:
-        """Only record the first signal within this block."""
+        """Context manager in which the first signal is only recorded."""
         return self._switched(True)
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
-        """Raise on signals within this block, inside of `deferred`."""
+        """Context manager, used within `deferred`, in which signals raise immediately."""
         with self._switched(False):
             self.check()
             yield
@@ -216,7 +216,7 @@ class Interruption:
         if not at_once:
             self._noted = number
             if self._deferred:
-                # The stream may be in use or closed.
+                # The output stream may be in use or closed.
                 with suppress(RuntimeError):
                     name = signal.Signals(number).name
                     done = f"finishing the update{self._remaining()}"

@@ -1,4 +1,4 @@
-"""Saved policies: everything needed to act, in files that cannot run code.
+"""Saved policies: weights, spaces and configuration, in files that cannot run code.
 
 policy.pt       weights, tensors only
 spaces.json     observation and action space
@@ -44,11 +44,11 @@ DIGEST = "sha256"
 MAX_WEIGHTS_NBYTES = 1 << 32
 
 WITHOUT_INFO = "pass the observation alone: obs, info = env.reset(); policy.act(obs)"
-"""Hint for observations passed as the result of `reset`."""
+"""Hint for calls with the result of `reset` in place of an observation."""
 
 
 class PolicyWriter:
-    """Writes weights and everything needed to act into a directory.
+    """Writes the weights, spaces and configuration of a policy to a directory.
 
     Args:
         observation_space: Observation space of one environment.
@@ -73,10 +73,10 @@ class PolicyWriter:
     def __call__(
         self, directory: Path, weights: dict[str, torch.Tensor], score: dict[str, Any]
     ) -> None:
-        """Write the policy; the weights are written after everything else needed to act.
+        """Write spaces and configuration, then the weights, then the score.
 
-        The score, which contains the digest of the weights, is written last: if the process is
-        killed in between, the score is missing but the weights are valid.
+        The score contains the digest of the weights. If the process is killed before the score is
+        written, the score is missing but the policy is valid.
         """
         buffer = io.BytesIO()
         torch.save(weights, buffer)
@@ -87,7 +87,7 @@ class PolicyWriter:
                 file.write(text.encode())
         with atomic_write(directory / WEIGHTS) as file:
             file.write(data)
-            (directory / SCORE).unlink(missing_ok=True)  # Belongs to other weights.
+            (directory / SCORE).unlink(missing_ok=True)  # The score of earlier weights.
         with atomic_write(directory / SCORE) as file:
             file.write(described.encode())
 
@@ -107,7 +107,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
         if not score or hashlib.sha256(data).hexdigest() == score.get(DIGEST):
             break
         before, score = score, read_score(directory)
-        if score == before:  # Otherwise a run has just replaced both.
+        if score == before:  # If not, a run has just replaced both files.
             raise RunDirectoryError(f"{path} is damaged: its sha256 differs from {SCORE}")
     try:
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -117,8 +117,8 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in weights.items()
     ):
         raise RunDirectoryError(
-            f"{path} is damaged: expected tensors by name, as training saves them; no code in it "
-            "was run"
+            f"{path} is damaged: expected a mapping of names to tensors; no code in the file was "
+            "run"
         )
     return weights
 
@@ -168,10 +168,10 @@ def _checked_space(data: dict[str, Any]) -> spaces.Space[Any]:
 
 
 class TrainedPolicy:
-    """A policy that acts on observations as the environment gives them.
+    """Policy that acts on raw observations of the environment.
 
-    A recurrent policy keeps its state from one call to the next: call `reset` when an episode
-    begins. A batch of another size resets it.
+    Recurrent policies keep their state between calls: call `reset` at the start of each episode. If
+    the batch size changes, the state is reset.
 
     Args:
         model: The model with its weights.
@@ -228,8 +228,8 @@ class TrainedPolicy:
 
         Raises:
             SpaceError: If the observation is invalid: the shape matches neither one observation nor
-                a batch, the values do not fit the space (floats for bytes, an unknown category), a
-                value is NaN or infinite, or no action is legal.
+                a batch, the values are outside of the space (floats for uint8, an unknown
+                category), a value is NaN or infinite, or no action is legal.
         """
         obs, batched = self._read(observation, self._acting_view)
         return self._act(self._actor_for(obs), obs, batched, deterministic)
@@ -242,16 +242,16 @@ class TrainedPolicy:
         episode_start: Any = None,
         deterministic: bool = False,
     ) -> tuple[Any, Array | None]:
-        """Return actions and the next recurrent state, as Stable-Baselines3's models do.
+        """Return actions and the next recurrent state, like `predict` of Stable-Baselines3.
 
         Unlike `act`, the recurrent state is passed in and returned, so calls are independent.
 
         Args:
-            observation: As for `act`.
+            observation: See `act`.
             state: Recurrent state returned by the last call, `[n, S]`; None: zeros, as at the start
                 of an episode.
             episode_start: For a batch, whether an episode of each environment starts, `[n]` bool;
-                these begin with a state of zeros. None: none starts.
+                the state of these environments is set to zeros. None: no episode starts.
             deterministic: Whether to take the most likely action instead of a sampled one.
 
         Returns:
@@ -259,7 +259,7 @@ class TrainedPolicy:
             observation), None for feed-forward policies.
 
         Raises:
-            ShapeError: If `state` or `episode_start` has another number of rows than `observation`.
+            ShapeError: If the batch sizes of `state`, `episode_start` and `observation` differ.
             SpaceError: See `act`.
         """
         obs, batched = self._read(observation, self._acting_view)
@@ -279,12 +279,12 @@ class TrainedPolicy:
     def values(self, observation: Any) -> Any:
         """Return state values in units of (scaled) returns.
 
-        For A2C, PPO and IMPALA they come from the critic; for DQN they are the values of the best
-        actions. The recurrent state does not change.
+        A2C, PPO and IMPALA: output of the critic. DQN: maximum of the action values. The recurrent
+        state does not change.
 
         Args:
-            observation: As for `act`, with all keys; for recurrent policies, the observation after
-                the last one passed to `act`.
+            observation: See `act`; no keys may be missing. For recurrent policies, the observation
+                after the last call of `act`.
 
         Returns:
             A float, or an array `[n]` for a batch.
@@ -295,7 +295,7 @@ class TrainedPolicy:
         """
         model: Any = self.model
         if not hasattr(model, "values"):
-            problem = "has no state values, which need A2C, PPO, IMPALA or DQN"
+            problem = "has no state values; available for A2C, PPO, IMPALA and DQN"
             raise ConfigError("policy", problem, type(model).__name__)
         obs, batched = self._read(observation, self._view)
         memory = self._actor_for(obs).hidden_state
@@ -304,12 +304,12 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def probabilities(self, observation: Any) -> Any:
-        """Return probabilities of discrete actions; for DQN with its exploration.
+        """Return probabilities of discrete actions; for DQN, including exploration.
 
         The recurrent state does not change.
 
         Args:
-            observation: As for `act`.
+            observation: See `act`.
 
         Returns:
             `[N]`, in the order of the actions, or `[n, N]` for a batch. MultiDiscrete and
@@ -317,12 +317,12 @@ class TrainedPolicy:
             one array per part, by key.
 
         Raises:
-            SpaceError: If actions are not discrete, and as for `act`.
+            SpaceError: If actions are not discrete, or the observation is invalid.
         """
         obs, batched = self._read(observation, self._acting_view)
         actor = self._actor_for(obs)
         memory, model, n = actor.hidden_state, actor.model, len(actor.hidden_state)
-        # Random opponents need noise to act, which does not affect probabilities.
+        # Random opponents require noise to act; it does not affect probabilities.
         noise = model.noise_for(n, torch.Generator(), True, memory.device)
         params = model.act(obs, memory, noise, True).params
         found = {
@@ -332,7 +332,7 @@ class TrainedPolicy:
         return found.get("", found)
 
     def _read(self, observation: Any, view: FlatView) -> tuple[TensorTree, bool]:
-        """Convert observations to a batch; return whether they were given as a batch."""
+        """Convert observations to a batch; also return whether the input was a batch."""
         try:
             lead = self._leading_shape({key: as_array(key, v) for key, v in view.read(observation)})
             columns = {
@@ -351,14 +351,14 @@ class TrainedPolicy:
         tensors = as_tensors(self._flat_space, parts.get("", parts))
         model = acting(self.model)
         if self._has_agents and not model.state_size:
-            # Callers get the actions of all agents, like those of a file of `export`.
+            # Return the actions of all agents, like an exported policy.
             joint = cast("dict[str, Tensor]", tensors)
             tensors = {**joint, ACTS: torch.ones_like(joint[ACTS])}
         device = device_of(model)
         return tree_map(lambda x: x.to(device), tensors), bool(lead)
 
     def _check_values(self, parts: dict[str, Any]) -> None:
-        """Raise SpaceError for non-finite values and rows without a legal action."""
+        """Raise SpaceError for non-finite values and observations without a legal action."""
         try:
             check_finite(parts)
         except NonFiniteError as error:
@@ -378,7 +378,7 @@ class TrainedPolicy:
         return unflatten_value(self.action_space, result)
 
     def _actor_for(self, obs: TensorTree) -> Actor:
-        """Return the actor for a batch; another batch size gets a new one."""
+        """Return the actor for a batch; create a new actor if the batch size has changed."""
         n = len(tree_leaves(obs)[0])
         if self._actor is None or len(self._actor.hidden_state) != n:
             self._actor = Actor(self.model, n)

@@ -58,15 +58,15 @@ PROGRESS = (
 """Attributes of a trainer that form its position."""
 
 MAX_LOST_UPDATES = 1_000
-"""Maximum number of consecutive updates without a transition."""
+"""Maximum number of consecutive updates without a valid transition."""
 
 
 class Trainer(ABC):
     """Runs the training loop of an algorithm.
 
-    An epoch consists of `epoch_length` updates, then (when due) an evaluation and model selection,
-    and a row of metrics. Subclasses implement `update_once`. Additional arguments of subclasses are
-    passed by name.
+    An epoch consists of `epoch_length` updates, an evaluation and model selection (if due), and a
+    row of metrics. Subclasses implement `update_once`. Additional constructor arguments of
+    subclasses are keyword-only.
 
     Args:
         config: Settings of the algorithm.
@@ -76,13 +76,13 @@ class Trainer(ABC):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Raise TypeError with a hint for arguments as in `PPO("MlpPolicy", "CartPole-v1")`."""
+        """Raise TypeError with a hint for calls such as `PPO("MlpPolicy", "CartPole-v1")`."""
         if args and not isinstance(args[0], AlgorithmConfig):
             given = [*args[1:], *kwargs.values(), "CartPole-v1"]
             env = next(value for value in given if isinstance(value, str))
             name = cls.__name__.removesuffix("Trainer")
             raise TypeError(
-                f"{name} is created internally. To train and to act:\n"
+                f"{name} cannot be created directly. To train and to act:\n"
                 "    from maze_train import train\n"
                 f'    result = train("{env}", "{name.lower()}", total_steps=100_000)\n'
                 "    action = result.policy.act(observation)"
@@ -149,15 +149,15 @@ class Trainer(ABC):
         return None
 
     def connect_callbacks(self) -> None:
-        """Have `on_step` called after each step, if a callback defines it.
+        """Connect callbacks that define `on_step` to the collector.
 
         Raises:
-            ConfigError: If no environments are stepped in this process.
+            ConfigError: If this process does not step environments.
         """
         names = self.callbacks.defining("on_step")
         if names and self.stepping is None:
-            problem = "is only called if this process steps the environments, not with actors, es, "
-            raise ConfigError("on_step", f"{problem}impala and bc; use on_rollout_end", names[0])
+            problem = "not available with actors, es, impala and bc; use on_rollout_end"
+            raise ConfigError("on_step", problem, names[0])
         if names and self.stepping is not None:
             self.stepping.on_step = lambda batch: self.callbacks.call("on_step", seen=batch)
 
@@ -182,9 +182,8 @@ class Trainer(ABC):
         self._lost_updates = 0 if num_samples else self._lost_updates + 1
         if self._lost_updates == MAX_LOST_UPDATES:
             raise TrainingError(
-                f"{MAX_LOST_UPDATES} consecutive updates had no transition: the environments "
-                "return non-finite values, or their workers fail, at the beginning of "
-                "each episode"
+                f"{MAX_LOST_UPDATES} consecutive updates had no valid transition: at the beginning "
+                "of each episode, the environments return non-finite values or their workers fail"
             )
 
     def train(self, n_epochs: int | None = None) -> TrainingSummary:
@@ -196,13 +195,13 @@ class Trainer(ABC):
 
         Raises:
             ConfigError: If there is no limit.
-            Interrupted: If a signal was received. Raised after a checkpoint was saved, or at once
-                if the signal was sent twice.
+            Interrupted: If a signal was received. Raised after a checkpoint was saved, or
+                immediately if the signal was sent twice.
         """
         if n_epochs is not None:
             check_at_least("n_epochs", n_epochs, 1)
         elif not any(asdict(self.limits).values()):
-            raise ConfigError("limits", "nothing would end training; set one, or pass n_epochs")
+            raise ConfigError("limits", "no limit is set, so training would never end; set a limit")
         self.connect_callbacks()
         self._resumed_at = time.perf_counter() - self.wall_time_s
         last_epoch = self.limits.n_epochs if n_epochs is None else self.epoch + n_epochs
@@ -236,7 +235,7 @@ class Trainer(ABC):
     def _update_for_an_epoch(self, last_epoch: int) -> None:
         """Run the remaining updates of the current epoch."""
         length = self.epoch_length
-        self._evaluate_within_epoch(length)  # If an evaluation was interrupted.
+        self._evaluate_within_epoch(length)  # Repeat an evaluation that was interrupted.
         while self._updates_in_epoch < length and not self.stop_reason:
             with ExitStack() as around:
                 for context in self.around_update:
@@ -245,7 +244,7 @@ class Trainer(ABC):
                 self.env_steps += self.update_once(self.progress(last_epoch), self.statistics)
             self.updates += 1
             self._updates_in_epoch += 1
-            self._score = None  # Belongs to other weights.
+            self._score = None  # The score of earlier weights.
             self.wall_time_s = time.perf_counter() - self._resumed_at
             self.stop_reason = self.stop_reason or self._limit_reached()
             self.callbacks.call("on_update_end")
@@ -284,7 +283,7 @@ class Trainer(ABC):
             **self.statistics.reduce(),
         }
         self.statistics.clear()
-        # Select by a training metric first: if this ends the run, a final evaluation follows.
+        # Select by a training metric first, since the last epoch is always evaluated.
         self._select(row)
         self.stop_reason = self.stop_reason or self._limit_reached(last_epoch, self.epoch + 1)
         return row
@@ -344,7 +343,7 @@ class Trainer(ABC):
         return path
 
     def _check(self) -> None:
-        """Raise a pending error or signal; the training state is consistent here."""
+        """Raise a pending error or signal; call only while the training state is consistent."""
         self.interruption.check()
         self.callbacks.check()
 
@@ -424,7 +423,7 @@ class Trainer(ABC):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of everything that influences later results; valid between two updates."""
+        """Return a copy of the complete training state; call between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
         self.statistics.merge(self.learners.wait())
         called = self.callbacks.state_dict()
@@ -444,9 +443,9 @@ class Trainer(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`."""
-        # Before the learners, so that rates of `adaptive_kl` are restored, and after them, so that
-        # values given for the resumed run replace weights (fixed temperatures of SAC).
+        """Restore a result of `state_dict`."""
+        # Settings are applied before the learners are loaded, so that rates of `adaptive_kl` are
+        # restored, and again after, so that new values replace weights (SAC's fixed temperatures).
         were_given = "settings" in state and self.settings.load_state_dict(state["settings"])
         if self.settings.are_changed:
             self.learners.change_settings(self.algorithm_config)
@@ -470,7 +469,7 @@ class Trainer(ABC):
         # Last, since restoring other parts may draw random numbers.
         load_generator_states(state["generators"])
 
-    def load_experience(self, state: dict[str, Any]) -> None:  # noqa: B027 (not all have some)
+    def load_experience(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
         """Restore the state of the source of experience."""
 
     def save_state(self, file_path: str | Path | BinaryIO) -> None:
@@ -501,12 +500,13 @@ class TrainerServices:
         tracker: Records the metrics; by default it keeps them in `history` and writes nothing.
         evaluator: Evaluates the policy; None: the training return selects the best policy.
         model_selection: Stores the best policy; None: not stored.
-        limits: When to stop; None: limits of the algorithm.
+        limits: Limits at which training stops; None: limits of the algorithm.
         evaluation_interval: Epochs between evaluations.
-        evaluation_interval_steps: Environment steps between evaluations, instead; 0: epochs.
+        evaluation_interval_steps: Environment steps between evaluations; 0: use
+            `evaluation_interval`.
         selection_metric: Metric for `model_selection`.
-        around_update: Context managers around each update, given its number (from 1); the first one
-            is outermost.
+        around_update: Functions of the number of an update (from 1) that return a context manager
+            around the update; the first is outermost.
         checkpoints: Writes checkpoints; None: no checkpoints.
         interruption: Handles signals; None: signals are not handled.
         callbacks: Callbacks of the run.

@@ -206,7 +206,7 @@ def test_settings_that_are_none_of_a_module(own, message):
 def test_settings_of_a_module_that_is_not_there():
     """The nearest id is named."""
     config, model, _ = problem(PPOLearner)
-    message = r"algorithm.overrides = 'oponent': no such module; close ones: opponent"
+    message = r"algorithm.overrides = 'oponent': no such module; similar ids: opponent"
     with pytest.raises(ConfigError, match=message):
         PPOLearner({"opponent": model}, replace(config, overrides={"oponent": {"gamma": 0.5}}))
 

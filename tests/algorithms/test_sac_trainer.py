@@ -174,7 +174,7 @@ def test_an_environment_that_is_always_lost_ends_the_run(monkeypatch: pytest.Mon
     skip = {"algorithm.on_non_finite": "skip"}
     with sac(1, {"lost_every": 1}, **skip) as (trainer, _):
         assert [update(trainer)[0] for _ in range(2)] == [0, 0]
-        with pytest.raises(TrainingError, match="3 consecutive updates had no transition"):
+        with pytest.raises(TrainingError, match="3 consecutive updates had no valid transition"):
             update(trainer)
     normalised = {"model.normalization.mode": "running", **skip}
     with (

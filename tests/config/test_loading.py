@@ -129,7 +129,7 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
         ("lr", {"start": 1}, "top.lr: expected {start: 0.001, end: 0}"),
         ("lr", {"begin": 1}, "top.lr.begin = 1: unknown"),
         ("lr", {"start": "a", "end": 0}, "top.lr.start = 'a': expected a number"),
-        ("lr", [0, 0.1], "top.lr = [0, 0.1]: expected pairs [environment steps, value] with grow"),
+        ("lr", [0, 0.1], "top.lr = [0, 0.1]: expected pairs [environment steps, value] with incr"),
         ("lr", [[1, 0.1], [2, 0]], "from 0, such as [[0, 1e-3], [100_000, 1e-4]]"),
         ("lr", [[0, 0.1], [2, 0], [1, 0]], "top.lr = [[0, 0.1], [2, 0], [1, 0]]: expected pairs"),
         ("lr", [], "top.lr = []: expected pairs"),

@@ -726,7 +726,7 @@ def test_what_several_learners_refuse(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_gpus(replace(settings, n_learners=2), torch.device("cuda:0"))
     for device, count in (("cuda:0", 2), ("cuda:1", 1)):
-        with pytest.raises(ConfigError, match=f"there are {count}; expected .*={count}"):
+        with pytest.raises(ConfigError, match=f"only {count} are available; use .*={count}"):
             check_gpus(settings, torch.device(device))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(ConfigError, match=r"runner.start_method = 'fork': several learners"):
@@ -741,7 +741,7 @@ def test_learners_elsewhere_have_their_own_gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         assert [maker.value().device for maker in makers] == expected
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=r"runner\.gpus_per_learner: a learner is to use a GPU"):
+    with pytest.raises(ConfigError, match=r"runner\.gpus_per_learner: a learner needs a GPU"):
         makers[0].value()
     assert [are_apart(gpus) for gpus in (["a", "b"], ["a", "a"], ["a", None])] == [
         True,
@@ -751,7 +751,7 @@ def test_learners_elsewhere_have_their_own_gpus(monkeypatch):
     learner = LineLearner(make_module())
     learner.device = torch.device("cuda:0")
     settings = LearnerGroupConfig(n_learners=3, device="cuda")
-    with pytest.raises(ConfigError, match="3 learners need a GPU each, and there are 0"):
+    with pytest.raises(ConfigError, match="3 learners need a GPU each, but only 0 are available"):
         LearnerGroup(learner, settings, RayBackend())
     LearnerGroup(learner, settings, RayBackend(gpus_per_learner=1))
 

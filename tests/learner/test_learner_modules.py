@@ -143,7 +143,7 @@ def test_a_module_that_does_not_fit_changes_nothing():
         assert list(learner.modules) == ["a"]
         assert list(learner.optimizers) == [("a", "default")]
         assert learner.modules.overrides == {}
-    with pytest.raises(ConfigError, match=r"module_id = 'b': no such module; there are: a"):
+    with pytest.raises(ConfigError, match=r"module_id = 'b': no such module; available: a"):
         learner.remove_module("b")
 
 

@@ -77,7 +77,7 @@ def test_both_ends_are_exact():
         ({"start": 1.0, "points": [[0, 1]]}, r"points = .*cannot be combined"),
         ({"points": []}, r"points = \[\]: expected a list of pairs"),
         ({"points": [[0, 1, 2]]}, r"expected a list of pairs"),
-        ({"points": [[0, 1], [0, 2]]}, r"expected growing x"),
+        ({"points": [[0, 1], [0, 2]]}, r"x values must be increasing"),
         ({"points": [[0, 1]], "by": "epochs"}, r"by = 'epochs': expected one of progress"),
         # Points that count steps without saying so would give a constant.
         ({"points": [[0, 1], [50_000, 0]]}, r"expected x in \[0, 1\]"),

@@ -77,7 +77,7 @@ def test_unknown_modules_are_refused_before_anything_happens():
     learner = two()
     before = weights(learner)
     for experience, name in (({"a": make_data(), "c": make_data()}, "c"), (make_data(), "default")):
-        message = rf"module_id = '{name}': no such module; there are: a, b"
+        message = rf"module_id = '{name}': no such module; available: a, b"
         with pytest.raises(ConfigError, match=message):
             learner.update(experience, Progress())
     assert torch.equal(weights(learner), before)
@@ -196,7 +196,7 @@ def test_updates_without_a_finite_step_are_counted_on():
         for _ in range(2):
             first.update(data, Progress())
     second.load_state_dict(first.state_dict())
-    with pytest.raises(TrainingError, match="no other gradient in 3 updates") as caught:
+    with pytest.raises(TrainingError, match="no finite gradient in 3 updates") as caught:
         second.update(data, Progress())
     assert "skip" not in str(caught.value)
 
@@ -299,5 +299,5 @@ def test_one_minibatch_and_none():
         assert learner.calls == ["before", f"after {learner.weights_seq_no}"]
         assert row["train/gradient_steps"] == 0
     assert torch.equal(learner.modules["a"].weight, alone.modules["a"].weight)
-    with pytest.raises(ConfigError, match=r"module_id = 'c': no such module; there are: a, b"):
+    with pytest.raises(ConfigError, match=r"module_id = 'c': no such module; available: a, b"):
         learner.update_from_batch({"c": make_data()}, Progress())

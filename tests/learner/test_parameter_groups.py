@@ -162,7 +162,7 @@ def test_names_mean_parameters_parts_and_patterns(pattern, name, expected):
         ({"lr_factors": {"trnk": 2.0}}, r"algorithm.lr_factors = 'trnk': no parameter .* trunk"),
         (
             {"freeze": [Freeze(params=["head"]), Freeze(params=["zzz"])]},
-            r"algorithm.freeze\[1\].params = 'zzz': no parameter has this name; close ones: trunk",
+            r"algorithm.freeze\[1\].params = 'zzz': no parameter has this name; similar.*: trunk",
         ),
     ],
 )

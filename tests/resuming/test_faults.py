@@ -94,7 +94,7 @@ def test_a_signal(run, tmp_path):
             [
                 r"these could not be written to \S+/run: the last checkpoint; make",
                 r"epoch_000002 could not be written: \[Errno 28\] No space left on device",
-                "the last good one is still epoch_000001",
+                "the last valid checkpoint is epoch_000001",
             ],
         ),
         ("disk_full_for_a_while", 0, ["CSVWriter could not write, and will try again"]),

@@ -482,7 +482,7 @@ def test_a_run_of_an_older_version_is_refused(half):
         content = json.loads(path.read_text())
         path.write_bytes(seal(content | {"schema": 1, "versions": {"maze_train": "0.0.9"}}))
     rows = (half / "metrics.csv").read_bytes()
-    text = r"by maze_train 0\.0\.9 with schema 1, .* continue the run with maze_train 0\.0\.9, or"
+    text = r"by maze_train 0\.0\.9 with schema 1, .* resume the run with maze_train 0\.0\.9, or"
     with pytest.raises(RunDirectoryError, match=text):
         train(resume=half)
     assert (half / "metrics.csv").read_bytes() == rows

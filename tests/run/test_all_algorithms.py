@@ -221,9 +221,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"model.policy": {"_target_": "own_parts.NarrowNet"}}, "expected outputs of sh"),
     ("ppo", {"model.policy": {"_target_": "own_parts.OwnNet", "widht": 5}}, "policy.*'widht'"),
     ("ppo", {"model.distributions.Discrete": {"_target_": "own_parts.OwnNet"}}, "Discrete"),
-    ("ppo", {"algorithm.device": "cuda:99"}, "algorithm.device = 'cuda:99': not usable here"),
+    (
+        "ppo",
+        {"algorithm.device": "cuda:99"},
+        "algorithm.device = 'cuda:99': not available",
+    ),
     ("ppo", {"algorithm.device": "cpu:x"}, "algorithm.device"),
-    ("ppo", {"learner_group.device": "cuda:99"}, "learner_group.device = 'cuda:99': not usable"),
+    ("ppo", {"learner_group.device": "cuda:99"}, "learner_group.device = 'cuda:99': not available"),
     (
         "ppo",
         {"evaluation.evaluators": [{"_target_": "maze_train.core.seeding.draw_seed"}]},

@@ -200,7 +200,7 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
             r"not reported; did you mean validation/players/loss\?",
         ),
         ({"policies": {"players": PLAYERS}}, r"policies = \['players'\]: no policy for referee"),
-        ({"policies_to_train": []}, r"policies_to_train = \[\]: no policy would learn"),
+        ({"policies_to_train": []}, r"policies_to_train = \[\]: no policy would be trained"),
         (
             {"env": None, "evaluation.opponents": {"random": "random"}},
             r"evaluation\.opponents = \['random'\]: requires an environment: set env",

@@ -91,7 +91,7 @@ def test_a_loss_that_is_no_graph_is_refused(graphs: Any) -> None:
     with pytest.raises(ConfigError, match=r"algorithm.compile = 'forward': .*recurrent"):
         short_run(**{"algorithm.compile": "forward", "model.rnn.size": 6})
     more = {"algorithm.loss_function": {"_target_": "test_compile.loss_that_looks"}}
-    with pytest.raises(ConfigError, match=r"algorithm.compile = 'update': .* expected forward"):
+    with pytest.raises(ConfigError, match=r"algorithm.compile = 'update': .* use forward"):
         short_run("update", **more, **{"algorithm.compile": "update"})
     short_run("forward", **more, **{"algorithm.compile": "forward"})
     assert graphs["stats"]["unique_graphs"] == 1

@@ -113,18 +113,18 @@ def test_arguments_of_calls() -> None:
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([{"steps": 3}], r"stages\[0\]: has a condition .* only the first stage has none"),
+        ([{"steps": 3}], r"stages\[0\]: has a condition .* required for all but the first"),
         ([{}, {"attributes": {"x": 1}}], r"stages\[1\]: has no condition"),
         ([{}, {"steps": 1, "above": 2}], r"stages\[1\]: expected one of steps, above and below"),
         ([{}, {"steps": 0}], r"stages\[1\].steps = 0: "),
         (by_level({"steps": 5}, {"steps": 5}), r"stages\[2\].steps = 5: expected more than 5"),
-        ([{}, {"steps": 5}], r"stages\[1\]: changes nothing; expected attributes or calls"),
+        ([{}, {"steps": 5}], r"stages\[1\]: has no effect; set attributes or calls"),
         (by_level({"above": 1, "back": 1}), r"stages\[1\].back = 1.0: expected less than above"),
         (by_level({"below": 1, "back": 0}), r"stages\[1\].back = 0.0: .* or more than below"),
         (by_level({"steps": 1, "back": 0}), r"stages\[1\].back = 0.0: expected less than above"),
         (
             [{}, {"above": 1, "back": 0, "calls": {"x": 1}}],
-            r"stages\[1\] = \['x'\]: expected the names of the first stage, \[\], so that going",
+            r"stages\[1\] = \['x'\]: with .back., all stages must set the same",
         ),
         ([{}, {"step": 1}], r"stages\[1\].step"),
     ],

@@ -121,10 +121,14 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         *({"frozen": True}, {"algorithm.overrides": {"foe": {"lr": 0.1}}}),
         "algorithm.overrides = 'foe': is frozen or has no weights; .*: main, judge",
     ),
-    "none": ({}, {"policies_to_train": []}, r"policies_to_train = \[\]: no policy would learn"),
+    "none": (
+        {},
+        {"policies_to_train": []},
+        r"policies_to_train = \[\]: no policy would be",
+    ),
     "networks": (
         *({"source": "random", "model": {"hidden_sizes": [3]}}, {}),
-        r"policies\.foe\.model = 'random': a policy of this source has no networks",
+        r"policies\.foe\.model = 'random': policies from this source have no networks",
     ),
 }
 

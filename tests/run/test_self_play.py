@@ -156,7 +156,7 @@ def test_teams_in_training() -> None:
     wrong: dict[str, Any] = {
         "red_2": r"env\.teams\.red = 'red_2': no such agent; did you mean red_",
         "blue_0": r"env\.teams\.blue .*blue_0 is already in team red",
-        "*": r"policies\.main\.opponents .*a second agent of main, in another team",
+        "*": r"policies\.main\.opponents .*agents of main in at least two teams",
     }
     for name, problem in wrong.items():
         teams = {"red": ["red_0", name], **({"blue": ["blue_0"]} if name == "blue_0" else {})}
@@ -236,15 +236,15 @@ def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> N
     ("opponents", "more", "problem"),
     [
         ({"share": 1.5}, {}, r"opponents\.share = 1\.5: expected a number from 0 to 1"),
-        ({"add_every": 0}, {}, r"opponents\.add_every = 0: no snapshot would be added"),
+        ({"add_every": 0}, {}, r"opponents\.add_every = 0: no snapshots would be added"),
         ({}, {"algorithm": "impala"}, "does not support self-play|trains a single agent"),
         (
             {},
             {"policies.main.agents": ["first"], "policies.foe.agents": ["second"]},
-            r"policies\.main\.opponents = 'uniform': snapshots need a second agent of main",
+            r"policies\.main\.opponents = 'uniform': self-play requires agents of main in at least",
         ),
         ({}, {"runner.envs_per_actor": 1}, r"opponents = 'uniform': self-play against"),
-        ({}, {"policies.main.frozen": True}, r"opponents = 'uniform': a policy that is not"),
+        ({}, {"policies.main.frozen": True}, r"opponents = 'uniform': this policy is not"),
     ],
     ids=["share", "never", "algorithm", "one agent", "actors", "frozen"],
 )

@@ -201,7 +201,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ),
         (
             {"env": {"id": "CartPole-v1"}, "policies.a.agents": ["first"]},
-            r"policies = \['a'\]: the environment has one agent; leave it out",
+            r"policies = \['a'\]: only for multi-agent environments",
         ),
         (
             {"algorithm": "sac", "model.centralized_critic": True},

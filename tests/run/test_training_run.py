@@ -278,7 +278,7 @@ def test_two_runs_in_two_threads_are_refused() -> None:
 
     short_run("first", env=Meeting, seed=3)
     short_run("alone", seed=3)
-    assert "another run is active in this process" in str(refused[0])
+    assert "another run in this process uses" in str(refused[0])
     assert not Path("second").exists()
     assert rows("first") == rows("alone")
 
@@ -422,10 +422,10 @@ def test_threads_of_torch_are_set_for_the_run_only() -> None:
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        ("eval/success_rate", "'is_success' in its last info; report it in the info of each"),
-        ("train/success_rate", "under 'is_success'"),
-        ("eval/info/fuel", r"'fuel' in its last info; .* tracking\.info_keys=\[fuel\]"),
-        ("train/info/fuel", "under 'fuel'"),
+        ("eval/success_rate", "a number 'is_success'; add it to the info of the last step"),
+        ("train/success_rate", "number 'is_success'"),
+        ("eval/info/fuel", r"number 'fuel'; .* tracking\.info_keys=\[fuel\]"),
+        ("train/info/fuel", "number 'fuel'"),
     ],
 )
 def test_a_metric_that_no_episode_reports_ends_the_run(metric: str, words: str) -> None:
@@ -450,7 +450,7 @@ def test_keys_of_infos_become_metrics(algorithm: str, capsys: pytest.CaptureFixt
     for prefix in ("train", "eval") if algorithm != "es" else ("eval",):
         assert [row[f"{prefix}/info/way"] for row in told.history] == [2.0] * len(told.history)
     assert not any("info/name" in name for row in told.history for name in row)
-    assert "no episode ended with a number under 'name' in its info" in capsys.readouterr().err
+    assert "the final info of no episode contained a number 'name'" in capsys.readouterr().err
     short_run("plain", algorithm, env=lambda: Telling(length=4))
     without = [{k: v for k, v in row.items() if "/info/" not in k} for row in rows("told")]
     assert without == rows("plain")

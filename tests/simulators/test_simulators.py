@@ -436,7 +436,7 @@ def test_a_simulator_without_a_state_begins_new_episodes(tmp_path, capsys):
     """The run says so, and does so where that is allowed."""
     changes = {"total_steps": 0, "algorithm.n_epochs": 2}
     short("ppo", tmp_path / "run", ROBOT, **changes)
-    assert capsys.readouterr().err.count("begins new episodes, which checkpoint.allow_new") == 1
+    assert capsys.readouterr().err.count("begins new episodes; resuming requires") == 1
     again = {"resume": str(tmp_path / "run"), "trust": OWN, "algorithm.n_epochs": 3}
     with pytest.raises(EnvError, match=r"checkpoint\.allow_new_episodes=true"):
         train(**again)
@@ -483,7 +483,7 @@ def test_a_rollout_that_does_not_fit_is_refused(tmp_path):
     """Before memory is taken for it."""
     changes = {"runner.concurrency": 3, "algorithm.n_rollout_steps": 10**12, "total_steps": 10**13}
     given = {**SMALL, "algorithm": "a2c", **changes, "run_dir": str(tmp_path / "run")}
-    with pytest.raises(ConfigError, match=r"n_rollout_steps.*96000\.00 GB, and .* are free on cpu"):
+    with pytest.raises(ConfigError, match=r"n_rollout_steps.*96000\.00 GB, but .* are free on cpu"):
         train(**{**given, "env": {**POLES, **SHORT}})
 
 

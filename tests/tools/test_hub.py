@@ -302,7 +302,7 @@ def test_a_hostile_repository_runs_nothing(hub: HubServer, trained: TrainingResu
     hub.publish("x/target", stranger(trained, policy=shell))
     others = ("../marker", "a/../../../marker", "policy.pt/../../marker", "hostile.py", "best/x.pt")
     hub.publish("x/paths", {**files, **dict.fromkeys(others, b"x")})
-    with pytest.raises(RunDirectoryError, match="no code in it was run"):
+    with pytest.raises(RunDirectoryError, match="no code in the file was run"):
         load_policy("hf://x/pickle")
     with pytest.raises(ConfigError, match=r"model\.policy\._target_ = subprocess\.getoutput"):
         load_policy("hf://x/target")

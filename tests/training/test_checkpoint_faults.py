@@ -168,7 +168,7 @@ def test_a_full_disk(directory, tmp_path, scenario, mode):
         if result is None:
             assert len(warnings) == 1
             assert "No space left on device" in warnings[0]
-            assert "last good one is still epoch_000002" in warnings[0]
+            assert "last valid checkpoint is epoch_000002" in warnings[0]
             assert names(directory) == before
             assert loaded(store) == (2, "")
         # Else only what comes after the new one was complete.
@@ -209,7 +209,7 @@ def test_a_run_directory_that_is_gone(tmp_path, capsys):
     text = capsys.readouterr().err
     assert text.startswith("warning: checkpoint ")
     assert text.count("\n") == 1
-    assert "there is no earlier one; training continues" in text
+    assert "no checkpoint exists; training continues" in text
     run_dir.mkdir()
     assert save(store, 3) is not None
 

@@ -79,7 +79,7 @@ def test_too_many_parts(stored, monkeypatch):
     store, owner, directory = stored
     before = names(directory)
     monkeypatch.setattr(manifests, "MAX_MANIFEST_BYTES", 500)
-    with pytest.raises(ValueError, match="4 files: let the state have fewer, larger parts"):
+    with pytest.raises(ValueError, match="4 files; use fewer, larger parts of the state"):
         save(store, 3, owner)
     assert names(directory) == before
 

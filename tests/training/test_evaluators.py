@@ -385,7 +385,7 @@ def test_several_evaluators_are_joined():
     ]
     evaluator = MultiEvaluator(parts)
     assert evaluator.evaluate(make_model()) == {"a": 1.0, "b": 2.0, "c": 3.0}
-    with pytest.raises(ConfigError, match="two evaluators report a: change the prefix"):
+    with pytest.raises(ConfigError, match="two evaluators report a; change one of the prefixes"):
         MultiEvaluator([parts[0], ScriptedEvaluator([3.0], "a")]).evaluate(make_model())
     evaluator.close()
     assert [part.closed for part in parts] == [1, 1, 1]

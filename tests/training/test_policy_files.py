@@ -424,7 +424,7 @@ def test_looking_at_values_leaves_no_memory():
 def test_a_policy_without_a_critic_has_no_values():
     """The error names those that have."""
     model = build_policy(ModelConfig(hidden_sizes=[8]), BOX, spaces.Discrete(3), 1)
-    with pytest.raises(ConfigError, match="has no state values, which need A2C, PPO"):
+    with pytest.raises(ConfigError, match="has no state values; available for A2C, PPO"):
         TrainedPolicy(model, BOX, spaces.Discrete(3)).values(np.zeros(3))
 
 
