@@ -189,7 +189,7 @@ def test_agents_that_the_run_has_no_policy_for_are_named() -> None:
         found = summary(f"{name}_out")["policy"]["policies"]
         owners = {"one": ["left"], "two": ["right"]} if more else {"default": ["left", "right"]}
         assert {key: own["agents"] for key, own in found.items()} == {"judge": ["judge"], **owners}
-    with pytest.raises(ConfigError, match=r"policies = .*no policy for judge; name them"):
+    with pytest.raises(ConfigError, match=r"policies = .*no policy for judge; add them"):
         play_heaps(run="apart", env=given["env"], policies={"left": "random"})
 
 
