@@ -47,8 +47,8 @@ def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
 class Assembly:
     """Builds the optional parts of a run.
 
-    It is passed to the runner, which imports none of them, so a run loads only the parts that its
-    settings require.
+    The runner calls this class instead of importing the parts, so a run only imports the parts that
+    its settings require.
     """
 
     writers = staticmethod(build_writers)
@@ -71,12 +71,10 @@ class Assembly:
     def base_policies(
         self, config: TrainConfig, resumed_dir: Path | None
     ) -> tuple[TrainConfig, list[BasePolicy]]:
-        """Return the policies that initialize the weights, and the configuration for them.
-
-        The configuration has the networks of these policies.
+        """Return the policies that initialize the weights, and a configuration for their networks.
 
         Raises:
-            ConfigError: If a policy is missing, or the algorithm or a setting does not support it.
+            ConfigError: If a policy is missing, or does not match the algorithm or the settings.
         """
         bases = []
         sources = [policy for policy, own in config.policies.items() if own.run is not None]
@@ -114,7 +112,7 @@ class Assembly:
         return features
 
     def curriculum_of(self, config: TrainConfig) -> list[Callback]:
-        """Return the callback of the curriculum, if there is one."""
+        """Return the callback of the curriculum; empty without a curriculum."""
         if not config.curriculum.stages:
             return []
         from maze_train.training.curriculum import Curriculum
@@ -124,7 +122,7 @@ class Assembly:
     def examination_of(
         self, config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
     ) -> Examination | None:
-        """Return the examination of the environment of a new run; None without one."""
+        """Return the examination of the environment of a new run; None if it is disabled."""
         if not is_examined(config):
             return None
         from maze_train.run.repeatability import examination_of
@@ -132,7 +130,7 @@ class Assembly:
         return examination_of(config, builder, notify)
 
     def with_random_opponent(self, config: TrainConfig) -> TrainConfig:
-        """Add a random opponent if nothing else can select the best policy (multi-agent only)."""
+        """Add a random opponent in zero-sum environments; see `opponents.with_random_opponent`."""
         from maze_train.run.opponents import with_random_opponent
 
         return with_random_opponent(config)
@@ -160,7 +158,7 @@ def _agent_parts() -> AgentParts:
 def is_examined(config: TrainConfig) -> bool:
     """Return whether a new run examines its environment.
 
-    No examination if the run has a single environment, since a second one may not be possible.
+    Runs with a single environment are not examined, since a second instance may not be possible.
     """
     is_single = config.runner.concurrency == 1 and config.evaluation.n_episodes == 0
     return (

@@ -37,11 +37,11 @@ WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
 KEY = "base_run"
 
 POLICY_PARTS = ("normalizer", "trunk", "rnn", "policy")
-"""Names of the parts of a model that form its policy."""
+"""Names of the submodules that form the policy of a model."""
 
 CRITIC_PARTS = ("value_head", "critic", "critics", "target_critics")
-"""Names of critic parts. Other parts are not transferred; temperatures, for example, are settings
-of the new run."""
+"""Names of the submodules that form the critic. Other submodules, such as temperatures, are not
+transferred."""
 
 POLICY_SETTINGS = tuple(
     setting.name for setting in fields(ModelConfig) if setting.name not in SETTINGS_OF_CRITICS
@@ -52,7 +52,7 @@ CRITIC_SETTINGS = ("critic", "value_transform", "value_support")
 """Model settings that define the meaning of critic outputs; sizes follow from the weights."""
 
 FREE_SETTINGS = ("orthogonal_init",)
-"""Settings of weight initialization, which do not apply with a base policy."""
+"""Settings of weight initialization; they have no effect with a base policy."""
 
 OWNER = re.compile(r"policies\.[^.]+\.")
 """Prefix of the weights of a policy in multi-agent models."""
@@ -66,7 +66,7 @@ class BasePolicy:
 
     Args:
         config: Configuration of the new run.
-        policy: ID of the policy whose `source` names the earlier run; None: `base_run` names it.
+        policy: ID of the policy with this `source`; None: `base_run` is used.
 
     Attributes:
         key: Setting that names the run.
@@ -100,13 +100,13 @@ class BasePolicy:
     def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
         """Return the configuration of the new run with the networks of the policy.
 
-        Policy settings in `model` are replaced by the settings of the base, including the defaults
-        of its algorithm. Explicit settings must be equal, except for the initialization of weights
-        and observation statistics and whether statistics are updated.
+        Policy settings in `model` are replaced by the settings of the base policy, including the
+        defaults of its algorithm. Explicit settings must be equal, except for the settings of
+        weight initialization and observation statistics.
 
         Args:
-            resumed_dir: Directory of a resumed run, which already has its networks (its base may
-                have been removed); None: a new run.
+            resumed_dir: Directory of a resumed run, whose stored networks are used (the base policy
+                may have been removed); None: a new run.
 
         Raises:
             ConfigError: If the policy is missing, a setting differs, or the algorithm does not
@@ -139,10 +139,7 @@ class BasePolicy:
             raise error.below("model") from None
 
     def model_of(self, config: TrainConfig) -> ModelConfig:
-        """Return the settings of the networks that receive the weights.
-
-        `model` does not apply to individual policies in multi-agent runs.
-        """
+        """Return the settings of the networks into which the weights are loaded."""
         if self.policy is None:
             return config.model
         own, defaults = config.policies[self.policy].model, ModelConfig()
@@ -173,11 +170,11 @@ class BasePolicy:
         """Load the weights of the policy and its observation statistics into a model.
 
         The new policy must compute the same function. `model.normalization.mode` of the new run
-        determines whether statistics are updated. A critic (with its targets) is loaded if the
-        saved model has one of the same kind. Other parts, such as temperatures, are not changed.
+        determines whether statistics are updated. Critics and their targets are loaded if the saved
+        model has critics of the same kind. Other parts, such as temperatures, are not changed.
 
         Args:
-            model: Model to train; it (or its policy with the ID) is changed in place.
+            model: Model to train; changed in place.
 
         Returns:
             Message that lists the loaded and the newly initialized parts.
@@ -202,7 +199,7 @@ class BasePolicy:
             part for part in wanted if _kind(part) in parts and _fits(found.get(part), wanted[part])
         ]
         chosen = {name: value for part in taken for name, value in found[part].items()}
-        # Targets that are not loaded start as copies of the loaded networks.
+        # Target networks that are not saved start as copies of the loaded networks.
         copied = [part for part in taken if _target(part) in {*wanted} - {*taken}]
         for part in copied:
             chosen |= {_target(name): value for name, value in found[part].items()}
@@ -223,13 +220,13 @@ class BasePolicy:
         return ConfigError(self.key, problem, self.directory)
 
     def _check_can_learn(self, settings: dict[str, Any]) -> None:
-        """Check that the algorithm supports the networks; the error explains how to train the base.
+        """Raise ConfigError if the algorithm does not support the networks of the base policy.
 
-        The error names the first unsupported setting.
+        The message names the first unsupported setting.
         """
         algorithm, spaces = self.config.algorithm, self.saved.spaces
         build_model = locate(algorithm.model_builder)
-        # By default it depends on rnn, which should then be the setting in the error.
+        # The default of shared_trunk depends on rnn; the error should then name rnn.
         settings = {**settings, "shared_trunk": self.saved.config.model.shared_trunk}
         try:
             if algorithm.learns_from == "dataset" and settings["rnn"] is not None:
@@ -247,7 +244,7 @@ class BasePolicy:
             raise self._refusal(problem) from error
 
     def _check_settings(self, named: dict[str, Any], own: dict[str, Any]) -> None:
-        """Check that the settings agree, since equal shapes do not imply the same policy."""
+        """Check that the settings are equal: networks of equal shape may compute other actions."""
         here, there = _one_by_one(named), _one_by_one(own)
         differing = [name for name in here if name in there and _differs(here[name], there[name])]
         if differing:
@@ -256,8 +253,8 @@ class BasePolicy:
                 for name in differing
             ]
             raise self._refusal(
-                f"its policy does not fit the networks of this run ({'; '.join(found)}): leave "
-                "these settings out to use the values of the base, or set "
+                f"its policy does not fit the networks of this run ({'; '.join(found)}); remove "
+                "these settings to use the values of the base, or set "
                 f"{_overrides({name: there[name] for name in differing})}"
             )
 
@@ -302,10 +299,10 @@ def policy_settings(
     settings: dict[str, Any] = {}
     for name in POLICY_SETTINGS:
         first, *others = (getattr(own, name) for own in resolved)
-        # Defaults that differ between agents are applied when their policies are built.
+        # If the default differs between agents, it is applied when their policies are built.
         settings[name] = getattr(model, name) if any(first != own for own in others) else first
     families = dict(settings["distributions"])
-    # Only this type of space has defaults that depend on the algorithm.
+    # Only Box spaces have defaults that depend on the algorithm.
     actions = [leaf for _, space in each for leaf in flat_spaces(space).values()]
     if any(isinstance(leaf, Box) for leaf in actions):
         families.setdefault("Box", DEFAULTS["Box"])
@@ -321,7 +318,7 @@ def _spaces_of_policies(spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide how a policy acts, with normalisation settings flattened."""
+    """Return the settings that affect actions, with normalisation settings flattened."""
     found = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
     normalization = found.pop("normalization", None)
     if normalization is not None:

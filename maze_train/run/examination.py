@@ -1,6 +1,6 @@
 """Checks whether the environments of one process share state.
 
-The checks build and step additional environments, and are meant to run in a disposable process.
+The checks build and step additional environments, so they run in a disposable process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEPS = 20
 """Number of steps of each episode prefix."""
 
 REPLAYED, REPLAYED_S = 100, 0.4
-"""Maximum number of replayed steps, and time limit in seconds for recording them."""
+"""Maximum number of replayed steps, and time limit for recording in seconds."""
 
 SEED = 0
 
@@ -40,7 +40,7 @@ class Findings:
     """State shared by the environments of one process.
 
     Attributes:
-        second_fails: Error if a second environment cannot be built or stepped; otherwise empty.
+        second_fails: Error message if a second environment cannot be built or stepped, else empty.
         shares_state: Whether stepping one environment changes the observations of another.
         generators: Global random generators that the environment uses.
     """
@@ -51,7 +51,7 @@ class Findings:
 
 
 def examine(make_env: MakeEnv) -> Findings:
-    """Compare an episode prefix played alone with the same prefix played next to another episode.
+    """Play an episode prefix alone and in lockstep with another episode, and compare the results.
 
     Environments that are not deterministic, or that use global random generators, are not checked
     for shared state.
@@ -64,8 +64,8 @@ def examine(make_env: MakeEnv) -> Findings:
     """
     before = global_states()
     first = EnvSlice.for_playing([make_env])
-    before = {**global_states(), **before}  # Building it may import PyTorch.
-    # The first episode may leave state behind that is not due to other environments.
+    before = {**global_states(), **before}  # Building the environment may import PyTorch.
+    # Ignore the first episode: the environment itself may leave state behind.
     _, alone, again = (prefix(first) for _ in range(3))
     after = global_states()
     generators = tuple(name for name in before if before[name] != after[name])
@@ -79,13 +79,13 @@ def examine(make_env: MakeEnv) -> Findings:
 
 
 def replay_difference(make_env: MakeEnv) -> str:
-    """Play an episode prefix, and replay it in another environment as a resumed run does.
+    """Play an episode prefix and replay it in another environment, as when a run is resumed.
 
     Args:
         make_env: Builds an environment.
 
     Returns:
-        Description of the difference after the replay; empty if it is within rounding.
+        Description of the difference after the replay; empty if equal up to rounding.
 
     Raises:
         EnvError: If an environment fails.
@@ -186,9 +186,9 @@ def notes(findings: Findings, num_envs: int, num_eval_envs: int, num_workers: in
     lines = []
     if findings.generators:
         lines.append(
-            f"the environment draws from global generators ({', '.join(findings.generators)}), "
-            "which environments of a process share: results depend on runner and on the number of "
-            "workers; draw from self.np_random instead"
+            f"the environment uses global random generators ({', '.join(findings.generators)}), "
+            "which all environments in a process share, so results depend on runner and on the "
+            "number of workers; use self.np_random instead"
         )
     is_alone = num_workers >= max(num_envs, num_eval_envs) or num_envs + num_eval_envs == 1
     if is_alone or not (findings.shares_state or findings.second_fails):

@@ -62,25 +62,24 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
     if images:
         leaf = next(iter(images.values()))
         yield (
-            f"{named(images)} has the shape {leaf.shape} of an image, but numbers of type "
-            f"{leaf.dtype}: it is flattened to {np.prod(leaf.shape or ()):,} inputs; convolutions "
-            "read uint8"
+            f"{named(images)} has the shape {leaf.shape} of an image, but the dtype {leaf.dtype}, "
+            f"so it is flattened to {np.prod(leaf.shape or ()):,} inputs; use uint8 for "
+            "convolutions"
         )
     sizes = {key: sum(choice_sizes(leaf)) for key, leaf in leaves.items()}
     sizes = {key: size for key, size in sizes.items() if size >= LARGE_ONE_HOT}
     if sizes:
         yield (
-            f"{named(sizes)} is one-hot with {next(iter(sizes.values())):,} inputs: what is "
-            "learned about one value does not apply to others; numeric features are easier to "
-            "learn from"
+            f"{named(sizes)} is one-hot encoded with {next(iter(sizes.values())):,} inputs, so the "
+            "network does not generalise between values; numeric features are easier to learn from"
         )
     yield from large_image_notes(config.env, observation_space)
 
 
 def named(observations: Mapping[str, object]) -> str:
-    """Name the first observation, and count the others."""
+    """Return the name of the first observation and the number of others as text."""
     key, *others = observations
-    also = f" (like {len(others)} more)" if others else ""
+    also = f" (and {len(others)} others)" if others else ""
     return f"the observation {key!r}{also}" if key else "the observation"
 
 
@@ -99,11 +98,11 @@ class TimeLimitNote(MetricsWriter):
         self._is_first = False
 
     def start(self, run: RunInfo) -> None:
-        """Watch the first epoch of a new run that steps environments."""
+        """Enable the check for a new run that steps environments."""
         self._is_first = not run.past_rows and run.step_label == RunInfo().step_label
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Read the row of an epoch."""
+        """Process the metrics of an epoch."""
         is_first, self._is_first = self._is_first, False
         if not is_first or row.get("train/episodes") or not lacks_time_limit(self._config.env):
             return
@@ -112,9 +111,9 @@ class TimeLimitNote(MetricsWriter):
         cut = f"; evaluation truncates it after {limit:,} steps (evaluation.max_episode_steps)"
         self._notify(
             f"no episode ended in the first {int(row[ENV_STEPS]):,} steps, and "
-            f"{env_name(self._config.env)} declares no time limit: an episode continues until it "
-            f"ends by itself{cut if limit and settings.n_episodes else ''}; "
-            "env.max_episode_steps sets one for training as well"
+            f"{env_name(self._config.env)} declares no time limit, so training episodes are never "
+            f"truncated{cut if limit and settings.n_episodes else ''}; "
+            "set env.max_episode_steps to limit all episodes"
         )
 
 
@@ -126,19 +125,19 @@ EVALUATION_GAP = (
 """Hint of `EvaluationGapNote`."""
 
 SEVERAL, WINDOW = 3, 5
-"""The hint is printed if this many of the last `WINDOW` evaluations lag behind training."""
+"""Number of the last `WINDOW` evaluations that must lag behind training to print the hint."""
 
 CLEAR_GAIN = 1 / 3
-"""Required gain of the training return, as a fraction of the range of all mean returns so far."""
+"""Minimum gain of the training return, as a fraction of the range of all mean returns so far."""
 
 
 class EvaluationGapNote(MetricsWriter):
-    """Prints a hint once training returns improve but deterministic evaluation returns do not.
+    """Prints a hint if training returns improve but deterministic evaluation returns do not.
 
-    An evaluation lags behind if its return does not exceed the training return of the first epoch,
-    although the training return has gained at least `CLEAR_GAIN` of the range of returns seen so
-    far. The criterion does not depend on the scale of rewards, and ignores epochs before training
-    has improved.
+    An evaluation lags behind training if its return does not exceed the training return of the
+    first epoch, although the training return has gained at least `CLEAR_GAIN` of the range of
+    returns so far. The criterion does not depend on the scale of rewards, and ignores epochs before
+    training has improved.
 
     Args:
         notify: Prints a line.
@@ -154,19 +153,19 @@ class EvaluationGapNote(MetricsWriter):
         self._behind: deque[bool] = deque(maxlen=WINDOW)
 
     def start(self, run: RunInfo) -> None:
-        """Start; in a resumed run, rows before the checkpoint count."""
+        """Start; in a resumed run, process the rows before the checkpoint."""
         samples = not run.config.get("algorithm", {}).get("deterministic", False)
         self._is_on = samples and run.config.get("evaluation", {}).get("deterministic", True)
         for row in run.past_rows:
             self._take(row)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Read the row of an epoch."""
+        """Process the metrics of an epoch."""
         if self._take(row):
             self._notify(EVALUATION_GAP)
 
     def _take(self, row: Mapping[str, float]) -> bool:
-        """Record the row of an epoch; return whether to print the hint now, at most once."""
+        """Record the row of an epoch; return True once, when the hint should be printed."""
         train, evaluated = (row.get(name, math.nan) for name in (TRAIN_RETURN, EVAL_RETURN))
         if not (self._is_on and math.isfinite(train)):
             return False
@@ -185,7 +184,7 @@ class EvaluationGapNote(MetricsWriter):
 
 
 def large_image_notes(config: EnvConfig, space: spaces.Space[Any]) -> Iterator[str]:
-    """Yield a note about the largest image if it slows updates down."""
+    """Yield a note about the largest image if its size slows updates down."""
     images = {
         key: image_layout(leaf)
         for key, leaf in flat_spaces(space).items()
@@ -198,14 +197,14 @@ def large_image_notes(config: EnvConfig, space: spaces.Space[Any]) -> Iterator[s
     factor = math.ceil(math.sqrt(image.height * image.width / LARGE_IMAGE))
     if factor > 1:
         small = f"{image.height // factor} x {image.width // factor}"
-        remedy = f"let the environment return smaller ones, such as {small}"
+        remedy = f"use smaller images, such as {small}"
         if config.backend == "gymnasium":
             node = f"{{_target_: maze_train.ShrinkImagesWrapper, factor: {factor}}}"
             also = "..., " if config.wrappers else ""
-            remedy = f"with {small} it is faster: 'env.wrappers=[{also}{node}]'"
+            remedy = f"{small} is faster: 'env.wrappers=[{also}{node}]'"
         yield (
             f"{f'the observation {key!r}' if key else 'the observation'} is an image of "
-            f"{image.height} x {image.width} pixels, and the network reads all of them: {remedy}"
+            f"{image.height} x {image.width} pixels, which slows updates down; {remedy}"
         )
 
 
@@ -224,20 +223,20 @@ def end_notes(
     names = {name for row in rows for name in row}
     for key in info_keys:
         if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
-            yield f"tracking.info_keys: no episode ended with a number under {key!r} in its info"
+            yield f"tracking.info_keys: the final info of no episode contained a number {key!r}"
     if sum(row.get("time/epoch_s", 0.0) for row in rows) >= MIN_RUN_S:
         yield from speed_notes(rows, builder)
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:
-    """Return whether training episodes have no time limit, as far as known without playing."""
+    """Return whether no time limit of training episodes is known."""
     if config.backend == "tensor":
         return False  # Simulators end episodes themselves.
     wrappers = [str(node[TARGET]) for node in (*config.wrappers, *config.training_wrappers)]
     if config.max_episode_steps is not None or any("TimeLimit" in name for name in wrappers):
         return False
     if config.target is not None:
-        # The environment that a function returns may have a limit.
+        # A function may return an environment with a limit.
         return inspect.isclass(locate(config.target, key="env._target_"))
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
     # Atari games have a limit in frames.
@@ -246,7 +245,7 @@ def lacks_time_limit(config: EnvConfig) -> bool:
 
 
 def is_float_image(space: spaces.Space[Any]) -> bool:
-    """Return whether a space would be an image if its dtype were uint8."""
+    """Return whether a space has the shape of an image but a float dtype."""
     if not isinstance(space, spaces.Box) or space.dtype == np.uint8 or len(space.shape) < 3:
         return False
     return is_image(spaces.Box(0, 255, space.shape, np.uint8))
@@ -273,8 +272,8 @@ def speed_notes(
             yield from worker_notes(env_s, whole_s, *use)
     if is_worth_it(env_s, whole_s) and has_vector_form(builder.context.config.env):
         yield (
-            f"environments took {100 * env_s / whole_s:.0f} % of the time, and this one has a "
-            "vector form, which is usually faster: env.backend=native"
+            f"stepping environments took {100 * env_s / whole_s:.0f} % of the time; the vectorised "
+            "version of this environment is usually faster: env.backend=native"
         )
 
 
@@ -285,7 +284,7 @@ def worker_notes(
     n_workers: int,
     work: str = "stepped environments",
 ) -> Iterator[str]:
-    """Yield a note if another number of worker processes, or none, would be faster.
+    """Yield a note if more workers, or no worker processes, would be faster.
 
     Args:
         waited_s: Time that the run waited for workers, in seconds.
@@ -303,8 +302,8 @@ def worker_notes(
         )
     elif busy_s < waited_s * n_workers / 2:
         yield (
-            "a larger runner.concurrency may be faster: while the run waited for them, the "
-            f"{n_workers} workers {work} for "
+            "a larger runner.concurrency may be faster: while the run waited, the "
+            f"{n_workers} workers {work} for only "
             f"{100 * busy_s / (waited_s * n_workers):.0f} % of the time"
         )
 
@@ -315,7 +314,7 @@ def is_worth_it(saved_s: float, whole_s: float) -> bool:
 
 
 def has_vector_form(config: EnvConfig) -> bool:
-    """Return whether the environment is registered with an equivalent vector version."""
+    """Return whether an equivalent vectorised version of the environment is registered."""
     spec = gymnasium.registry.get(config.id or "")
     is_plain = config.backend == "gymnasium" and not (config.wrappers or config.training_wrappers)
     # The vector version of Atari games has different preprocessing.

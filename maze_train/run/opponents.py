@@ -34,16 +34,16 @@ from maze_train.training.multi_agent_models import is_trainable, policies_of_age
 class OpponentEvaluator(RolloutEvaluator):
     """Plays n episodes against each opponent, once per team of the evaluated policies.
 
-    The evaluated policies play all agents of one team (a single agent if the environment has no
-    teams). The opponent plays all other agents that it supports; the remaining agents keep their
-    policies. The result is a win if the return of the team (the sum over its agents) is larger than
-    the return of every team in which the opponent plays, a loss if it is smaller than the largest
-    of them, otherwise a draw.
+    The evaluated policies control all agents of one team (a single agent if the environment has no
+    teams). The opponent controls all other agents that it supports; the remaining agents keep their
+    policies. The return of a team is the sum over its agents. The result is a win if the team has a
+    larger return than all teams with the opponent, a loss if it has a smaller return than the best
+    of these teams, and otherwise a draw.
 
     Args:
         make_env: See `RolloutEvaluator`.
         n_episodes: Episodes per team and opponent, >= 1.
-        opponents: Models by agent of each opponent, by its name.
+        opponents: By name of the opponent, a model for each agent.
         teams: Agents of each team.
         seats: Teams that the evaluated policies play, one at a time.
         **kwargs: Further arguments of `RolloutEvaluator`.
@@ -62,7 +62,7 @@ class OpponentEvaluator(RolloutEvaluator):
         self._opponents, self._teams, self._seats = opponents, teams, seats
 
     def evaluate(self, policy: nn.Module) -> dict[str, float]:
-        """Play the episodes; return `<prefix>/vs_<name>/return_mean`, `win_rate`, and so on."""
+        """Play the episodes and return metrics such as `<prefix>/vs_<name>/return_mean`."""
         metrics: dict[str, float] = {}
         with generators_kept(), torch.no_grad():
             env = self._environments()
@@ -98,30 +98,30 @@ class OpponentEvaluator(RolloutEvaluator):
 
 
 MAX_TURNS, ENOUGH = 1_000, 10
-"""Number of turns to play to detect whether rewards cancel out, and required turns with rewards."""
+"""Number of steps to detect zero-sum rewards, and minimum number of steps with a reward."""
 
 CANCELLED = (
-    "note: the rewards of the agents cancel out, so their mean return does not measure skill. "
+    "note: the rewards of the agents sum to zero, so their mean return does not measure skill. "
     "Evaluation also plays against a random opponent, and eval/vs_random/return_mean selects the "
-    "best policy; evaluation.opponents sets other opponents, "
-    "evaluation.metric=eval/episode_return_mean none"
+    "best policy. To change this, set evaluation.opponents or "
+    "evaluation.metric=eval/episode_return_mean"
 )
 
 
 def with_random_opponent(config: TrainConfig) -> TrainConfig:
-    """Add a random opponent if rewards cancel and no setting selects the best policy.
+    """Add a random opponent in zero-sum environments if no selection metric is set.
 
-    A few random episodes are played to detect whether the rewards of the agents cancel out.
+    Plays a few random episodes to detect whether the rewards of the agents sum to zero.
 
     Args:
-        config: The configuration; returned unchanged if the rewards do not cancel out.
+        config: The configuration; returned unchanged if the rewards do not sum to zero.
     """
     settings = config.evaluation
     is_chosen = settings.opponents or settings.metric or not settings.n_episodes
     if is_chosen or config.env.backend != "gymnasium":
         return config
     make_env, found = EnvFactory(config.env).for_evaluation(), False
-    # An error will be raised again later, with a better message.
+    # Errors are raised again later, with a better message.
     with suppress(Exception), generators_kept(), closing(make_env()) as env:
         found = rewards_cancel(env, Seeds(config.seed or 0).integer("opponents"))
     if not found:
@@ -131,10 +131,10 @@ def with_random_opponent(config: TrainConfig) -> TrainConfig:
 
 
 def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
-    """Return whether the rewards of all agents sum to 0 in every turn of some random episodes.
+    """Return whether the rewards of all agents sum to 0 in every step of some random episodes.
 
     Args:
-        env: An environment; False for a single agent or team.
+        env: The environment. The result is False with a single agent or team.
         seed: Root seed of the episodes, >= 0.
     """
     spaces = env.observation_space, env.action_space
@@ -162,11 +162,12 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
     """Build the evaluator of `evaluation.opponents`.
 
     Raises:
-        ConfigError: If there is a single agent, or an opponent is not a policy or does not fit.
+        ConfigError: If the environment has a single agent, or an opponent is not a policy or does
+            not match the spaces.
     """
     settings, spaces = config.evaluation, agent_spaces(*builder.spaces)
     if spaces is None or len(spaces.agents) < 2:
-        problem = "the environment has one agent; leave it out"
+        problem = "only for multi-agent environments; remove this setting"
         raise ConfigError("evaluation.opponents", problem, list(settings.opponents))
     owners = policies_of_agents(spaces, config.policies)
     with closing(builder.context.env_factory.for_evaluation()()) as env:
@@ -191,7 +192,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         }
         if not any(opponents[name].keys() - set(seat) for seat in seats):
             problem = (
-                "cannot be an opponent, since no agent of another team has its spaces; agents: "
+                "cannot be an opponent: its spaces match no agent of another team; agents: "
                 f"{', '.join(named)}"
             )
             raise ConfigError(key, problem, source)

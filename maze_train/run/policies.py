@@ -39,7 +39,7 @@ from maze_train.training.multi_agent_models import check_id, policies_of_agents
 
 @dataclass(frozen=True)
 class RolloutPolicy:
-    """Policy that plays in a rollout."""
+    """Policy of a rollout."""
 
     name: str
     """Short name that can be used for a directory."""
@@ -48,7 +48,7 @@ class RolloutPolicy:
     """Plain values that identify the policy."""
 
     make_agent: Callable[[EnvSlice], RowAgent]
-    """Builds the agent that acts in some environments; may be called in other processes."""
+    """Builds the agent for a slice of environments; may be called in other processes."""
 
     spaces: tuple[Any, Any] = (None, None)
     """Observation and action space of the policy; None: any."""
@@ -66,7 +66,7 @@ class RolloutPolicy:
     """Policy ID of each agent in multi-agent environments with several policies."""
 
     label: str = ""
-    """Display name if several policies are named."""
+    """Display name if the rollout has several policies."""
 
     @property
     def title(self) -> str:
@@ -87,14 +87,14 @@ class RolloutPolicy:
             check_policy_spaces(self.spaces, spaces)
             return
         problem = (
-            "this environment has the {kind} space {found}, the policy has {wanted}: choose one "
-            "with equal spaces"
+            "this environment has the {kind} space {found}, but the policy has {wanted}; choose an "
+            "environment with equal spaces"
         )
         check_same_spaces("env", problem, spaces, self.spaces, env)
 
 
 def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
-    """Return the policy that a configuration names.
+    """Return the policy of a rollout configuration.
 
     Args:
         config: The configuration; in Python, the policy can have any type that `RolloutGenerator`
@@ -108,7 +108,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     if config.run is not None:
         parts = PARTS_OF_POLICY if config.env is not None else (*PARTS_OF_POLICY, *PARTS_OF_ENV)
         saved = read_saved_policy(config.run, config.trust, config, parts)
-        saved.make_model()  # Report errors here, not in a worker.
+        saved.make_model()  # Raise errors in this process, not in a worker.
         several = agent_spaces(*saved.spaces)
         settings = {"run": str(saved.run_dir.absolute()), **score_of(saved)}
         return RolloutPolicy(
@@ -140,7 +140,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
 def _trained_agent(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> RowAgent:
     model: Any = saved.make_model()
     several = agent_spaces(envs.observation.space, envs.action.space)
-    if several is not None:  # Flags are in the order of these agents.
+    if several is not None:  # Use the order of agents in the environment.
         owners = {agent: model.agents[agent] for agent in several.agents}
         model = JointModel(modules_of(model), owners)
     return model_agent(model, envs, deterministic)
@@ -148,7 +148,7 @@ def _trained_agent(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> R
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """Policy named in the settings for some agents; can be sent to worker processes.
+    """Policy for some agents, as named in the settings; can be sent to worker processes.
 
     Attributes:
         source: Name of the policy, see `PolicyConfig.source`.
@@ -195,11 +195,11 @@ def resolve(
         source: Name of the policy.
         key: Key of the setting.
         spaces: Observation and action space of the agents.
-        agent: Agent whose policy is used if a run has several.
-        config: The configuration, which defines what a saved run may import.
+        agent: Agent whose policy is used if a run has several policies.
+        config: The configuration; `trust` lists modules that saved runs may import.
 
     Raises:
-        ConfigError: If the run does not have the policy, or names code that is not trusted.
+        ConfigError: If the policy does not exist in the run, or the run requires untrusted code.
     """
     saved = None
     if source != RANDOM and not is_target(source):
@@ -211,27 +211,27 @@ def resolve(
 
 
 OF_RUN = "_of_run"
-"""Suffix for the ID of a run's policy if its ID is used by another policy."""
+"""Suffix for the ID of a run's policy if another policy already has this ID."""
 
 
 def with_policies(
     base: RolloutPolicy, config: RolloutConfig, spaces: tuple[Any, Any]
 ) -> RolloutPolicy:
-    """Return the named policies of a rollout, and the policies of its run for other agents.
+    """Return the policy of a rollout with `policies`; other agents use the policies of the run.
 
     Args:
-        base: Policy of the agents that are not named.
+        base: Policy of the agents without an entry in `policies`.
         config: The configuration, with `policies`.
         spaces: Observation and action space of the environment.
 
     Raises:
-        ConfigError: If there is a single agent, the policies do not match the agents, or a policy
-            cannot be built.
+        ConfigError: If the environment has a single agent, the policies do not match the agents, or
+            a policy cannot be built.
         RunDirectoryError: If saved weights do not match.
     """
     several = agent_spaces(*spaces)
     if several is None:
-        problem = "the environment has one agent; leave it out"
+        problem = "only for multi-agent environments; remove this setting"
         raise ConfigError("policies", problem, list(config.policies))
     policies = _all_policies(config, several)
     owners = policies_of_agents(several, policies)
@@ -242,10 +242,10 @@ def with_policies(
             key, own = f"policies.{policy}.source", several.of(agent)
             named = resolve(policies[policy].source, key, own, agent, config)
             if named.saved is not None:
-                problem = f"its policy has the {{kind}} space {{found}}, {agent} has {{wanted}}"
+                problem = f"its policy has the {{kind}} space {{found}}, but {agent} has {{wanted}}"
                 check_same_spaces(key, problem, named.saved.spaces, own, named.source)
             found[policy] = named
-    models = [named.make_model() for named in found.values()]  # Report errors here.
+    models = [named.make_model() for named in found.values()]  # Raise errors in this process.
     learned = any(True for model in models for _ in model.parameters())
     described = {
         policy: {
@@ -267,7 +267,7 @@ def with_policies(
 
 
 def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, PolicyConfig]:
-    """Return the named policies, and the policies of the run for the other agents."""
+    """Return the policies in the settings, and the policies of the run for the other agents."""
     of_run: dict[str, str] = {}
     own: Mapping[str, PolicyConfig] = {}
     if config.run is not None:
@@ -299,7 +299,7 @@ def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, Poli
 
 
 def _policies_of_run(saved: SavedPolicy, several: AgentSpaces) -> dict[str, str]:
-    """Return the policy of a run for each agent that has exactly one."""
+    """Return the policy of a run by agent, for agents with exactly one policy."""
     theirs, own = agent_spaces(*saved.spaces), saved.config.policies
     if theirs is None:
         return {}
@@ -317,14 +317,14 @@ def _policies_of_run(saved: SavedPolicy, several: AgentSpaces) -> dict[str, str]
 def _agents(
     key: str, policy: PolicyConfig, several: AgentSpaces, of_run: Mapping[str, str]
 ) -> list[str]:
-    """Return the agents of a policy; settings may also name a policy of the run."""
+    """Return the agents of a policy; a name in `agents` may also be a policy of the run."""
     found: list[str] = []
     for name in policy.agents:
         agents = matching(name, several.agents)
         agents = agents or [agent for agent, owner in of_run.items() if owner == name]
         if not agents:
             known = ", ".join(dict.fromkeys((*several.agents, *of_run.values())))
-            problem = f"no such agent, and no such policy of the run; there are: {known}"
+            problem = f"no such agent, and no such policy of the run; available: {known}"
             raise ConfigError(f"policies.{key}.agents", problem, name)
         found += agents
     return found

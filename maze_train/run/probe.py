@@ -26,9 +26,9 @@ T = TypeVar("T")
 class Probe(Generic[T]):
     """Calls a function in a background process that can be abandoned at any time.
 
-    The process is forked: nothing is imported again, and only the result is pickled. The output of
-    the process is discarded. If the function raises, dies or exceeds the time limit, the result is
-    None. Processes started by the function end with it.
+    The process is forked, so modules are not imported again and only the result is pickled. The
+    output of the process is discarded. If the function raises an exception, dies or exceeds the
+    time limit, the result is None. Child processes of the function are killed at its end.
 
     Args:
         function: The function to call.
@@ -50,7 +50,7 @@ class Probe(Generic[T]):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # A fork with threads may hang and is then killed.
+                warnings.simplefilter("ignore")  # A fork with threads may hang until its timeout.
                 self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -58,7 +58,7 @@ class Probe(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended, with a result or without one."""
+        """Whether the process has ended, with or without a result."""
         return self._conn.closed
 
     def result(self, wait_s: float = 0.0) -> T | None:
@@ -85,10 +85,10 @@ class Probe(Generic[T]):
         if self.is_over:
             return
         self._conn.close()
-        if self._process.exitcode is None:  # Otherwise the process id may have been reused.
+        if self._process.exitcode is None:  # The ID of an ended process may have been reused.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid or 0, signal.SIGKILL)
-            self._process.kill()  # It may not have created its process group yet.
+            self._process.kill()  # The process may not have created its process group yet.
         self._process.join()
         self._process.close()
 
@@ -101,11 +101,11 @@ class Probe(Generic[T]):
 
 def _work(function: Callable[[], T], sender: Connection, other: Connection, limit_s: int) -> None:
     """Call the function in the background process, and send the result."""
-    os.setsid()  # Ignore signals of the terminal; the group is killed together.
+    os.setsid()  # Ignores signals of the terminal; the group can be killed as a whole.
     other.close()
     gc.freeze()  # Deleting objects of the parent could close its connections.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(limit_s)  # In case the parent is killed.
+    signal.alarm(limit_s)  # Ends the process even if the parent is killed.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -31,10 +31,10 @@ MAX_DIFF_CHARS = 1 << 18
 """Maximum length of a recorded diff; longer diffs are truncated."""
 
 GIT_TIMEOUT_S = 5.0
-"""Timeout of each git command in seconds; on a timeout, the repository has no diff."""
+"""Timeout of each git command in seconds; after a timeout, no diff is recorded."""
 
 SECRET_KEY = re.compile(r"(^|[._-])(token|password|passwd|secret|credentials?|(api_?)?key)$", re.I)
-"""Names of settings whose values are removed from the command line."""
+"""Pattern of settings whose values are removed from the command line."""
 
 URL_LOGIN = re.compile(r"://[^/@\s]+@")
 REMOVED = "***"
@@ -51,7 +51,7 @@ class Repository(TypedDict):
 
 
 class Start(TypedDict):
-    """One start of a run, or one resume."""
+    """Record of a start of a run (new or resumed)."""
 
     time: str
     command: list[str]
@@ -97,7 +97,7 @@ def record_start(run: RunDirectory, config: TrainConfig, text: str, checkpoint: 
 
 
 def _this_start(config: TrainConfig, checkpoint: str | None) -> Start:
-    # Asking an unused GPU for its name would create a context on it.
+    # Reading the name of an unused GPU would create a CUDA context.
     is_used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     accelerators = range(torch.cuda.device_count() if is_used else 0)
     return Start(
@@ -120,7 +120,7 @@ def without_secrets(command: Iterable[str]) -> list[str]:
     """Return a command line with passwords and tokens replaced by `***`.
 
     Values of `key=value` are removed if the last part of the key is `token`, `password`, `secret`,
-    `credentials`, `key` or similar, and the login is removed from URLs.
+    `credentials`, `key` or similar. Logins are removed from URLs.
     """
     words = []
     for word in command:
@@ -132,7 +132,7 @@ def without_secrets(command: Iterable[str]) -> list[str]:
 
 @cache
 def installed_packages() -> Mapping[str, str]:
-    """Return the version of each installed package by name, without importing them."""
+    """Return the version of each installed package by name, without importing packages."""
     # Directory names suffice; reading the metadata of each package takes 0.2 s.
     found: dict[str, str] = {}
     for entry in reversed(sys.path):  # Packages of the first entry are imported.
@@ -155,7 +155,7 @@ def _repositories(folders: Iterable[str], with_diff: bool) -> list[Repository]:
     for folder in folders:
         head = _git(folder, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD")
         if head is None or head.count("\n") != 3 or head.split("\n")[0] in found:
-            continue  # Not in a repository, or without a commit.
+            continue  # The folder is not in a repository, or there is no commit.
         top, commit, branch = head.splitlines()
         diff = None
         if with_diff:
@@ -167,7 +167,7 @@ def _repositories(folders: Iterable[str], with_diff: bool) -> list[Repository]:
 
 
 def _git(folder: str, *words: str) -> str | None:
-    """Run git without hooks, locks or configured programs; None if it fails."""
+    """Run git without hooks, locks and configured programs; return None if git fails."""
     command = ["git", "-C", folder, "-c", "core.fsmonitor=false", *words]
     try:
         done = subprocess.run(

@@ -18,17 +18,18 @@ from maze_train.training.builder import AlgorithmBuilder
 from maze_train.workers.backends import ThisProcess
 
 LIMIT_S = 30.0
-"""Timeout of the examination in seconds."""
+"""Timeout of the check in seconds."""
 
 WAIT_S = 1.0
-"""Seconds after the start of the examination until which a finished run waits for the result."""
+"""Maximum time in seconds, since the start of the check, that a finished run waits for the
+result."""
 
 
 class Examination:
-    """Examines an environment in a disposable process while the first updates are made.
+    """Examines an environment in a disposable process, in parallel with the first updates.
 
     Args:
-        work: Runs in that process; returns messages for the user.
+        work: Function that runs in this process and returns messages for the user.
         notify: Prints a line.
     """
 
@@ -39,7 +40,7 @@ class Examination:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Close the process at the end; a run that ends earlier waits briefly for the result."""
+        """Context manager of the run: waits briefly for the result and closes the process."""
         try:
             yield
             if self._probe is not None:
@@ -100,11 +101,11 @@ def examined(
         difference = replay_difference(factory) if is_resumed_exactly else ""
         findings = examine(factory)
     except MazeTrainError:
-        pass  # Cannot be examined, like a single environment.
+        pass  # The environment cannot be examined.
     lines = notes(findings, *counts)
     if difference:
         lines.append(
-            f"the environment does not repeat an episode from its seed and actions ({difference}): "
-            f"the run cannot be resumed exactly. {NEW_EPISODES}"
+            "the same seed and actions lead to another episode in this environment "
+            f"({difference}), so the run cannot be resumed exactly. {NEW_EPISODES}"
         )
     return lines

@@ -67,27 +67,27 @@ class Resumption:
         """Read the checkpoint to resume from; None without any checkpoint.
 
         Raises:
-            RunDirectoryError: If all checkpoints are damaged, or the named one is damaged or
-                missing.
+            RunDirectoryError: If all checkpoints are damaged, or the checkpoint in `resume` is
+                damaged or missing.
         """
         return self._store.load(self._name)
 
     def checked(self, config: TrainConfig) -> TrainConfig:
-        """Compare the settings with the stored ones; see `continued`."""
+        """Compare the settings with the stored settings; see `continued`."""
         return continued(config, self.directory, self.checkpoint)
 
     def best_metric(self, settings: str) -> float | None:
-        """Return the best metric of a run that has finished and has nothing to resume.
+        """Return the best metric of a run that has already finished.
 
         Args:
             settings: Configuration of the resumed run as text.
 
         Returns:
-            The metric; None if the run is unfinished, or its outcome is unknown.
+            The metric; None if the run is unfinished or the result is unknown.
         """
         last, run = self.checkpoint, RunDirectory(self.directory)
         try:
-            # Without checkpoints, the settings are only in the configuration file.
+            # Without checkpoints, the settings are stored only in the configuration file.
             stored = last.settings if last else read_regular(run.config).decode()
             summary = run.outcome
             is_over = str(summary["stop_reason"]) not in ("", *FAILURES)
@@ -107,10 +107,10 @@ class Resumption:
             config: Configuration of the resumed run.
 
         Raises:
-            ConfigError: If files of that checkpoint are damaged and the settings of the one loaded
-                instead do not allow the run to resume.
-            RunDirectoryError: If all checkpoints are damaged, or the named one is damaged or
-                missing.
+            ConfigError: If the checkpoint is damaged, and the settings differ from the settings of
+                the earlier checkpoint that is loaded instead.
+            RunDirectoryError: If all checkpoints are damaged, or the checkpoint in `resume` is
+                damaged or missing.
         """
         found, compared = store.load(self._name), self.checkpoint
         if found is not None:
@@ -125,7 +125,7 @@ class Resumption:
         """Restore the state of the trainer from the checkpoint.
 
         Raises:
-            RunDirectoryError: If the state belongs to another algorithm or to other networks.
+            RunDirectoryError: If the algorithm or the networks differ.
         """
         from maze_train.run.saved_policies import weights_that_differ
 
@@ -140,7 +140,7 @@ class Resumption:
 
         Args:
             checkpoint: The checkpoint.
-            has_table: Whether the table should have a row for each epoch.
+            has_table: Whether the table must have a row for each epoch.
         """
         run = RunDirectory(self.directory)
         try:
@@ -182,7 +182,7 @@ def run_to_resume(config: TrainConfig) -> Path | None:
         return run.path if run.config.exists() else None
     directory = _run_dir_of(config.resume)
     if config.run_dir is not None and Path(config.run_dir) != directory:
-        problem = f"resume continues in {directory}: leave run_dir out"
+        problem = f"resume continues in {directory}; remove run_dir"
         raise ConfigError("run_dir", problem, config.run_dir)
     return directory
 
@@ -190,7 +190,7 @@ def run_to_resume(config: TrainConfig) -> Path | None:
 def _run_dir_of(resume: str) -> Path:
     run = RunDirectory.to_resume(absolute_path("resume", resume))
     if not run.is_run:
-        problem = f"no run found: expected a directory with {CONFIG}, or auto with run_dir"
+        problem = f"no run found; expected a directory with {CONFIG}, or auto with run_dir"
         raise ConfigError("resume", problem, resume)
     return run.path
 
@@ -200,23 +200,22 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         resume: Directory of a run, or of one of its checkpoints.
-        changes: Settings as for `load_config`. If the runner is given by name, such as
-            `runner="local"`, the settings common to all runners (for example `concurrency`) keep
-            their stored values.
+        changes: Settings as for `load_config`. If the runner is a name, such as `runner="local"`,
+            the settings common to all runners (for example `concurrency`) keep their stored values.
 
     Raises:
         ConfigError: If the directory contains no run, `changes` selects an experiment, the run
-            names untrusted code (see `StoredSettings`), or Python objects are missing.
+            requires untrusted code (see `StoredSettings`), or Python objects are missing.
         RunDirectoryError: If the stored configuration is damaged.
     """
     if "experiment" in changes:
-        problem = "a resumed run keeps its stored settings: leave this out"
+        problem = "a resumed run keeps its stored settings; remove this setting"
         raise ConfigError("experiment", problem, changes["experiment"])
     directory = _run_dir_of(resume)
     own = nested_values(TrainConfig, changes)
     stored = read_settings(directory, own.get("trust"), {**own, "resume": resume})
     if not isinstance(stored.values.get("runner"), dict):
-        raise RunDirectoryError(f"{stored.path} is damaged: it names no runner")
+        raise RunDirectoryError(f"{stored.path} is damaged: no runner is set")
     changes = {**changes, "resume": resume}
     runner = changes.get("runner")
     if isinstance(runner, str):
@@ -232,19 +231,19 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 def continued(
     config: TrainConfig, directory: Path, checkpoint: CheckpointInfo | None = None
 ) -> TrainConfig:
-    """Compare a configuration with the run that it resumes, and take over the seed of the run.
+    """Compare the configuration of a resumed run with the stored settings; restore the seed.
 
-    Changed settings are listed with both values: as an error if one of them affects the results,
-    otherwise as a note.
+    All changed settings are printed with both values. If a changed setting affects the results, an
+    error is raised.
 
     Args:
         config: The configuration.
         directory: Directory of the run.
-        checkpoint: Checkpoint to resume from; the settings stored in it are compared. None: the run
-            starts again, so the settings in `config.yaml` are compared and all may change.
+        checkpoint: Checkpoint to resume from, which contains the stored settings. None: the run
+            starts again, `config.yaml` contains the stored settings, and all settings may change.
 
     Returns:
-        The configuration with the seed of the run, and its random opponents if it had any.
+        The configuration with the seed of the run, and the random opponents of the run, if any.
 
     Raises:
         ConfigError: If a setting that affects the results has changed.
@@ -292,11 +291,11 @@ def continued(
         key = refused[0]
         old, new = before.get(key), now.get(key)
         is_place = isinstance(old, str) and isinstance(new, str) and place_of_name(new)
-        hint = f"; moved=[{key}] if it only has a new path" if is_place else ""
-        others = f"; all that differ:{table}" if len(refused + free) > 1 else ""
+        hint = f"; if only the path has changed, set moved=[{key}]" if is_place else ""
+        others = f"; all changed settings:{table}" if len(refused + free) > 1 else ""
         raise ConfigError(
             key.removesuffix(f".{TARGET}"),
-            f"{place} has {before.get(key)!r}, and this setting changes the results: keep the old "
+            f"{place} has {before.get(key)!r}, and this setting affects the results; keep the old "
             f"value, or start a new run from its policy with base_run={directory}{hint}{others}",
             now.get(key),
         )
@@ -310,14 +309,14 @@ def continued(
 def has_moved(
     key: str, before: object, now: object, known: Mapping[str, str], moved: Sequence[str]
 ) -> bool:
-    """Return whether a setting names the same files or runs as before, at a different path.
+    """Return whether only the path of the files or runs in a setting has changed.
 
     Args:
         key: Name of the setting.
         before: Value stored in the run: a string or a list of strings.
         now: Value for the resumed run.
-        known: Digests of the files when the run started, see `digests_of_run`.
-        moved: Settings that the user has declared as moved.
+        known: Digests of the files at the start of the run, see `digests_of_run`.
+        moved: Setting `moved`: names of settings with a new path.
     """
     old, new = texts_of(before), texts_of(now)
     if not (old and new):
@@ -329,7 +328,7 @@ def has_moved(
 
 
 def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list[str]) -> None:
-    """Check that changed limits are not below what the run has already completed.
+    """Check that changed limits are above the completed steps and epochs.
 
     Raises:
         ConfigError: If `total_steps` or `algorithm.n_epochs` is too small.
@@ -342,20 +341,19 @@ def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list
         if key in changed and limit and limit < done:
             raise ConfigError(
                 key,
-                f"the run has already completed {done:,} {unit} ({checkpoint.path}): expected "
-                "more, or "
-                "resume=<an earlier checkpoint>",
+                f"the run has already completed {done:,} {unit} ({checkpoint.path}); increase the "
+                "limit, or use resume=<an earlier checkpoint>",
                 limit,
             )
 
 
 def _is_given_again(before: object, now: object) -> bool:
-    """Return whether a Python object replaces an unnamed one; these cannot be compared."""
+    """Return whether both values are Python objects without a name, which cannot be compared."""
     return isinstance(now, InlineObject) and isinstance(before, str) and has_no_name(before)
 
 
 def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str, str]) -> str:
-    """Format one line per setting in `notes`: its name, both values, and the note."""
+    """Format a table with name, both values and note of each setting in `notes`."""
     rows = [
         {
             "setting": key.removesuffix(f".{TARGET}"),
@@ -369,10 +367,10 @@ def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str
 
 
 def _without_sections(changed: list[str], *configs: TrainConfig) -> list[str]:
-    """Return the changed keys, classes of sections first.
+    """Return the changed keys, starting with the classes of sections.
 
-    If the class of a section has changed, its other keys are omitted, unless the class may change
-    and the keys may not.
+    If the class of a section has changed, the other keys of the section are only returned if the
+    class may change on resume but the key may not.
     """
     fixed = {key for key in changed if any(matters(key, config) for config in configs)}
     targets = [key for key in changed if key.endswith(f".{TARGET}")]
@@ -406,7 +404,7 @@ def fitting(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 OUR_CODE = ("maze_train", "torch", "numpy", "contextlib")
-"""Packages that raise errors for a state that does not fit."""
+"""Packages whose errors indicate that a state does not fit."""
 
 
 def passes_other_code(error: BaseException) -> bool:
@@ -418,8 +416,8 @@ def passes_other_code(error: BaseException) -> bool:
 def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
     """Return the error for a checkpoint whose state does not fit its run."""
     return RunDirectoryError(
-        f"checkpoint {checkpoint.path} does not fit this run: {problem}; is it a copy from another "
-        "run, or have the environment's spaces changed?"
+        f"checkpoint {checkpoint.path} does not fit this run: {problem}. Was the checkpoint copied "
+        "from another run, or have the environment's spaces changed?"
     )
 
 

@@ -1,4 +1,4 @@
-"""Rollouts: play the configured episodes and write the results."""
+"""Rollouts: play episodes with a policy and write the results."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Match:
 class RolloutRunner:
     """Plays episodes with a policy and writes the results.
 
-    Each episode depends only on the policy and the seed of the episode, not on `runner` or the
-    number of processes or environments.
+    Each episode depends only on the policy and its seed, not on the runner or the number of
+    processes or environments.
 
     Args:
         config: The configuration; not modified.
@@ -235,7 +235,7 @@ class RolloutRunner:
         except ConfigError as error:
             if mode is None or error.key != "env.kwargs":
                 raise
-            problem = f"needs an environment that takes render_mode={mode!r}: {error.problem}"
+            problem = f"requires an environment with render_mode={mode!r}: {error.problem}"
             raise ConfigError(setting[0], problem, setting[1]) from error
         try:
             if mode is not None and env.render_mode != mode:
@@ -252,7 +252,7 @@ class RolloutRunner:
         finally:
             try:
                 close_all([env])
-            except EnvError as error:  # Not used for playing.
+            except EnvError as error:  # This environment is not used for playing.
                 warn(str(error))
 
     def _make_output_dir(self) -> Path:
@@ -264,7 +264,7 @@ class RolloutRunner:
         with writable("output_dir", Path(given or ".")):  # The name may be too long.
             found = [name for name in taken if given and (Path(given) / name).exists()]
         if found:
-            problem = f"already contains results ({found[0]}): name another directory, or null"
+            problem = f"already contains results ({found[0]}); use another directory, or null"
             raise ConfigError("output_dir", problem, given)
         parent = self._default_parent() if given is None else Path()
         return results_directory("output_dir", given, parent)
@@ -277,7 +277,7 @@ class RolloutRunner:
         return self._outputs / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
 
     def _write_config(self, output_dir: Path) -> None:
-        """Write the configuration, so that the rollout can be repeated in another directory."""
+        """Write the configuration with which the rollout can be repeated."""
         config = replace(self.config, output_dir=None)
         text = dump_yaml(config_to_dict(config))
         with writable("output_dir", output_dir), atomic_write(output_dir / ROLLOUT_FILE) as file:

@@ -31,15 +31,15 @@ COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "trunc
 class RolloutSummary:
     """Statistics over the episodes of a rollout; NaN if missing.
 
-    Lost episodes count only in `lost` and `env_steps`. Each std is a population standard deviation
-    (divided by n).
+    Aborted episodes are included only in `episodes`, `lost` and `env_steps`. Each std is a
+    population standard deviation (divided by n).
     """
 
     episodes: int
-    """Number of played episodes, including lost ones."""
+    """Number of played episodes, including aborted episodes."""
 
     lost: int
-    """Number of lost episodes: the environment returned non-finite values."""
+    """Number of episodes that were aborted because the environment returned non-finite values."""
 
     env_steps: int
     """Total number of steps."""
@@ -54,7 +54,7 @@ class RolloutSummary:
     length_max: float
 
     success_rate: float
-    """Success rate of the episodes that reported success or failure."""
+    """Success rate over the episodes that report success or failure."""
 
     agents: dict[str, AgentSummary] = field(default_factory=dict)
     """Statistics of each agent in multi-agent environments."""
@@ -105,17 +105,17 @@ class AgentSummary:
     """Mean number of actions per episode."""
 
     win_rate: float
-    """Fraction of episodes in which the team of the agent has a larger return (the sum over its
-    agents) than every team with another policy. NaN if there is no such team. In environments
-    without teams, each agent is a team."""
+    """Fraction of episodes in which the team of the agent has a larger return (sum over its agents)
+    than every team with another policy; NaN if no team has another policy. In environments without
+    teams, each agent is a team."""
 
     draw_rate: float
     """Fraction of episodes in which the return of the team equals the largest return of a team with
-    another policy; NaN if there is no such team."""
+    another policy; NaN if no team has another policy."""
 
     loss_rate: float
     """Fraction of episodes in which the return of the team is smaller than the largest return of a
-    team with another policy; NaN if there is no such team."""
+    team with another policy; NaN if no team has another policy."""
 
 
 def summarise(
@@ -173,7 +173,7 @@ def _summaries_of_agents(
 class RolloutFiles:
     """Writes the table of episodes and the summary.
 
-    If the process is killed, the rows so far remain.
+    Each row is written immediately, so it remains if the process is killed.
 
     Args:
         directory: Directory of the results.
@@ -194,7 +194,7 @@ class RolloutFiles:
             self._table.sync()
 
     def add(self, episode: PlayedEpisode) -> None:
-        """Write the row of an episode; flags are 0 or 1, an unknown success is empty.
+        """Write the row of an episode; flags are 0 or 1, and empty if unknown.
 
         Raises:
             RunDirectoryError: If writing fails. `finish` retries.
@@ -220,7 +220,7 @@ class RolloutFiles:
         """Write missing rows and the summary; NaN becomes null.
 
         Args:
-            episodes: All episodes; the ones already added come first.
+            episodes: All episodes, starting with the episodes that were already added.
             content: Contents of the summary.
 
         Raises:
@@ -245,9 +245,9 @@ class RolloutFiles:
 
 
 class RolloutProgress:
-    """Shows how many episodes were played; as a context manager, it restores the terminal.
+    """Progress display of a rollout; a context manager that restores the terminal.
 
-    If standard output is closed, only the display stops, not the rollout.
+    If standard output is closed, the rollout continues without a display.
 
     Args:
         total: Episodes to play.
@@ -282,7 +282,7 @@ class RolloutProgress:
             self._display.close()
 
     def say(self, lines: Iterable[str]) -> None:
-        """Print lines unless quiet."""
+        """Print lines; does nothing in quiet mode."""
         with self._shown():
             for line in lines:
                 self._display.say(line)

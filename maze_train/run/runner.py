@@ -65,10 +65,11 @@ class TrainingResult:
     """One row of metrics per epoch."""
 
     policy: TrainedPolicy
-    """The best policy, or the last one if none was selected."""
+    """The best policy; the last policy if none was selected."""
 
     missing: tuple[str, ...] = ()
-    """Results that could not be written, for example on a full disk; `maze-run` then fails."""
+    """Results that could not be written, for example on a full disk. If not empty, `maze-run`
+    fails."""
 
     @property
     def best_metric(self) -> float:
@@ -92,8 +93,8 @@ class TrainingRunner:
         callbacks: Callbacks of the run; callers may add more.
 
     Raises:
-        ConfigError: If parts of the configuration do not fit together, there is no run to resume, a
-            setting that affects its results was changed, or the algorithm does not support the
+        ConfigError: If settings contradict each other, the run to resume does not exist, a changed
+            setting affects the results of a resumed run, or the algorithm does not support the
             policy of the base run.
         RunDirectoryError: If the configuration of the resumed run is damaged.
     """
@@ -160,8 +161,7 @@ class TrainingRunner:
         """Train until a limit is reached; a resumed run starts at its checkpoint.
 
         Raises:
-            ConfigError: If parts of the configuration contradict each other. Raised before anything
-                is written.
+            ConfigError: If settings contradict each other. Raised before anything is written.
             Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received. Raised after a
                 checkpoint was saved.
             MazeTrainError: If training failed. Results written so far are kept.
@@ -180,7 +180,7 @@ class TrainingRunner:
                 if self.config.run_dir is not None:
                     RunDirectory(Path(self.config.run_dir)).check_is_free()
                 for note in start_notes(self.config, self.builder.spaces[0]):
-                    self._notify_once(note)  # Before building networks, which may take long.
+                    self._notify_once(note)  # Printed before networks are built (may be slow).
             builder = self.builder
             bases = [] if self._has_checkpoint else self._bases
             for base in bases:
@@ -330,7 +330,7 @@ class TrainingRunner:
         selection: BestModelSelection,
         training: contextlib.AbstractContextManager[None],
     ) -> TrainingSummary:
-        """Train and test; always write the summary."""
+        """Train, test the policies, and write the summary (even after an error)."""
         tests: dict[str, dict[str, float]] = {}
         try:
             with training:
@@ -352,7 +352,7 @@ class TrainingRunner:
     def _test(
         self, run: RunDirectory, trainer: Trainer, selection: BestModelSelection
     ) -> dict[str, dict[str, float]]:
-        """Test the policies unless they were tested when the run finished earlier."""
+        """Test the policies; returns stored results if the run had already finished."""
         if self._final_evaluator is None:
             return {}
         n_episodes = self.config.evaluation.final_episodes
@@ -369,11 +369,11 @@ class TrainingRunner:
 
     @property
     def selection_mode(self) -> Literal["max", "min"]:
-        """Whether larger or smaller values of the selection metric are better."""
+        """`max` if larger values of the selection metric are better, otherwise `min`."""
         return self.config.evaluation.selection_mode(self.builder.selection_metric)
 
     def _judge_by_opponents(self) -> None:
-        """Evaluate against a random opponent if the rewards of the agents cancel."""
+        """Add a random opponent to the evaluation in zero-sum environments."""
         self.config = config = self._assembly.with_random_opponent(self.config)
         self.config_text = config_text(config)
         builder = self.builder
@@ -425,7 +425,7 @@ class TrainingRunner:
             past_rows=resumption.past_rows(resumed, config.tracking.csv)
             if resumption and resumed
             else (),
-            # Resumed at step 0 if there was no checkpoint yet.
+            # Without a checkpoint, the run resumes at step 0.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
             config=config_to_dict(config),
             total_env_steps=config.total_steps or None,
@@ -477,7 +477,7 @@ def tell_stop(trainer: Trainer, resume_hint: str) -> None:
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
     if latest is None:
         notify(
-            f"{stopped}; there is no checkpoint: the next run in this directory starts at step 0"
+            f"{stopped}; there is no checkpoint, so the next run in this directory starts at step 0"
         )
     elif not latest.is_dir():
         notify(f"{stopped}; the last checkpoint, {latest}, was moved or removed")

@@ -39,13 +39,13 @@ class SavedPolicy:
 
     Attributes:
         directory: Directory of the policy.
-        config: Configuration of the run that saved it.
+        config: Configuration of the run that saved the policy.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         weights: Weights by name, on the CPU.
         score: Score (`score`, may be null) and `epoch` of the policy; empty if unknown.
-        whole: Policies of all agents and the ID of this one, if it cannot be built alone because of
-            a centralised critic; otherwise None.
+        whole: Policies of all agents and the ID of this policy, if a centralised critic requires
+            building all policies together; otherwise None.
     """
 
     directory: Path
@@ -69,14 +69,16 @@ class SavedPolicy:
     def of_agent(self, policy: str) -> SavedPolicy:
         """Return one policy of a multi-agent run as a single-agent policy.
 
+        Args:
+            policy: ID of the policy; empty: the only policy.
+
         Raises:
-            RunDirectoryError: If the policy does not exist or has no networks. Empty: the only
-                policy.
+            RunDirectoryError: If the policy does not exist or has no networks.
         """
         config, several = self.config, agent_spaces(*self.spaces)
         if several is None:
             if policy:
-                raise RunDirectoryError(f"{self.run_dir} has one policy: leave out :{policy}")
+                raise RunDirectoryError(f"{self.run_dir} has only one policy; remove :{policy}")
             return self
         owners = {
             owner: agent for agent, owner in policies_of_agents(several, config.policies).items()
@@ -118,12 +120,12 @@ class SavedPolicy:
         here, there = algorithm.model_settings, base.model_settings
         is_own = any((model.policy, model.trunk, here.get(wrapper), there.get(wrapper)))
         if base.model_builder != algorithm.model_builder and not is_own:
-            return f"{base.name} trains another type of policy; expected one of {algorithm.name}"
+            return f"{base.name} trains another type of policy; use a policy of {algorithm.name}"
         differing = [
             f"algorithm.{name}={there[name]}" for name in there if here.get(name) != there[name]
         ]
         if differing and not is_own:
-            return f"set {' '.join(differing)}, as it has"
+            return f"set {' '.join(differing)}, as in the saved run"
         return (
             "both need the same custom networks (model.policy, model.trunk) and no "
             f"algorithm.{wrapper}"
@@ -156,13 +158,13 @@ SHOWN_DIFFERENCES = 4
 """Maximum number of weights listed in a message."""
 
 OLD_CRITIC = (
-    ". Centralised critics of versions up to 0.2.0 had a branch for each agent: base_run=<run> "
-    "takes over the policy, with a new critic"
+    ". Centralised critics of versions up to 0.2.0 had a branch for each agent; use base_run=<run> "
+    "to load the policy with a new critic"
 )
 
 
 def weights_that_differ(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> str:
-    """Describe weights that are missing or have other shapes; empty if there are none.
+    """Describe weights that are missing or have other shapes; empty if all weights match.
 
     Args:
         saved: Weights of a saved policy or a checkpoint.
@@ -192,7 +194,7 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], directory: 
     model.load_state_dict(weights)
     parameters = dict(model.named_parameters())
     for name, value in model.state_dict().items():
-        # Buffers of custom networks may be infinite, such as masks.
+        # Buffers of custom networks, such as masks, may be infinite.
         bad = ~value.isfinite() if name in parameters else value.isnan()
         if bad.any():
             raise RunDirectoryError(f"the weights in {directory} are damaged: {name} is not finite")
@@ -211,13 +213,13 @@ def read_saved_policy(
         run_dir: Directory of a run, a checkpoint or a saved policy (`<run
             dir>/policies/epoch_<n>`); `<run dir>@<version>`, see `policy_versions`; or the name of
             a repository, see `maze_train.core.hub`.
-        trust: Modules that its configuration may import, see `StoredSettings`.
+        trust: Modules that the saved configuration may import, see `StoredSettings`.
         own: Settings of the user, which are trusted; see `StoredSettings`.
-        uses: Parts of its configuration that will be built; see `StoredSettings`.
-        objects: Objects given in Python, by key.
+        uses: Sections of the saved configuration that will be built; see `StoredSettings`.
+        objects: Python objects by setting.
 
     Raises:
-        ConfigError: If its configuration names a missing or untrusted class.
+        ConfigError: If a class in the saved configuration is missing or untrusted.
         RunDirectoryError: If there is no saved policy, or a file is damaged.
     """
     directory, given = _directory_of(run_dir), nested_values(TrainConfig, objects)
@@ -241,7 +243,7 @@ class _Read(NamedTuple):
 def _read_policy(directory: Path, trust: Sequence[str], own: object) -> _Read:
     if not (directory / WEIGHTS).exists():
         problem = f"there is no {WEIGHTS}{policy_nearby(directory)}"
-        raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
+        raise RunDirectoryError(f"{directory} contains no saved policy: {problem}")
     weights, spaces = read_weights(directory), read_spaces(directory)
     stored = read_settings(directory, trust, own)
     return _Read(stored, spaces, weights, read_score(directory))
@@ -252,8 +254,8 @@ def _read_checkpoint(directory: Path, trust: Sequence[str], own: object) -> _Rea
     run = RunDirectory.of_policy(directory)
     with_spaces = next((place for place in run.saved if (place / SPACES).exists()), None)
     if with_spaces is None:
-        problem = f"{run.path} has no {SPACES} yet: resume the run until its first evaluation"
-        raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
+        problem = f"{run.path} has no {SPACES} yet; resume the run until its first evaluation"
+        raise RunDirectoryError(f"{directory} contains no saved policy: {problem}")
     spaces = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
     stored = parsed_settings(checkpoint.settings, checkpoint.path, trust, own)
@@ -270,11 +272,15 @@ def read_source(
     Args:
         source: Name of the policy.
         trust: See `read_saved_policy`.
-        own: See `read_saved_policy`, also for exceptions.
-        agent: Agent whose policy to read if the run has several; None: the only policy.
+        own: See `read_saved_policy`.
+        agent: Agent whose policy is read if the run has several policies; None: the only policy.
+
+    Raises:
+        ConfigError: See `read_saved_policy`.
+        RunDirectoryError: See `read_saved_policy`.
     """
     run, colon, policy = source.rpartition(":")
-    # Excludes the colon of `hf://`.
+    # The colon of `hf://` does not separate a policy.
     if not colon or policy.startswith("//") or Path(source).exists():
         run, policy = source, ""
     saved = read_saved_policy(run, trust, own)
@@ -284,14 +290,14 @@ def read_source(
 
 
 def _directory_of(run_dir: str | Path) -> Path:
-    """Return the directory of a named policy, with or without a version."""
+    """Return the directory of a saved policy, given as `<run>` or `<run>@<version>`."""
     place = PolicyLocation.named(run_dir)
     if not place.version:
         return place.directory
     found = policy_versions(place.run)
     if place.version not in found:
-        problem = one_of(place.version, found) if found else "it has none"
-        where = f"{place.run.path} holds no saved policy {place.version!r}"
+        problem = one_of(place.version, found) if found else "it has no saved policies"
+        where = f"{place.run.path} contains no saved policy {place.version!r}"
         raise RunDirectoryError(f"{where}: {problem}")
     return found[place.version]
 
@@ -299,8 +305,8 @@ def _directory_of(run_dir: str | Path) -> Path:
 def policy_versions(run: RunDirectory) -> dict[str, Path]:
     """Return the directories of the policies of a run by version.
 
-    `best` is the best policy, `final` the policy of the latest checkpoint, and `epoch_<n>` are
-    regular dumps and checkpoints.
+    Versions: `best` (best policy), `final` (latest checkpoint), and `epoch_<n>` (regular dumps and
+    checkpoints).
     """
     store = CheckpointStore(run.checkpoints)
     saved = {path.name: path for path in run.saved}

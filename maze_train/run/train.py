@@ -61,22 +61,22 @@ def train(
 
     Args:
         env: Registered ID, environment class, factory function, vector environment, or settings of
-            the `env` section as a mapping or an `EnvConfig`. None: no environment, for algorithms
-            that learn from datasets.
+            the `env` section as a mapping or an `EnvConfig`. None: no environment (for algorithms
+            that learn from datasets).
         algorithm: Name of an algorithm, or its settings as a mapping with `_target_`. None: the
             algorithm of `experiment`, otherwise PPO.
         overrides: Settings by dotted name as on the command line: `{"algorithm.lr": 1e-3}`.
         **settings: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`;
             sections: `evaluation={"n_episodes": 20}`; or dotted names: `**{"algorithm.lr": 1e-3}`.
-            `experiment="ppo/CartPole-v1"` selects a preset, which the other settings override. With
-            `resume=<run directory>` and no `algorithm`, they override settings of that run.
-            Classes, functions and objects can be passed in place of their names:
-            `callbacks=[StopAtReturn(475)]`, `model={"policy": MyNet}`; objects that cannot be
+            `experiment="ppo/CartPole-v1"` selects a preset; other settings override the preset.
+            With `resume=<run directory>`, settings override the stored settings of the run.
+            Classes, functions and objects can be passed in place of names:
+            `callbacks=[StopAtReturn(475)]`, `model={"policy": MyNet}`. Objects that cannot be
             imported by name must be passed again with `resume`. `evaluators`, `writers` and
             `wrappers` are short for the settings in `evaluation`, `tracking` and `env`.
 
     Returns:
-        Result with history, run directory and the best policy.
+        Result with metrics, run directory and the best policy.
 
     Raises:
         ConfigError: If a setting is invalid. Raised before anything is written.
@@ -106,10 +106,7 @@ def train(
 
 
 def _changed(config: EnvConfig) -> dict[str, Any]:
-    """Return the settings of an environment that differ from the defaults, as a mapping.
-
-    A mapping can be merged with individual settings and presets.
-    """
+    """Return the settings that differ from the defaults, to merge with other settings."""
     default = EnvConfig()
     values = {f.name: getattr(config, f.name) for f in fields(config)}
     return {

@@ -295,7 +295,7 @@ def test_a_damaged_table_is_set_aside(half, whole, capsys):
     train(resume=half, **TO_THE_END)
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(warnings) == 1
-    assert re.search(r"metrics\.csv is damaged: .*it is kept as metrics\.damaged\.csv", warnings[0])
+    assert re.search(r"metrics\.csv is damaged: .*renamed to metrics\.damaged\.csv", warnings[0])
     assert (half / "metrics.damaged.csv").read_bytes() == damaged
     assert rows_of(half) == rows_of(whole)[2:]
     assert differences(final_state(half), final_state(whole)) == []

@@ -141,7 +141,7 @@ def test_wrong_arguments_are_told_before_anything_is_written(
 
 def test_a_directory_without_a_policy_is_an_error() -> None:
     """The message names the directory."""
-    with pytest.raises(RunDirectoryError, match="nowhere holds no saved policy"):
+    with pytest.raises(RunDirectoryError, match="nowhere contains no saved policy"):
         load_policy("nowhere")
 
 

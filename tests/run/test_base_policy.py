@@ -230,14 +230,14 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         rf"{WEIGHTS}set algorithm\.dueling=False, as",
     ),
     ("dqn", "dqn", {"algorithm.num_quantiles": 3}, rf"{WEIGHTS}set algorithm\.num_quantiles=0, as"),
-    ("dqn", "sac", {}, rf"{WEIGHTS}dqn trains another type of policy; expected one of sac$"),
+    ("dqn", "sac", {}, rf"{WEIGHTS}dqn trains another type of policy; use a policy of sac$"),
     ("narrow", "ppo", {}, r"weights of its policy .*\[8, 2\] there, \[8, 3\]"),
     # Other spaces, before weights are looked at.
     ("bc box", "ppo", CHOICES, SPACES),
     ("bc box", "ppo", {**CHOICES, **NETS}, SPACES),
     # No policy, or one whose configuration cannot be read.
-    ("no run", "ppo", {}, r"base_run.*holds no saved policy"),
-    ("nowhere", "ppo", {}, r"base_run.*holds no saved policy"),
+    ("no run", "ppo", {}, r"base_run.*contains no saved policy"),
+    ("nowhere", "ppo", {}, r"base_run.*contains no saved policy"),
     ("no such class", "ppo", {}, r"^base_run = "),
     ("a list", "ppo", {}, r"^base_run = "),
 ]
@@ -316,8 +316,8 @@ def test_versions_of_the_base(tmp_path):
     with pytest.raises(ConfigError) as caught:
         started(tmp_path, f"{base}@epoch_000001", "ppo", "discrete", run_dir=tmp_path / "no")
     assert str(caught.value) == (
-        f"base_run = '{base}@epoch_000001': {base} holds no saved policy 'epoch_000001': expected "
-        "one of best, final, epoch_000002, epoch_000003, epoch_000004; did you mean 'epoch_000004'?"
+        f"base_run = '{base}@epoch_000001': {base} contains no saved policy 'epoch_000001': "
+        "expected one of best, final, epoch_000002, epoch_000003, epoch_000004; did you mean 'epoch_000004'?"
     )
     shutil.rmtree(base / "best")
     shutil.rmtree(base / "policies")

@@ -106,8 +106,7 @@ def test_a_callback_ends_the_run(interval: int, capsys: pytest.CaptureFixture[st
     again = train(resume="run", callbacks=[], **OWN)
     assert again.summary.stop_reason == "total_steps"
     assert (
-        "note: a callback stopped this run earlier (enough); it continues"
-        in capsys.readouterr().err
+        "note: continuing a run that was stopped by a callback (enough)" in capsys.readouterr().err
     )
 
 

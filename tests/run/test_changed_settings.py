@@ -81,7 +81,7 @@ def test_a_resumed_run_may_change_what_a_running_one_may() -> None:
     scheduler = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 1}
     with_scheduler = {**PPO, **CONSTANT, **first, "algorithm.lr_scheduler": scheduler}
     short_run("other", **with_scheduler)
-    with pytest.raises(ConfigError, match=r"algorithm\.lr = 0\.002: .* changes the results"):
+    with pytest.raises(ConfigError, match=r"algorithm\.lr = 0\.002: .* affects the results"):
         train(resume="other", **given, **OWN)
 
 

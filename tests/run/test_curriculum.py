@@ -196,7 +196,7 @@ def test_resumed_runs_continue_their_curriculum(algorithm: str, tmp_path: Path) 
     found = [row["curriculum/stage"] for row in rows(tmp_path / "straight")]
     assert len(set(found)) > 2
     assert written_config(tmp_path / "straight")["curriculum"]["window"] == 1
-    with pytest.raises(ConfigError, match=r"curriculum.window = 2: .* changes the results"):
+    with pytest.raises(ConfigError, match=r"curriculum.window = 2: .* affects the results"):
         go_on(resume=str(tmp_path / "halves"), trust=["called_envs"], **{"curriculum.window": 2})
 
 

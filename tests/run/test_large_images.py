@@ -82,7 +82,7 @@ def test_the_line_of_the_note_works(env: Any) -> None:
     space = EnvFactory(config.env)().observation_space
     (note,) = (note for note in start_notes(config, space) if "pixels" in note)
     assert "is an image of 120 x 160 pixels" in note
-    found = re.search(r"with 60 x 80 it is faster: 'env\.wrappers=(.*)'$", note)
+    found = re.search(r"60 x 80 is faster: 'env\.wrappers=(.*)'$", note)
     assert found is not None
     wrappers = yaml.safe_load(found[1])
     made = EnvFactory(EnvConfig(target=config.env.target, wrappers=wrappers))()

@@ -63,7 +63,7 @@ def test_a_checkpoint_gives_its_learner() -> None:
         assert differences(learner.state_dict(), saved("run", name)) == []
     with pytest.raises(ConfigError, match=r"path = 'run': .* for a run: load_learner\('run'\)"):
         PPOLearner.from_checkpoint("run", TRUST)
-    with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: .* changes the results"):
+    with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: .* affects the results"):
         load_learner("run", TRUST, **{"algorithm.gamma": 0.5})
     assert isinstance(load_learner("run", env=SpacesEnv), PPOLearner)
 

@@ -190,7 +190,7 @@ def test_an_object_with_a_name_is_the_one_that_is_named() -> None:
     short_run(env=SpacesEnv, **{"algorithm.n_epochs": 1})
     assert written_config("run")["env"]["_target_"] == "own_envs.SpacesEnv"
     again: dict[str, Any] = {"resume": "run", "algorithm.n_epochs": 2}
-    with pytest.raises(ConfigError, match=r"env = .*this setting changes the results"):
+    with pytest.raises(ConfigError, match=r"env = .*this setting affects the results"):
         train(lambda: SpacesEnv(), **again)
     assert train(trust=["own_envs"], **again).summary.epochs == 2
 

@@ -148,7 +148,7 @@ NO_SOURCES: dict[str, tuple[Any, str]] = {
     "several": ("base", "several policies: .*base:main"),
     "other id": ("base:other", "expected .*base:main"),
     "spaces": ("base:judge", "its policy has the observation space .*, second has"),
-    "no run": ("none", "holds no saved policy"),
+    "no run": ("none", "contains no saved policy"),
     # Those of that version that have networks are named.
     "no networks": (
         "base@final:foe",

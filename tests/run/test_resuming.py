@@ -127,7 +127,7 @@ def test_settings_that_may_not_change(run_dir, runner, key, value, was):
     """The error names the key, both values, and the remedy."""
     values = {**BASE, "runner": runner, "run_dir": str(run_dir), "resume": "auto", key: value}
     with pytest.raises(
-        ConfigError, match=f"{was}.*changes the results.*start a new run.*base_run="
+        ConfigError, match=f"{was}.*affects the results.*start a new run.*base_run="
     ) as caught:
         continued(load_config(values), run_dir, checkpoint(run_dir))
     assert caught.value.key.startswith(key) or key.startswith(caught.value.key)
@@ -148,9 +148,9 @@ def test_several_changes_are_all_named(run_dir):
     with pytest.raises(ConfigError) as caught:
         continued(load_config(values), run_dir, checkpoint(run_dir))
     assert caught.value.problem.splitlines() == [
-        f"checkpoint {checkpoint(run_dir).path} has 0.99, and this setting changes the results: "
-        f"keep the old value, or start a new run from its policy with base_run={run_dir}; all that "
-        "differ:",
+        f"checkpoint {checkpoint(run_dir).path} has 0.99, and this setting affects the results; "
+        f"keep the old value, or start a new run from its policy with base_run={run_dir}; all "
+        "changed settings:",
         "  setting          before  now",
         "  algorithm.gamma    0.99  0.5  refused",
         "  seed                  3    9  refused",
@@ -185,9 +185,9 @@ def test_where_a_run_is_looked_for(run_dir, tmp_path):
     assert found(resume="auto", run_dir=str(run_dir)) == run_dir
     assert found(resume="auto", run_dir=str(tmp_path / "new")) is None
     assert found(resume=str(run_dir), run_dir=str(run_dir)) == run_dir
-    with pytest.raises(ConfigError, match=r"resume = .*no run found: expected a directory with"):
+    with pytest.raises(ConfigError, match=r"resume = .*no run found; expected a directory with"):
         found(resume=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"run_dir = .*leave run_dir out"):
+    with pytest.raises(ConfigError, match=r"run_dir = .*remove run_dir"):
         found(resume=str(run_dir), run_dir=str(tmp_path))
     with pytest.raises(ConfigError, match=r"resume = 'auto'.*set run_dir"):
         found(resume="auto")

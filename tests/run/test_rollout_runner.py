@@ -259,7 +259,7 @@ def test_a_window_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_can_not_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting that asked for it is named, or the extra; nothing is written."""
-    needs = "needs an environment that takes render_mode="
+    needs = "requires an environment with render_mode="
     for given, message in (
         ({"video": True}, f"video = True: {needs}'rgb_array'"),
         ({"render": "human"}, f"render = 'human': {needs}"),

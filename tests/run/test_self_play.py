@@ -94,7 +94,7 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
     assert json.loads(Path("run/best/score.json").read_text())["score"] == best
     short_run("game", "ppo", env={"_target_": "agent_envs.Rochambeau"}, total_steps=32)
     problems = {
-        "game": "cannot be an opponent, since no agent of another team has its spaces",
+        "game": "cannot be an opponent: its spaces match no agent of another team",
         "none": "no saved policy",
     }
     for source, problem in problems.items():

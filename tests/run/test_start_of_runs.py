@@ -157,17 +157,17 @@ def told_after(row: dict[str, float], env: Any, **changes: Any) -> list[str]:
         (spaces.Box(0, 1, (64, 64, 3), np.float32), {"model.image_encoder": "flat"}, ""),
         (spaces.Box(0, 255, (64, 64, 3), np.uint8), {}, ""),
         (spaces.Box(0, 1, (5, 3, 2), np.float32), {}, ""),
-        (spaces.Discrete(100_000), {}, "one-hot with 100,000 inputs"),
+        (spaces.Discrete(100_000), {}, "one-hot encoded with 100,000 inputs"),
         (spaces.Discrete(500), {}, ""),
         (
             spaces.Dict(a=spaces.Discrete(2), b=spaces.MultiDiscrete([60_000, 2])),
             {},
-            "the observation 'b' is one-hot with 60,002 inputs",
+            "the observation 'b' is one-hot encoded with 60,002 inputs",
         ),
         (
             spaces.Dict({f"wolf_{i}": spaces.Discrete(60_000) for i in range(5)}),
             {},
-            "the observation 'wolf_0' (like 4 more) is one-hot with 60,000 inputs",
+            "the observation 'wolf_0' (and 4 others) is one-hot encoded with 60,000 inputs",
         ),
     ],
 )

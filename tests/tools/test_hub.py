@@ -263,7 +263,7 @@ def test_other_places_take_the_name(hub: HubServer, trained: TrainingResult) -> 
     """Agents act with it, an environment is built from it, and a run begins with it."""
     push_to_hub(trained, NAME)
     assert read_source(f"hf://{NAME}").spaces[1] == trained.policy.action_space
-    with pytest.raises(RunDirectoryError, match="has one policy: leave out :wolf"):
+    with pytest.raises(RunDirectoryError, match="has only one policy; remove :wolf"):
         read_source(f"hf://{NAME}@main:wolf")
     with make_env(f"hf://{NAME}") as env:
         assert env.observation_space == trained.policy.observation_space
