@@ -1,7 +1,6 @@
 """Config-driven reinforcement-learning training.
 
-The public names are listed in `__init__.pyi` next to this file. They are imported lazily on first
-use, so that `import maze_train` is fast.
+Public names are listed in `__init__.pyi` and imported lazily, so that `import maze_train` is fast.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ __version__ = "0.2.0"
 
 
 def _homes() -> dict[str, str]:
-    """Parse the stub, which has one line `from module import name as name` per public name."""
+    """Return the module of each public name; the stub has one line `from x import y as y` each."""
     stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     words = [line.split() for line in stub.splitlines()]
     return {line[3]: line[1] for line in words if line[:1] == ["from"]}
 
 
 HOMES = _homes()
-"""The module of each public name, including names that `dir` omits."""
+"""Module of each public name, including names that `dir` omits."""
 
 __all__ = [
     *("__version__", "train", "evaluate", "load_policy", "load_learner", "run_rollout", "make_env"),

@@ -1,4 +1,4 @@
-"""`python -m maze_train` is `maze-run`."""
+"""Entry point of `python -m maze_train`, which is equivalent to `maze-run`."""
 
 import sys
 

@@ -34,24 +34,24 @@ def run_rollout(
     env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,
     **settings: object,
 ) -> RolloutResult:
-    """Play episodes with a policy and write the results; the same as `maze-run rollout`.
+    """Play episodes with a policy and write the results, like `maze-run rollout`.
 
         result = run_rollout(run="outputs/a", n_episodes=20, runner="local")
         result.summary.return_mean
         run_rollout(policy=lambda observation: 0, env="CartPole-v1", record=True)
 
     Args:
-        run: A training run directory (its best policy), or the directory of a saved policy.
-        policy: Instead of `run`: `"random"`; a mapping with `_target_`; a model or a loaded policy;
-            an object with a method `act(observation)` (copied for every environment); a class of
-            such objects; or a function of the observation.
-        env: As in `train`; None for the environment of the run. With `run`, a given id, class,
-            function or mapping overrides the corresponding settings of the run.
+        run: Run directory (selects the best policy), or the directory of a saved policy.
+        policy: Policy to play if `run` is None: `"random"`; a mapping with `_target_`; a model or a
+            loaded policy; an object with a method `act(observation)` (copied for every
+            environment), or its class; or a function of the observation.
+        env: Environment, see `train`; None for the environment of the run. With `run`, the argument
+            overrides the corresponding settings of the run.
         **settings: Settings of `RolloutConfig` by name: `n_episodes=20`, `seed=100`,
             `runner="local"`; single values by dotted names: `**{"env.kwargs.size": 5}`.
 
     Returns:
-        The output directory, the episodes, and summary statistics.
+        Output directory, episodes and summary statistics.
 
     Raises:
         ConfigError: If a setting is invalid, or policy and environment do not match. Raised before
@@ -83,16 +83,16 @@ def load_learner(
     this process to read their spaces.
 
     Args:
-        run_dir: Run directory (its newest checkpoint), or the directory of a checkpoint.
+        run_dir: Run directory (selects the newest checkpoint), or the directory of a checkpoint.
         trust: Modules that the configuration may import if another user made the run. Their code
             is executed.
-        env: The environment, if it was given as a function or class that cannot be imported.
+        env: Environment of the run; required if it is a function or class that cannot be imported.
         **changes: Changes of settings that do not affect results, such as
             `**{"algorithm.device": "cpu"}`.
 
     Raises:
-        ConfigError: If the configuration names an untrusted module outside of this package and
-            PyTorch.
+        ConfigError: If the configuration requires an untrusted module (any module except this
+            package and PyTorch).
         RunDirectoryError: If there is no checkpoint, or a file is damaged.
     """
     refuse_import()
@@ -107,15 +107,16 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: objec
     Args:
         run_dir: Run directory, or the directory of a saved policy
             (`<run dir>/policies/epoch_<n>`). `<run dir>@final` and `<run dir>@epoch_<n>` select the
-            policy of a checkpoint, `hf://<owner>/<name>[@<revision>]` one on the Hugging Face hub.
+            policy of a checkpoint, `hf://<owner>/<name>[@<revision>]` a policy on the Hugging Face
+            hub.
         trust: Modules that the configuration may import for networks if another user made the run.
             Their code is executed.
-        **objects: Components of the policy that were given in Python, by key:
+        **objects: Components of the policy that cannot be imported by name, by setting:
             `**{"model.policy": MyNet}`.
 
     Raises:
-        ConfigError: If the configuration names an untrusted module outside of this package and
-            `torch.nn`.
+        ConfigError: If the configuration requires an untrusted module (any module except this
+            package and `torch.nn`).
         RunDirectoryError: If there is no saved policy, or a file is damaged.
     """
     saved = read_saved_policy(run_dir, trust, objects=objects)
@@ -133,12 +134,12 @@ def make_env(
         run_dir: Run directory, or the directory of a saved policy.
         trust: Modules that the configuration may import for environment and wrappers if another
             user made the run. Their code is executed.
-        training: Whether to apply the training wrappers (`env.training_wrappers`) as well.
-        **kwargs: Arguments of the environment; override the arguments of the run.
+        training: Whether to also apply the training wrappers (`env.training_wrappers`).
+        **kwargs: Arguments of the environment, which override the arguments in the configuration.
 
     Raises:
-        ConfigError: If the configuration names an untrusted module outside of this package and
-            gymnasium, or an object that was given in Python.
+        ConfigError: If the configuration requires an untrusted module (any module except this
+            package and gymnasium), or an object that cannot be imported by name.
         EnvError: If the environment cannot be built.
         RunDirectoryError: If the configuration is missing or damaged.
     """
@@ -163,7 +164,7 @@ def evaluate(
         evaluate(load_policy("outputs/a"), "CartPole-v1", n_episodes=100).return_mean
 
     Args:
-        policy: A policy as in `run_rollout`: a loaded policy, an object with `act(observation)`, a
+        policy: Policy, see `run_rollout`: a loaded policy, an object with `act(observation)`, a
             function of the observation, or `"random"`.
         env: A registered id, an `EnvConfig`, the `env` section as a mapping, or a class or function
             that creates an environment, such as `lambda: make_env("outputs/a")`.
@@ -176,7 +177,7 @@ def evaluate(
 
     Raises:
         ConfigError: If an argument is invalid, or policy and environment do not match.
-        EnvError: If an environment or the policy raises or returns something invalid.
+        EnvError: If the environment or the policy raises an error or returns an invalid value.
     """
     check_at_least("n_episodes", n_episodes, 1)
     if isinstance(env, dict):

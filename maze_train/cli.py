@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: Arguments without the program name, for calls from another program; None: `sys.argv`;
-            the process is then expected to exit afterwards.
+        argv: Arguments without the program name. None: use `sys.argv`, and prepare the process to
+            exit after the call.
 
     Returns:
         The exit code.
@@ -75,10 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
         notify(f"{PROGRAM}: {words.get(name, f'ended by {name}')}")
         if argv is None:
-            # Only clean-up remains; another Ctrl-C would leave child processes behind.
+            # Another Ctrl-C during clean-up would leave child processes behind.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 128 + number
-    except SystemExit as stop:  # Options of Hydra end this way.
+    except SystemExit as stop:  # Raised by options of Hydra.
         return stop.code if isinstance(stop.code, int) else FAILURE
     except Exception as error:
         from maze_train.jobs import report
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
-    """Pass the arguments to Hydra, which calls the job once, or several times in a sweep."""
+    """Pass the arguments to Hydra, which runs a single job or all jobs of a sweep."""
     from maze_train.config import hydra_input
     from maze_train.config.plugins import completions, extended_hydra
     from maze_train.jobs import Job
@@ -119,7 +119,7 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
 
 
 def with_command(arguments: list[str], commands: Collection[str]) -> list[str]:
-    """Return the arguments with `-cn <command>` for a command that only options precede."""
+    """Replace a leading command name, after any options, by `-cn <command>`."""
     i = 0
     while i < len(arguments) and arguments[i].startswith("-"):
         i += 2 if arguments[i] in (*CONFIG_DIR, *CONFIG_NAME) else 1
@@ -136,10 +136,10 @@ def _find_modules_here() -> None:
     try:
         here = os.getcwd()
     except FileNotFoundError as error:
-        problem = "does not exist any more: change to an existing one (cd)"
+        problem = "does not exist; change to an existing directory (cd)"
         raise ConfigError("working directory", problem) from error
     if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # Last, so that nothing is shadowed.
+        sys.path.append(here)  # Appended, so that no installed module is shadowed.
 
 
 def _check_spelling(words: list[str], commands: Collection[str]) -> None:
@@ -148,7 +148,7 @@ def _check_spelling(words: list[str], commands: Collection[str]) -> None:
         key, equals, _ = word.lstrip("+~").partition("=")
         if not key or not (equals or word.startswith("~")):
             if whole := _split_by_shell(words, i):
-                problem = f"the shell split this argument at spaces; quote it: {shlex.quote(whole)}"
+                problem = f"split by the shell at spaces; use quotes: {shlex.quote(whole)}"
                 raise ConfigError(whole, problem)
             example = f"{PROGRAM} {word} ..." if word in commands else "env=CartPole-v1"
             kind = "a command comes first: " if word in commands else "such as "

@@ -44,7 +44,7 @@ def stack_numpy_dict_list(dict_list: Sequence[Mapping[str, Any]]) -> dict[str, A
 def unstack_numpy_list_dict(list_dict: Mapping[str, Any]) -> list[dict[str, Array]]:
     """Split a mapping of stacked values: `[n, ...]` becomes n arrays `[...]`.
 
-    The inverse of `stack_numpy_dict_list`. For 0-d values, the result is a single mapping.
+    Inverse of `stack_numpy_dict_list`. If the values are 0-d, returns a single mapping.
 
     Args:
         list_dict: At least one array or array-like value; all have the same length n.
@@ -53,7 +53,7 @@ def unstack_numpy_list_dict(list_dict: Mapping[str, Any]) -> list[dict[str, Arra
         ShapeError: If there is no value, or lengths differ.
     """
     if not list_dict:
-        raise ShapeError("there is nothing to unstack: expected at least one key")
+        raise ShapeError("cannot unstack an empty mapping: expected at least one key")
     arrays = {key: _converted(key, value, np.asarray) for key, value in list_dict.items()}
     first, *_ = arrays
     shape = arrays[first].shape
@@ -88,20 +88,20 @@ def _by_key(
 ) -> dict[str, list[Any]]:
     """Return the values of each key, after checking that their shapes are equal."""
     if not dict_list:
-        raise ShapeError("there is nothing to stack: expected at least one mapping")
+        raise ShapeError("cannot stack an empty list: expected at least one mapping")
     keys = dict_list[0].keys()
     for number, item in enumerate(dict_list):
         if item.keys() != keys:
             odd = sorted(map(repr, item.keys() ^ keys))
             raise ShapeError(
                 f"mapping {number} and mapping 0 differ in the keys {', '.join(odd)}: expected the "
-                f"same keys in all"
+                f"same keys in all mappings"
             )
     columns = {key: [_converted(key, item[key], convert) for item in dict_list] for key in keys}
     for key, values in columns.items():
         shapes = [list(value.shape) for value in values]
         if any(shape != shapes[0] for shape in shapes):
-            raise ShapeError(f"{key!r} has the shapes {shapes}: expected the same in all mappings")
+            raise ShapeError(f"{key!r} has the shapes {shapes}: expected equal shapes")
     return columns
 
 

@@ -46,13 +46,13 @@ from maze_train.core.run_directory import WHOLE, RunDirectory
 from maze_train.core.text import shell_word
 
 NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
-"""Settings with the name and group of a run, and the maximum length of a name given by a sweep."""
+"""Settings with the name and the group of a run, and maximum length of a generated name."""
 
 
 class Job(Task):
-    """Runs a composed configuration; called by Hydra, in a sweep once per job.
+    """Runs a composed configuration; in a sweep, Hydra calls it once per job.
 
-    Errors are printed here and recorded for the exit code. They are not raised to Hydra, which
+    Errors are printed and recorded for the exit code. They are not raised to Hydra, since Hydra
     would stop the sweep and format them differently.
 
     Args:
@@ -67,7 +67,7 @@ class Job(Task):
         self._pid = os.getpid()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Process ids on different machines may coincide.
+        # Process ids on different machines may be equal.
         self.__dict__.update(state, _pid=None)
 
     def run(self, job: ComposedJob) -> float:
@@ -103,7 +103,7 @@ class Job(Task):
                 raise
             return math.nan
         finally:
-            os.chdir(started_in)  # An environment may have changed the directory.
+            os.chdir(started_in)  # An environment may have changed the working directory.
 
     def check(self, job: ComposedJob) -> Work:
         """Check the settings of a job and return the function that runs it.
@@ -130,9 +130,9 @@ class Job(Task):
         notify(f"to resume the sweep: {command} {place} resume={AUTO}")
 
     def _name_run(self, job: ComposedJob) -> None:
-        """Name the run after the settings that vary in the sweep, unless the user named it.
+        """Set the default name of a run from the settings that vary in the sweep.
 
-        The group is named after the directory of the sweep.
+        The default group is the name of the sweep directory.
         """
         if job.select(NAME) == "":
             varied = ",".join(varied_keys(self.argv, job.overrides))
@@ -142,14 +142,14 @@ class Job(Task):
 
     @property
     def _is_here(self) -> bool:
-        """Return whether this is the main process, and not the process of a job."""
+        """Return whether this is the main process, not the process of a job."""
         return os.getpid() == self._pid
 
     def preload(self) -> None:
         """Import the modules needed for training, so that forked processes share them."""
         import maze_train.run.train  # noqa: F401
 
-        with suppress(ImportError):  # Jobs report what is missing.
+        with suppress(ImportError):  # Jobs report missing packages.
             import torch.utils.tensorboard  # noqa: F401
 
     def note(self, record: JobRecord) -> None:
@@ -162,7 +162,7 @@ class Job(Task):
                 warn(f"{JOBS} could not be written: {error}")
 
     def exit_code(self) -> int:
-        """Return the exit code of all jobs; after a sweep, compare the runs and report failures."""
+        """Return the exit code; after a sweep, also compare the runs and report failures."""
         codes = [record.code for record in self.records if record.code]
         if self.records and self.records[0].sweep_dir:
             self._compare(self.records[0].sweep_dir)
@@ -171,7 +171,7 @@ class Job(Task):
         return min(codes, default=DONE)
 
     def _compare(self, sweep_dir: str) -> None:
-        """Compare the runs of a sweep, if there are any; an error is only printed as a note."""
+        """Compare the runs of a sweep, if any; errors are only printed as a note."""
         if any(RunDirectory(Path(record.run_dir)).is_run for record in self.records):
             try:
                 compare({"runs": [glob.escape(sweep_dir)], "output": sweep_dir}, None, ())()
@@ -180,11 +180,11 @@ class Job(Task):
 
 
 def command_of(name: str | None, values: Mapping[Any, Any]) -> str:
-    """Return the command that a composed configuration is for.
+    """Return the command of a composed configuration.
 
     Args:
         name: Name of the primary config.
-        values: Composed values; the user's primary config may extend a shipped one.
+        values: Composed values, used if the user's primary config extends a command.
     """
     if name is not None and name in COMMANDS:
         return name
@@ -192,7 +192,7 @@ def command_of(name: str | None, values: Mapping[Any, Any]) -> str:
 
 
 def _given_directory(select: Callable[[str], object]) -> str | None:
-    """Return the output directory given by the user, for the record of a job."""
+    """Return the output directory set by the user, for the record of a job."""
     for key in ("run_dir", "output_dir", "resume"):
         found = select(key)
         if found not in (None, AUTO):
@@ -201,8 +201,8 @@ def _given_directory(select: Callable[[str], object]) -> str | None:
     return None
 
 
-# Each function checks its settings and returns the function that runs the command. The latter
-# imports its modules when called, because PyTorch and matplotlib are slow to import.
+# Each function checks its settings and returns the function that runs the command. Modules are
+# imported when the command runs, because PyTorch and matplotlib are slow to import.
 
 Work: TypeAlias = Callable[[], float]
 
@@ -223,7 +223,7 @@ def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -
 
 
 def _train(config: TrainConfig, skips_finished: bool) -> float:
-    """Train.
+    """Train and return the best value of the selection metric.
 
     Raises:
         RunDirectoryError: If some of the results could not be written.
@@ -238,10 +238,10 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
             return best
     result = runner.run()
     if result.missing:
-        remedy = "put it back" if WHOLE in result.missing else "make room"
+        remedy = "restore it" if WHOLE in result.missing else "free disk space"
         raise RunDirectoryError(
-            f"training finished, but these could not be written to {result.run_dir}: "
-            f"{', '.join(result.missing)}; {remedy} and resume the run, which writes them"
+            f"training finished, but some results could not be written to {result.run_dir}: "
+            f"{', '.join(result.missing)}; {remedy} and resume the run to write them"
         )
     return result.best_metric
 
@@ -273,7 +273,7 @@ def _roll_out_each(configs: Mapping[str, RolloutConfig]) -> float:
 
 
 def search(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
-    """Run the trials of a search and print the best ones."""
+    """Run the trials of a search and print the best trials."""
     config, settings = load_search_config(values)
     return partial(_search, config, settings, without_search(given), directory)
 
@@ -354,12 +354,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 def report(
     error: BaseException, argv: Sequence[str] = (), debug: bool = False, label: str = ""
 ) -> int:
-    """Print an error to stderr: only its message if it is an expected one, else the traceback.
+    """Print an error to stderr: the message of an expected error, otherwise the traceback.
 
     Args:
         error: The error.
         argv: Command-line arguments as the user typed them, for messages.
-        debug: Whether to print the traceback of expected errors, too.
+        debug: Whether to also print the traceback of expected errors.
         label: Prefix of the message, such as the job of a sweep.
 
     Returns:

@@ -106,7 +106,7 @@ def test_what_is_given_is_what_the_runner_gets(
             (*PPO, "algorithm.lrr=1"),
             "algorithm.lrr = 1: unknown; did you mean algorithm.lr? allowed",
         ),
-        ((*PPO, "+seed=0,1"), " +seed=0,1: a value with commas: add -m"),
+        ((*PPO, "+seed=0,1"), " +seed=0,1: the value has commas; add -m"),
         ((*PPO, "seed=range(0,3)"), "'seed=range(0,3)' requires --multirun"),
         ((*PPO, "+algorithm.lr=[1"), " +algorithm.lr=[1: cannot be read"),
         ((*PPO, "--config-name", "train", "lr=1"), " lr = 1: unknown; did you mean algorithm.lr?"),
@@ -150,7 +150,7 @@ def test_what_is_given_is_what_the_runner_gets(
         (ROLLOUT, "run = None: expected one of run=<directory of a run>, policy=random"),
         ((*ROLLOUT, "run=nowhere"), "run = 'nowhere': there is no saved policy"),
         ((*RANDOM, "n_episode=3"), "n_episode = 3: unknown; did you mean n_episodes? allowed: run"),
-        ((*RANDOM, "algorithm=ppo"), "algorithm: the primary config (-cn) has no choice"),
+        ((*RANDOM, "algorithm=ppo"), "algorithm: not a group of the primary config (-cn)"),
         (("CartPole-v1",), "CartPole-v1: expected key=value, such as env=CartPole-v1"),
         (("rolout", "run=a"), "key=value, such as env=CartPole-v1; did you mean rollout?"),
         (
@@ -161,7 +161,7 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "algorithm.lr=0,001"), "a number has no comma: algorithm.lr=0.001"),
         (
             (*PPO, "model.hidden_sizes=[64,", "64]", "seed=1"),
-            "split this argument at spaces; quote it: 'model.hidden_sizes=[64, 64]'",
+            "split by the shell at spaces; use quotes: 'model.hidden_sizes=[64, 64]'",
         ),
         (
             (*PPO, "tracking.writers=wandb"),
@@ -175,7 +175,7 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "algorithm.desired_kl=0.01"), "did you mean algorithm.lr or algorithm.target_kl?"),
         (
             (*PPO, "algorithm.exploration_fraction=0.1"),
-            "did you mean algorithm.epsilon (which this choice does not have)?",
+            "did you mean algorithm.epsilon (not available for this choice)?",
         ),
         (
             ("hydra.run.dir=a",),
@@ -335,9 +335,9 @@ def test_how_batches_of_a_sweep_go_on(
         (("seed=0,1", "hydra.sweep.dir=s", "run_dir=holds"), "job 1 (algorithm=ppo env=CartPole-v"),
         (
             ("experiment=glob(nothing*)",),
-            "experiment = 'glob(nothing*)': matches nothing, so there",
+            "experiment = 'glob(nothing*)': matches no option, so the",
         ),
-        (("seed=range(3,3)",), "seed = 'range(3,3)': has no value, so there are no jobs"),
+        (("seed=range(3,3)",), "seed = 'range(3,3)': has no values, so the sweep has no jobs"),
         (("seed=0,1", "resume=auto"), "resume = 'auto': needs the directory of the sweep: set hyd"),
     ],
 )
@@ -458,7 +458,7 @@ def test_the_file_of_a_run_repeats_it(
     assert maze_run(*again, "seed=4") == 0
     assert maze_run.configs[2].seed == 4
     assert maze_run(*again, "runner=local") == 2
-    assert "runner: the primary config (-cn) has no choice" in capfd.readouterr().err
+    assert "runner: not a group of the primary config (-cn)" in capfd.readouterr().err
     assert maze_run.files() == ["run", "run/config.yaml"]
 
 

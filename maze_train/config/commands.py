@@ -20,29 +20,29 @@ class CompareConfig(Settings):
     glob patterns with `*`."""
 
     output: str | None = None
-    """Output directory for the tables and the plot; existing ones are overwritten. null:
+    """Output directory for the tables and the plot; existing files are overwritten. null:
     outputs/comparisons/<date>_<time>."""
 
     metric: str | None = None
-    """Column of metrics.csv to compare; null: the metric that selected the best policy. If the runs
-    selected by different metrics, null means the mean evaluation return, or the mean training
-    return if there are no evaluations."""
+    """Column of metrics.csv to compare; null: the metric that selected the best policy. If this
+    metric differs between the runs, null selects the mean evaluation return, or the mean training
+    return without evaluations."""
 
     mode: Literal["auto", "max", "min"] = "auto"
     """Whether larger (max) or smaller (min) values are better; auto: `evaluation.mode` of the runs
-    if they selected policies by this metric, otherwise inferred from its name."""
+    if `metric` selected their best policies, otherwise inferred from the name of the metric."""
 
     threshold: float | dict[str, float] | None = None
-    """Target value of the metric: report the steps and time until each run first reaches it. One
-    value, or one per environment: `{CartPole-v1: 475, Pendulum-v1: -200}`."""
+    """Target value of the metric, for tables of the steps and the time to reach it. One value, or
+    one per environment: `{CartPole-v1: 475, Pendulum-v1: -200}`."""
 
     ignore: list[str] = field(default_factory=list)
     """Settings or sections to ignore when grouping runs by configuration, such as
     `[runner, env.kwargs.port]`."""
 
     bounds: dict[str, list[float]] = field(default_factory=dict)
-    """Metric values that are normalised to 0 and 1, by environment: `{CartPole-v1: [22, 500]}`.
-    Adds a table aggregated over these environments."""
+    """Metric values that correspond to normalised scores of 0 and 1, by environment:
+    `{CartPole-v1: [22, 500]}`. Adds a table aggregated over these environments."""
 
     unfinished: bool = False
     """Whether to include runs that failed, were interrupted or are still in progress."""
@@ -69,7 +69,7 @@ class CompareConfig(Settings):
                 check_at_least(key, level, float("-inf"))
         for env, ends in self.bounds.items():
             if len(ends) != 2 or ends[0] == ends[1]:
-                problem = "expected two different values, normalised to 0 and to 1"
+                problem = "expected two different values, for the normalised scores 0 and 1"
                 raise ConfigError(f"bounds.{env}", problem, ends)
 
 
@@ -78,15 +78,15 @@ class ExportConfig(Settings):
     """Settings of `maze-run export`."""
 
     run: str = ""
-    """Policy to export: a run directory (its best policy), a saved policy in it, `<run>@final` or
-    `<run>@epoch_<n>`."""
+    """Policy to export: a run directory (selects the best policy), the directory of a saved policy,
+    `<run>@final` or `<run>@epoch_<n>`."""
 
     format: Literal["onnx", "torch_export"] = "onnx"
     """File format: ONNX (requires the extra `onnx`) or a `torch.export` archive."""
 
     output: str | None = None
-    """Output file, overwritten if it exists; null: policy.onnx or policy.pt2 in the run directory
-    (policy_<agent>.onnx or .pt2 with `agent`)."""
+    """Output file; an existing file is overwritten. null: policy.onnx or policy.pt2 in the run
+    directory (policy_<agent>.onnx or .pt2 with `agent`)."""
 
     agent: str | None = None
     """Agent whose policy is exported, for multi-agent runs; null: all agents in one file."""
@@ -103,7 +103,7 @@ class ExportConfig(Settings):
         if self.output is not None:
             self.output = absolute_path("output", self.output)
         elif is_on_hub(self.run):
-            problem = "expected a file, such as output=policy.onnx: the run is on the hub"
+            problem = "required for policies on the hub; set a file, such as output=policy.onnx"
             raise ConfigError("output", problem, self.output)
         self.run = absolute_path("run", self.run)
 
@@ -113,29 +113,29 @@ class PushConfig(Settings):
     """Settings of `maze-run push`."""
 
     run: str | None = None
-    """Policy to upload: a run directory (its best policy), a saved policy in it
+    """Policy to upload: a run directory (selects the best policy), the directory of a saved policy
     (`<run>/policies/epoch_<n>`), or `<run>@final`."""
 
     repo_id: str | None = None
     """Repository on the Hugging Face hub, `<owner>/<name>`; created if it does not exist."""
 
     private: bool = False
-    """Whether a newly created repository is private; has no effect on an existing one."""
+    """Whether a newly created repository is private; has no effect on existing repositories."""
 
     revision: str | None = None
     """Branch to push to, created if it does not exist; null: the main branch."""
 
     card: bool = True
-    """Whether to write README.md (the model card); false keeps the existing one."""
+    """Whether to write README.md (the model card). If false, an existing file is kept."""
 
     film: str | None = None
-    """Video of the policy to upload, an .mp4 file such as those written by `maze-run rollout
-    run=<run> video=true`; null: none."""
+    """Video of the policy to upload, an .mp4 file, for example written by `maze-run rollout
+    run=<run> video=true`; null: no video."""
 
     share: list[str] = field(default_factory=list)
     """Text settings to upload, by dotted name or pattern, such as `[env.kwargs.map_name]`. Numbers,
-    flags and predefined choices are always uploaded; other texts may be paths or secrets, so they
-    are omitted by default."""
+    flags and predefined choices are always uploaded. Other text settings may contain paths or
+    secrets, so they are omitted by default."""
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package and PyTorch that the configuration of `run` may import if

@@ -13,7 +13,7 @@ def help_text(folders: Sequence[str] = ()) -> str:
     """Return the text of `maze-run --help`: groups with their options, common keys, examples.
 
     Args:
-        folders: The user's configuration folders, whose options are listed too.
+        folders: The user's configuration folders; their options are included.
     """
     text = files(__package__).joinpath("help.txt").read_text(encoding="utf-8")
     return text.replace("{choices}\n", _groups(folders)).rstrip()

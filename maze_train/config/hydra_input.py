@@ -1,12 +1,12 @@
 """Interface to Hydra: override grammar, composed configurations, and error messages.
 
-Besides `plugins` and `launchers`, which Hydra calls, this is the only module that imports Hydra. It
-normalises the command-line arguments, starts Hydra, and wraps each composed configuration in a
+Except for `plugins` and `launchers`, which Hydra calls, this is the only module that imports Hydra.
+It normalises the command-line arguments, starts Hydra, and wraps each composed configuration in a
 `ComposedJob`.
 
 Hydra requires a different spelling for each kind of override: `algorithm=ppo` for a group in the
 defaults list, `+a.b=c` for a new key, `++a.b=c` for any key. This module accepts every key without
-a sign. Unknown keys are reported by the settings classes, which can suggest the closest name.
+a plus sign. Unknown keys are reported by the settings classes, which suggest the closest name.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ OPTIONS = (
     "--shell-completion", "--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r",
     "--multirun", "-m", "--",
 )  # fmt: skip
-"""All options of the command: Hydra's, and the ones handled before Hydra starts."""
+"""All options of the command: options of Hydra, and options handled before Hydra starts."""
 PATHS = re.compile(
     r"run_dir|resume|base_run|runs?|output|output_dir|record_dir|study|film|runner\.dataset"
     r"|runner\.working_dir|policies\.[^.]+(\.source)?|hydra\.sweep\.dir"
 )
-"""Settings that name files or directories; their values are quoted verbatim."""
+"""Settings whose values are paths; the values are quoted verbatim."""
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 RUN_DIR_PROBLEM = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
 """Error message for `hydra.run.dir`."""
@@ -82,14 +82,14 @@ CONFIGURATION_ERRORS = (
     OmegaConfBaseException,
     yaml.YAMLError,
 )
-"""Errors of the configuration: `maze-run` ends with exit code 2."""
+"""Errors in the configuration, for which `maze-run` returns exit code 2."""
 
 
 # -- the command line ------------------------------------------------------------------------------
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options and the overrides of a command line, as Hydra's parser reads them.
+    """Parse the options and the overrides of a command line with Hydra's parser.
 
     Args:
         argv: The arguments after the program name. Options may appear anywhere.
@@ -99,7 +99,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = get_args_parser()
     parser.allow_abbrev = parser.exit_on_error = False
-    # The value of `--info` is optional: an override is none.
+    # The value of `--info` is optional, and an override is not a value.
     words = [
         "--info=all" if word in INFO and "=" in following else word
         for word, following in pairwise([*argv, ""])
@@ -167,7 +167,7 @@ def _normalise_override(
 
 
 def _parsed(words: Iterable[str]) -> list[Override]:
-    """Return the overrides that Hydra can parse; Hydra reports the others."""
+    """Return the overrides that Hydra can parse; Hydra reports invalid overrides itself."""
     parser, found = OverridesParser.create(), []
     for word in words:
         with suppress(HydraException):
@@ -178,7 +178,7 @@ def _parsed(words: Iterable[str]) -> list[Override]:
 def as_path(value: str, is_sweep: bool) -> str:
     """Return the value of a path setting, quoted if Hydra's grammar requires it.
 
-    A value that Hydra already parses as a string, null, a list or a sweep is not changed.
+    If Hydra parses the value as a string, null, a list or a sweep, the value is returned unchanged.
 
     Args:
         value: Value as typed: a path, a list of paths in brackets, or comma-separated paths of a
@@ -198,7 +198,7 @@ def _each_as_path(values: str) -> str:
 
 
 def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
-    """Check that each group override names an option; Hydra itself has no clear message for this.
+    """Check that each group override names an option, since Hydra's message would be unclear.
 
     Args:
         overrides: Overrides in Hydra's spelling.
@@ -215,7 +215,7 @@ def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
         texts = (str, QuotedString, Glob if is_group else bool)
         for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
             if is_group and isinstance(choice, dict):
-                continue  # A mapping of settings may replace the name of an option.
+                continue  # A mapping of settings is allowed in place of a name.
             entries = choice if isinstance(choice, list) else [choice]
             if not all(isinstance(entry, texts) for entry in entries):
                 expected = "the name of an option" if is_group else "true, false or names"
@@ -229,14 +229,14 @@ def start(task: Task, options: argparse.Namespace, config_name: str, completed: 
     Args:
         task: Called with each composed configuration.
         options: The command line, with overrides in Hydra's spelling.
-        config_name: Name of the primary config, unless the options choose one.
+        config_name: Default name of the primary config.
         completed: Command line to complete for the shell; empty if not completing.
     """
     # Without this variable, Hydra prints errors itself and exits.
     variables = {DEBUG_VARIABLE: "1"} | ({"COMP_LINE": completed} if completed else {})
     before, argv = {name: os.environ.get(name) for name in variables}, sys.argv
     os.environ.update(variables)
-    sys.argv = [PROGRAM]  # used in the script for shell completion
+    sys.argv = [PROGRAM]  # Used in the script for shell completion.
     version.setbase("1.3")
     try:
         _run_hydra(options, get_args_parser(), task, "pkg://maze_train.conf", config_name)
@@ -248,7 +248,7 @@ def start(task: Task, options: argparse.Namespace, config_name: str, completed: 
 
 
 class ComposedJob:
-    """Configuration of one job composed by Hydra, without exposing Hydra's types.
+    """Composed configuration of one job, independent of Hydra's types.
 
     Args:
         config: The composed configuration.
@@ -305,12 +305,10 @@ class ComposedJob:
         OmegaConf.update(self._config, key, value)
 
     def check_run_dir(self) -> None:
-        """Raise an error if the user set `hydra.run.dir`, which has no effect.
-
-        Removes the empty directory that Hydra has already created.
+        """Remove the directory that Hydra created for `hydra.run.dir`, and raise an error.
 
         Raises:
-            ConfigError: If `hydra.run.dir` is set.
+            ConfigError: If `hydra.run.dir` is set, since it has no effect.
         """
         if self.is_sweep or self._hydra.run.dir == STAYS:
             return
@@ -331,7 +329,7 @@ class ComposedJob:
 class Task(ABC):
     """Task function that Hydra calls with each composed configuration.
 
-    Launchers may send it to other processes.
+    Launchers may send tasks to other processes.
     """
 
     records: list[JobRecord]
@@ -343,7 +341,7 @@ class Task(ABC):
 
     @abstractmethod
     def run(self, job: ComposedJob) -> float:
-        """Run a job and return the objective value for the sweeper; NaN if there is none."""
+        """Run a job and return the objective value for the sweeper; NaN without an objective."""
 
     @abstractmethod
     def check(self, job: ComposedJob) -> Callable[[], float]:
@@ -386,7 +384,7 @@ def varied_keys(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
         argv: Command-line arguments as the user typed them.
         overrides: Overrides of the job.
     """
-    words = overrides_of(argv)  # not normalised, so Hydra may fail to parse some
+    words = overrides_of(argv)  # Not normalised, so Hydra may fail to parse some overrides.
     varied = {found.key_or_group for found in _parsed(words) if found.is_sweep_override()}
     fixed = {key_of(word) for word in words} - varied
     return [word.lstrip("+") for word in overrides if key_of(word) not in fixed]
@@ -405,7 +403,7 @@ def plain_values(composed: DictConfig) -> dict[str, Any]:
 
 
 def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overridden settings by dotted name; for a group, the name of its option.
+    """Return the overridden settings by dotted name; groups have the name of an option as value.
 
     Args:
         overrides: The user's overrides, in Hydra's spelling.
@@ -418,7 +416,7 @@ def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[s
     groups = group_names()
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if override.is_delete() or override.is_sweep_override():
-            problem = "with resume=<run dir> settings can only be set: key=value"
+            problem = "with resume=<run dir>, expected key=value (no deletions, no sweeps)"
             raise ConfigError(override.input_line or "", problem)
         key = override.key_or_group
         settings[key] = override.value() if key in groups else _select(composed, key)
@@ -464,8 +462,8 @@ def as_typed(message: str, argv: Sequence[str]) -> str:
 def unsettable(error: BaseException) -> ConfigError | None:
     """Return a ConfigError for an override on which Hydra fails with a built-in exception.
 
-    Example: `model.hidden_sizes.a=1`, a key below a list. The override is only available as a local
-    variable of Hydra's function, so it is read from the traceback.
+    Example: `model.hidden_sizes.a=1`, a key below a list. The override is read from the traceback,
+    since it is only available as a local variable of Hydra's function.
 
     Returns:
         The error, or None if the exception did not come from applying an override.
@@ -496,7 +494,7 @@ def _line_of(error: HydraException, argv: Sequence[str]) -> str:
 
 
 def _not_overridden(text: str) -> str:
-    """Return the group that Hydra could not override, as named by the user."""
+    """Return the name of the group that Hydra could not override."""
     found = text.split("Could not override '")[1].partition("'")[0].partition("@")[0]
     return found.removeprefix("experiment/")
 
@@ -543,14 +541,14 @@ def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
     hint = did_you_mean(close) or "."
     return ConfigError(
         "env",
-        f"no such environment{hint} Give a registered gymnasium id, `my_module:MyEnv-v0` to "
+        f"no such environment{hint} Use a registered gymnasium id, `my_module:MyEnv-v0` to "
         f"import a module first, or env._target_=<class or function>{known_about(env_id)}",
         env_id,
     )
 
 
 def _without_comma(override: str) -> str:
-    """Suggest the spelling without commas for `100,000` or `0,001`; empty for other values."""
+    """Return a hint for numbers with commas such as `100,000`; empty for other values."""
     key, _, value = override.partition("=")
     if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", value):
         number = value.replace(",", "")
@@ -558,7 +556,7 @@ def _without_comma(override: str) -> str:
         number = value.replace(",", ".")
     else:
         return ""
-    return f"; a number has no comma: {key}={number}"
+    return f"; write numbers without commas: {key}={number}"
 
 
 def _composition(error: HydraException) -> str:
@@ -567,15 +565,15 @@ def _composition(error: HydraException) -> str:
     if text.startswith("Ambiguous value for argument"):
         override = text.partition("'")[2].removesuffix("'")
         return (
-            f"{override}: a value with commas: add -m for one run each, or write a list [a,b]"
+            f"{override}: the value has commas; add -m for one run per value, or write a list [a,b]"
             f"{_without_comma(override)}"
         )
     if "No match in the defaults list" in text:
         group = _not_overridden(text)
         if text.startswith("In 'experiment/") and "@" in text:
-            return f"{group}: groups of an experiment begin with a slash: override /{group}"
+            return f"{group}: groups in an experiment file need a slash: override /{group}"
         return (
-            f"{group}: the primary config (-cn) has no choice of this name; "
+            f"{group}: not a group of the primary config (-cn); "
             f"set single values ({group}.<key>=<value>) instead"
         )
     if "@experiment." in text:

@@ -55,7 +55,7 @@ class SweepStart(Sweeper):
     """Sweeper wrapper that checks all jobs and locks the sweep directory before the first job.
 
     Args:
-        sweeper: The sweeper that the user chose.
+        sweeper: The sweeper to wrap.
         config: Configuration of the sweep, shared by all of its jobs.
         context: Composes the configurations of jobs.
         task: Checks jobs and prints how to resume the sweep.
@@ -70,7 +70,7 @@ class SweepStart(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Do nothing: the wrapped sweeper is already set up."""
+        """Do nothing, since the wrapped sweeper is already set up."""
 
     def sweep(self, arguments: list[str]) -> object:
         """Run the jobs.
@@ -81,7 +81,7 @@ class SweepStart(Sweeper):
             RunDirectoryError: If another process runs a sweep in the directory.
         """
         is_listed = not stops_at_failures(self._config.hydra)
-        if is_listed:  # Other sweepers choose jobs based on earlier results.
+        if is_listed:  # Other sweepers choose jobs from earlier results.
             self._check_jobs(arguments)
         directory = self._claimed()
         with exclusive(directory, "sweeps in"):
@@ -100,13 +100,13 @@ class SweepStart(Sweeper):
         if raw["dir"] == SWEEP_DIR:
             given = [OmegaConf.select(self._config, key) for key in ("resume", "run_dir")]
             if given == [AUTO, None]:
-                problem = f"needs the directory of the sweep: set {SWEEP_DIR_KEY}"
+                problem = f"requires the directory of the sweep; set {SWEEP_DIR_KEY}"
                 raise ConfigError("resume", problem, AUTO)
             with writable(SWEEP_DIR_KEY, Path(SWEEPS)):
                 name = str(new_directory(Path(SWEEPS).absolute()))
         else:
-            # Resolved once, because interpolations may differ between jobs and `hydra.job.chdir`
-            # changes the meaning of a relative path.
+            # Resolve interpolations once, since they may differ between jobs. Use an absolute path,
+            # since `hydra.job.chdir` changes the working directory.
             where = str(raw["dir"])
             where = os.path.expanduser(where) if "${" in where else expanded(where)
             name = str(Path.cwd() / where)
@@ -122,8 +122,8 @@ class SweepStart(Sweeper):
         """Compose and check all jobs without writing any files.
 
         Raises:
-            ConfigError: If there are no jobs, or some cannot run. The message lists the jobs that
-                cannot run.
+            ConfigError: If there are no jobs, or some jobs cannot run. The message lists these
+                jobs.
         """
         setup_globals()
         problems = []
@@ -151,10 +151,10 @@ class SweepStart(Sweeper):
         for override in overrides:
             if override.is_discrete_sweep() and not [*override.sweep_string_iterator()]:
                 text = (override.input_line or "").partition("=")[2]
-                problem = "has no value, so there are no jobs; expected at least one"
+                problem = "has no values, so the sweep has no jobs; set at least one value"
                 if override.is_choice_sweep():
                     options = loader.get_group_options(override.key_or_group)
-                    problem = f"matches nothing, so there are no jobs; available: {options}"
+                    problem = f"matches no option, so the sweep has no jobs; available: {options}"
                 raise ConfigError(override.key_or_group, problem, text)
         [jobs] = BasicSweeper.split_arguments(overrides, None)
         yield from jobs
@@ -179,7 +179,7 @@ def job_config(
 
 
 LAUNCHER = "hydra_plugins.maze_train.LocalLauncher"
-"""Target of the launcher; Hydra only loads plug-ins from this namespace."""
+"""Target of the launcher, in the namespace from which Hydra loads plug-ins."""
 
 
 @dataclass
@@ -192,8 +192,8 @@ class LocalLauncherConf:
     """Maximum number of parallel jobs (>= 0); 0: one per core."""
 
     gpus: list[int] = field(default_factory=list)
-    """GPU indices assigned to jobs round-robin, one each (CUDA_VISIBLE_DEVICES); empty: all GPUs
-    are visible to every job."""
+    """GPU indices (CUDA_VISIBLE_DEVICES), assigned to jobs round-robin, one per job; empty: all
+    GPUs are visible to every job."""
 
 
 class LocalLauncher(Launcher):
@@ -261,7 +261,7 @@ class LocalLauncher(Launcher):
     def _run(self, config: DictConfig) -> JobRecord | None:
         """Run a job in its process; return its record, or None if it did not finish."""
         before = len(self._task.records)
-        with suppress(SystemExit):  # A job that exits has already added its record.
+        with suppress(SystemExit):  # The job has already added its record.
             run_job(
                 hydra_context=self._context,
                 task_function=self._task,
@@ -275,7 +275,7 @@ class LocalLauncher(Launcher):
     def _returned(self, record: JobRecord) -> JobReturn:
         """Return the result for Hydra's sweeper.
 
-        Failures are hidden from Hydra's basic sweeper, which would stop at the first one.
+        Failures are hidden from Hydra's basic sweeper, since it would stop at the first failure.
         """
         is_failure = bool(record.error) and stops_at_failures(self._config.hydra)
         return JobReturn(
@@ -302,7 +302,7 @@ class RayLauncherConf:
     """CPUs reserved per job (> 0)."""
 
     gpus_per_job: float = 0.0
-    """GPUs reserved per job (>= 0), may be fractional; other GPUs are not visible to the job."""
+    """GPUs reserved per job (>= 0), can be fractional; other GPUs are not visible to the job."""
 
     working_dir: str | None = None
     """Folder with your modules; Ray copies it to all machines."""
@@ -324,7 +324,7 @@ class RayLauncher(LocalLauncher):
         given = self._settings
         check_positive("hydra.launcher.cpus_per_job", given["cpus_per_job"])
         check_at_least("hydra.launcher.gpus_per_job", given["gpus_per_job"], 0)
-        from maze_train.cluster.pool import RayBackend  # Imported here, since Ray is optional.
+        from maze_train.cluster.pool import RayBackend  # Imported lazily, since Ray is optional.
 
         place = RayBackend(
             given["n_jobs"],

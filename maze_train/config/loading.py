@@ -56,11 +56,11 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "callbacks": "maze_train.Callback",
     }
 )
-"""Components that a configuration can name, with their base classes. They are instantiated when
-needed. All other nodes with a target are settings and are built when the configuration is read."""
+"""Components that are named by dotted path in a configuration, with their base classes. Components
+are instantiated on use; all other nodes with a target are settings, which are built immediately."""
 
 OF_SEVERAL = ("model.distributions", "evaluation.opponents")
-"""Components given as mappings of nodes by name."""
+"""Components with a mapping of nodes by name."""
 
 FUNCTIONS = ("algorithm.loss_function",)
 """Components that are functions and are not instantiated."""
@@ -72,13 +72,13 @@ OF_ONE = re.compile(
     r"^policies\.[^.]+\.(?=model\b)|(?<=^policies)\.[^.]+(?=\.source\b)"
     r"|(?<=^algorithm)\.overrides\.[^.]+"
 )
-"""Matches the part of a key that selects one policy or one module."""
+"""Pattern of the part of a key that selects one policy or one module."""
 
 PRESETS = "experiment"
 """Group of the presets."""
 
 CHOICES = ("algorithm", "runner")
-"""Sections in which each option has a different class."""
+"""Sections whose options have different classes."""
 
 SHORT_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -96,10 +96,10 @@ SHORT_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-"""Short names that users try for classes, by component, with the dotted path to suggest."""
+"""Dotted paths to suggest for short class names, by component and short name."""
 
 SINGLE = ("algorithm.optimizer", "algorithm.lr_scheduler")
-"""Components in `SHORT_NAMES` that take a single node instead of a list."""
+"""Components in `SHORT_NAMES` with a single node instead of a list."""
 
 PLAIN = (str, bool, int, float, os.PathLike)
 
@@ -107,8 +107,8 @@ PLAIN = (str, bool, int, float, os.PathLike)
 def named(node: object, key: str = "") -> object:
     """Return settings in which Python objects are replaced by nodes `{_target_: name}`.
 
-    Classes, functions and instances are replaced if the key names a component or ends with
-    `_target_`. Other objects are kept, and cause an error when the settings are built.
+    Classes, functions and instances are replaced if the key is a component or ends with `_target_`.
+    Other objects are kept and cause an error when the settings are built.
 
     Args:
         node: Nested values that may contain such objects; not modified.
@@ -126,7 +126,7 @@ def named(node: object, key: str = "") -> object:
     if key.endswith(f".{TARGET}"):
         return InlineObject(node)
     if place == "env" and not callable(node):
-        return node  # An instance cannot be replicated for parallel environments.
+        return node  # Instances cannot be replicated for parallel environments.
     if place in (*PARTS, *FUNCTIONS) or place.rpartition(".")[0] in OF_SEVERAL:
         return {TARGET: InlineObject(node)}
     return node
@@ -143,9 +143,9 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
     Args:
         node: Values by field of `TrainConfig`. Sections (`env`, `algorithm`, `runner`, `model`,
             ...) can be mappings, the name of an option (`"ppo"`; for `env` also a registered id),
-            or dataclass instances. A mapping for `algorithm` or `runner` gives its class by
-            `_target_` or an option by `name`. Dotted keys set single values: `{"algorithm": "ppo",
-            "algorithm.lr": 1e-3}`. `experiment` names a preset; the other values override it.
+            or dataclass instances. A mapping for `algorithm` or `runner` contains a class as
+            `_target_` or an option as `name`. Dotted keys set single values: `{"algorithm": "ppo",
+            "algorithm.lr": 1e-3}`. `experiment` selects a preset; other values override the preset.
 
     Raises:
         ConfigError: If a key is unknown, a value has the wrong type or is out of range, values
@@ -167,7 +167,7 @@ def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any
         node: Values as for `load_config`; not modified.
 
     Raises:
-        ConfigError: If an option does not exist, or a dotted key leads into a value that is not a
+        ConfigError: If an option does not exist, or a dotted key addresses a value that is not a
             mapping.
     """
     node = {key: named(value, key) for key, value in node.items()}
@@ -198,13 +198,13 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
-    """Build the configuration of a command from values in the form that `load_config` accepts.
+    """Build the configuration of a command; `node` has the format of `load_config`.
 
-    Adds `_target_` to `algorithm` and `runner`. For an unknown key, the message suggests the
-    setting with this name in another library or in another section.
+    Adds `_target_` to `algorithm` and `runner`. The error for an unknown key suggests equivalent
+    settings: a key with this name in another section, or for a name from another library.
 
     Raises:
-        ConfigError: See `load_config`; also if a required option is not chosen.
+        ConfigError: If `load_config` raises it, or a required option is not chosen.
     """
     values = nested_values(cls, node)
     for field in fields(cls):
@@ -228,7 +228,7 @@ def _with_meant(
 ) -> ConfigError:
     """Return the error for an unknown key, with suggestions."""
     if error.key == PRESETS and isinstance(error.value, Mapping):
-        problem = "its settings are nested below `experiment`: begin the file with the line "
+        problem = "its settings are nested below `experiment`; begin the file with the line "
         return ConfigError(error.key, f"{problem}`# @package _global_`", error.value)
     section, _, word = error.key.rpartition(".")
     keys = list(keys_of(cls, values))
@@ -238,13 +238,13 @@ def _with_meant(
         if "kwargs" in known.allowed and not nearest(word, known.allowed, count=1):
             meant.insert(0, join(section, f"kwargs.{word}"))
     if not meant:
-        meant = [f"{key} (which this choice does not have)" for key in ours_for(word)]
+        meant = [f"{key} (not available for this choice)" for key in ours_for(word)]
     remedy = replace(known, meant=tuple(meant))
     return ConfigError(error.key, error.problem, error.value, remedy)
 
 
 def keys_of(cls: type[Settings], values: Mapping[str, object], path: str = "") -> Iterator[str]:
-    """Yield the dotted keys of all settings, for the sections' classes that the values select."""
+    """Yield the dotted keys of all settings; `values` selects the classes of the sections."""
     for name, hint in hints_of(cls).items():
         key = join(path, key_of_field(name))
         yield key
@@ -259,12 +259,12 @@ def keys_of(cls: type[Settings], values: Mapping[str, object], path: str = "") -
 
 
 def choose_one(group: str) -> ConfigError:
-    """Return the error for a missing choice; lists the options with descriptions."""
+    """Return the error for a missing choice, with a list of all options and descriptions."""
     return ConfigError(group, f"choose one: {group}=<name>{_listing(group)}")
 
 
 def unknown_option(group: str, name: str, folders: Iterable[str] = ()) -> ConfigError:
-    """Return the error for an unknown option; suggests the closest one and lists all options."""
+    """Return the error for an unknown option, with the closest name and a list of all options."""
     folders = list(folders)
     path = target_name(name)
     close = [f"{group}.{TARGET}={path}"] if path else nearest(name, list_options(group, folders), 1)
@@ -281,12 +281,12 @@ def _listing(group: str, folders: Iterable[str] = ()) -> str:
 def named_option(
     group: str, name: str, given: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return the settings of the option `name` of a group, merged over its defaults, as in Hydra.
+    """Return the settings of an option, merged with its defaults list as in Hydra.
 
     Args:
         group: The group.
         name: Name of the option; a preset selects options of other groups.
-        given: Options that the user selected, by group; they replace the options of a preset.
+        given: Options selected by the user, by group; they replace the options of a preset.
 
     Raises:
         ConfigError: If there is no such option.
@@ -316,21 +316,21 @@ def set_dotted(values: dict[str, Any], key: str, value: object) -> None:
         child = node.get(parent)
         if child is not None and not isinstance(child, Mapping):
             path = ".".join(parents[: depth + 1])
-            raise ConfigError(key, f"{path} is {child!r}, which has no keys to set", value)
+            raise ConfigError(key, f"{path} is {child!r} and has no keys", value)
         node[parent] = dict(child or {})
         node = node[parent]
     node[last] = value
 
 
 def section_of(hint: object) -> type[Settings] | None:
-    """Return the class of a type hint `X` or `X | None` of settings; None for any other hint."""
+    """Return the settings class X of a type hint `X` or `X | None`; None for other hints."""
     arms = [arm for arm in get_args(hint) or (hint,) if arm is not type(None)]
     is_section = len(arms) == 1 and isinstance(arms[0], type) and issubclass(arms[0], Settings)
     return arms[0] if is_section else None
 
 
 def _with_target(field: Field[Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the node of a choice with `_target_`, by default the default class of the field."""
+    """Add `_target_` to the node of a choice; by default, the default class of the field."""
     if TARGET in node:
         return node
     if "name" in node:

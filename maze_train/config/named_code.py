@@ -20,14 +20,14 @@ from maze_train.core.targets import (
 )
 
 REGISTRY = "pettingzoo:"
-"""Prefix of ids that can only select environments of a known package."""
+"""Prefix of ids that always select environments of a known package."""
 
 ENV_ID = re.compile(r"env\.(id$|kwargs[.\[])")
 """Settings that are environment ids, or arguments that may contain one."""
 
 
 def modules_to_trust(config: TrainConfig) -> list[str]:
-    """Return the modules that another user must trust to resume a run of this configuration."""
+    """Return the modules that another user must list in `trust` to resume the run."""
     roots = {
         (module or path.replace(":", ".")).partition(".")[0]
         for _, path, module in names_in(config)
@@ -37,15 +37,15 @@ def modules_to_trust(config: TrainConfig) -> list[str]:
 
 
 def given_in_python(config: TrainConfig) -> list[str]:
-    """Return the keys of all targets that were given as Python objects."""
+    """Return the keys of all targets that are Python objects instead of names."""
     return [key for key, path, _ in names_in(config) if isinstance(path, InlineObject)]
 
 
 def check_given(settings: Mapping[str, Any]) -> None:
-    """Check that all Python objects that the settings refer to are available.
+    """Check that no Python objects in the settings are missing.
 
     Raises:
-        ConfigError: If objects are missing. The message lists all of them.
+        ConfigError: If objects are missing. The message lists all missing objects.
     """
     missing = {}
     for key, path, module in names_in(settings):
@@ -70,8 +70,8 @@ def with_names(node: object, replaced: Callable[[str, str, str], object], key: s
 
     Args:
         node: The settings.
-        replaced: Called with the key of each name, the name, and the module that an environment id
-            imports (empty for other names); returns the value for the copy.
+        replaced: Function that returns the new value, given the key, the name, and the module to
+            import for an environment id (empty for other names).
         key: Dotted key of `node`.
     """
     if isinstance(node, Settings):
@@ -86,7 +86,7 @@ def with_names(node: object, replaced: Callable[[str, str, str], object], key: s
         name = node if node is None or isinstance(node, str) else str(node)
         return name and replaced(key, name, "")
     if isinstance(node, str) and ENV_ID.match(key):
-        # Imported here, because gymnasium is slow to import.
+        # Imported lazily, because gymnasium is slow to import.
         from maze_train.envs import registered
 
         is_id = key == "env.id"

@@ -71,7 +71,7 @@ def _first_line(group: str, name: str, folders: list[str]) -> str:
         return ""
     try:
         text = locate(target[1]).__doc__ or ""
-    except MazeTrainError:  # A user's file may name a missing class.
+    except MazeTrainError:  # The class in a user's file may be missing.
         return ""
     return text.strip().partition("\n")[0]
 

@@ -1,8 +1,8 @@
 """Hydra plug-ins: registered environments as options, the search path, and Hydra's own settings.
 
-`env=CartPole-v1` needs no YAML file: the config source `gymnasium://` provides `env/<id>` from
-gymnasium's registry. Gymnasium is imported only if no earlier folder in the search path has the
-option. The user's folders come first, so their `env/<name>.yaml` takes precedence.
+`env=CartPole-v1` does not require a YAML file: the config source `gymnasium://` provides `env/<id>`
+from gymnasium's registry. Gymnasium is only imported if no earlier folder in the search path
+contains the option. The user's folders come first, so files `env/<name>.yaml` take precedence.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GymnasiumSource(ConfigSource):
         )
 
     def is_group(self, config_path: str) -> bool:
-        """Return whether the path is a group with options, or a namespace of environment ids."""
+        """Return whether the path is the group `env` or a namespace of environment ids."""
         path = config_path.strip("/")
         if path in ("", GROUP) or path in group_names():
             return True
@@ -122,7 +122,7 @@ def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
         config_names: Allowed values of `-cn`.
 
     Returns:
-        The completions; None for any other override, which Hydra completes.
+        The completions; None for other overrides, since Hydra completes them.
     """
     before, _, word = line.rpartition(" ")
     previous = before.rpartition(" ")[2]
@@ -142,7 +142,8 @@ def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
 def completing_values(shell: type[CompletionPlugin]) -> type[CompletionPlugin]:
     """Return Hydra's completion plug-in with a fix for lists and empty mappings.
 
-    Hydra completes `runs` to `runs.`, which has no keys; the fixed plug-in completes it to `runs=`.
+    Hydra completes `runs` to `runs.`, although a list has no keys; the fixed plug-in completes
+    `runs` to `runs=`.
     """
 
     class Completion(shell):  # type: ignore[valid-type,misc]  # a class that is an argument
@@ -165,9 +166,9 @@ def completing_values(shell: type[CompletionPlugin]) -> type[CompletionPlugin]:
 def extended_hydra(folders: Sequence[str] = ()) -> Iterator[None]:
     """Register the plug-ins and defaults for Hydra's settings; restore Hydra on exit.
 
-    The defaults apply to all primary configs, including `-cn config` with the file of an earlier
-    run. Hydra creates no files for a single run, and one directory with numbered job directories
-    for a sweep. Logging is not configured.
+    The defaults apply to all primary configs, including `-cn config` for the file of an earlier
+    run. For a single run, Hydra creates no files. For a sweep, Hydra creates one directory with
+    numbered job directories. Logging is not configured.
 
     Args:
         folders: The user's configuration folders.
@@ -210,7 +211,7 @@ def extended_hydra(folders: Sequence[str] = ()) -> Iterator[None]:
 
 
 def is_registered(env_id: str) -> bool:
-    """Return whether gymnasium or PettingZoo has an id; the module of `module:Id` is imported.
+    """Return whether an id is registered in gymnasium or PettingZoo; imports `module:Id`.
 
     Raises:
         ConfigError: If the module cannot be imported, or PettingZoo has no such environment.
@@ -224,7 +225,7 @@ def is_registered(env_id: str) -> bool:
 
         return bool(module_named(env_id))
     if module in SIMULATORS:
-        return True  # The name is checked when the environment is built.
+        return True  # Building the environment checks the name.
     if colon:
         import_for_id(env_id, module, "env")
     if name not in gymnasium.registry:

@@ -66,13 +66,13 @@ class JobWorker(Worker):
 class WorkerJobs(JobPool[StartedJob]):
     """Runs jobs on the workers of a backend, one job per worker at a time.
 
-    If a worker is lost, its job fails and the worker is restarted. If it cannot be restarted, the
-    remaining workers run the remaining jobs. `run` raises a ConfigError if a machine lacks one of
-    the directories, and a WorkerError if all workers are lost before all jobs have run.
+    If a worker dies, its job fails and the worker is restarted. If the restart fails, the other
+    workers run the remaining jobs. `run` raises a ConfigError if a directory is missing on a
+    machine, and a WorkerError if all workers are lost before all jobs have run.
 
     Args:
         ended: Called with each job that ended.
-        place: Backend that the workers run on; must allow restarts.
+        place: Backend of the workers; must allow restarts.
         n_jobs: Maximum number of parallel jobs.
         folders: Directories that the jobs need.
     """
@@ -115,7 +115,7 @@ class WorkerJobs(JobPool[StartedJob]):
             self._take_in(slot)
 
     def _take_in(self, slot: int) -> None:
-        """Process the reply of a worker: it has started, or its job has ended."""
+        """Process the reply of a worker, which has started or finished a job."""
         started = self._running.get(slot)
         try:
             record = self._pool.receive(slot)
@@ -132,7 +132,7 @@ class WorkerJobs(JobPool[StartedJob]):
             self._pool.call(slot, "begin")
         elif lost.error is not None:
             raise lost.error
-        else:  # The cluster has no resources for this worker.
+        else:  # The cluster lacks resources for this worker.
             notify(f"note: {lost.text}; the other workers run its jobs")
             self._pool.stop(slot)
 

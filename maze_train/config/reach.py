@@ -26,8 +26,8 @@ REACHES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "runner.working_dir": (),
     }
 )
-"""Settings that name a cluster, a repository, a dataset or a directory, each with the values that
-are always allowed. Values of all other settings are matched against `ELSEWHERE`."""
+"""Settings for a cluster, a repository, a dataset or a directory, with their allowed values. Values
+of all other settings are matched against `ELSEWHERE`."""
 
 SERVICES: Mapping[str, str | None] = MappingProxyType(
     {"WandbWriter": None, "MLflowWriter": "tracking_uri"}
@@ -35,7 +35,7 @@ SERVICES: Mapping[str, str | None] = MappingProxyType(
 """Writers that upload metrics, each with the argument for the server; None: always upload."""
 
 ELSEWHERE = re.compile(r"[/\\~$]|[A-Za-z]:[/\\]|.*(://|(^|[/\\])\.\.([/\\]|$))", re.DOTALL)
-"""Matches URLs and paths that may lead outside of the working directory."""
+"""Pattern of URLs and of paths that may lead outside of the working directory."""
 
 HOSTS = ("address", "api_key", "host", "hostname", "ip", "server", "token", "uri", "url")
 """Names of arguments of environments and other classes that select a server."""
@@ -48,12 +48,12 @@ def check_reach(settings: Mapping[str, Any], own: object, where: str) -> None:
 
     Args:
         settings: Settings of the untrusted run, overridden by the user's settings.
-        own: The user's settings; a setting with the same value there is allowed.
+        own: The user's settings; settings with the same value are allowed.
         where: Name of the settings file, for the message.
 
     Raises:
-        ConfigError: If there are such settings. The message lists them and the overrides that allow
-            them.
+        ConfigError: If a setting is not allowed. The message lists all such settings and the
+            overrides that allow them.
     """
     found = dict(_reaching(settings, own if isinstance(own, Mapping) else {}))
     if not found:
@@ -65,9 +65,9 @@ def check_reach(settings: Mapping[str, Any], own: object, where: str) -> None:
     )
     raise ConfigError(
         next(iter(found)),
-        f"access to the network or to other directories needs your consent, since {where} is not "
-        f"signed by you; nothing was accessed:{rows}\nTo allow it, give these settings yourself, "
-        f"with the same or other values: {' '.join(words)}",
+        f"access to the network or to other directories requires your consent, since {where} is "
+        f"not signed by you; nothing was accessed:{rows}\nTo allow access, set these settings "
+        f"explicitly, with the same or other values: {' '.join(words)}",
     )
 
 
@@ -81,7 +81,7 @@ def _reaching(node: object, own: object, key: str = "") -> Iterator[tuple[str, o
             return
         for name, value in node.items():
             given = own.get(name, _MISSING) if isinstance(own, Mapping) else _MISSING
-            if name != TARGET:  # Class names are checked by `trust` instead.
+            if name != TARGET:  # Class names are checked by `trust`.
                 yield from _reaching(value, given, join(key, str(name).replace(".", "/")))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):

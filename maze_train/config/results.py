@@ -1,4 +1,4 @@
-"""Determines which settings affect the results of a run, and hashes the files that they name."""
+"""Settings that affect the results of a run, and digests of their files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MAX_HASHED_NBYTES, MAX_FILES_NBYTES = 1 << 26, 1 << 20
 
 
 def matters(key: str, config: TrainConfig) -> bool:
-    """Return whether a setting must not change on resume, because it determines the results.
+    """Return whether a setting affects the results and must not change on resume.
 
     Fields marked as `IN_RUN` or `ON_RESUME` may change.
     """
     if key == "evaluation.concurrency":
-        # Random actions are drawn for all environments at once, so they depend on `concurrency`.
+        # Random actions are sampled for all environments at once, so they depend on `concurrency`.
         sources = [own.source for own in config.policies.values()]
         is_random = RANDOM in (*sources, *config.evaluation.opponents.values())
         return is_random or not config.evaluation.deterministic
@@ -47,16 +47,16 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def texts_of(value: object) -> list[str]:
-    """Return a string in a list, or a list of strings; empty for other values."""
+    """Convert a string or a list of strings to a list of strings; empty for other values."""
     entries = value if isinstance(value, list) else [value]
     texts = [entry for entry in entries if isinstance(entry, str)]
     return texts if len(texts) == len(entries) else []
 
 
 def place_of_name(name: str) -> Path | None:
-    """Return the file or directory in a name; accepts `<run>@<version>` and `<run>:<policy>`.
+    """Return the path in `<path>`, `<run>@<version>` or `<run>:<policy>`.
 
-    None if there is no such file. A plain word such as `auto` is never treated as a file.
+    None if the path does not exist. A plain word such as `auto` is never treated as a path.
     """
     for place in (name, name.rpartition("@")[0], name.rpartition(":")[0]):
         if (os.sep in place or Path(place).suffix) and Path(place).exists():
@@ -65,7 +65,7 @@ def place_of_name(name: str) -> Path | None:
 
 
 def content_digest(names: list[str]) -> str:
-    """Hash the files that a setting names (SHA-256); empty if there are none or too large."""
+    """Return the SHA-256 digest of files; empty if files are missing or too large."""
     digest, left = hashlib.sha256(), MAX_HASHED_NBYTES
     for name in names:
         try:
@@ -88,7 +88,7 @@ def content_digest(names: list[str]) -> str:
 
 
 def digests_of_files(config: TrainConfig) -> dict[str, str]:
-    """Hash the files and runs named by settings that must not change on resume."""
+    """Return the digests of files and runs in settings that must not change on resume."""
     found = {
         key: content_digest(texts)
         for key, value in leaves(config_to_dict(config)).items()
@@ -98,7 +98,7 @@ def digests_of_files(config: TrainConfig) -> dict[str, str]:
 
 
 def digests_of_run(directory: Path) -> dict[str, str]:
-    """Return the digests stored when a run started; empty if they cannot be read."""
+    """Return the digests stored at the start of a run; empty if they cannot be read."""
     with suppress(RunDirectoryError):
         found = read_json(directory / DIGESTS, MAX_FILES_NBYTES)
         return {str(key): str(digest) for key, digest in found.items()}

@@ -34,10 +34,10 @@ class RolloutConfig(Settings):
     """Settings of `maze-run rollout`: a policy, an environment, and the episodes to play."""
 
     run: str | None = None
-    """Policy to play: a run directory (its best policy), a saved policy
-    (<run>/policies/epoch_<n>), <run>@final, <run>@epoch_<n>, latest (the run that started last in
-    outputs/), or hf://<owner>/<name> for a policy on the Hugging Face hub. On the command line, a
-    pattern such as 'runs/a/policies/*' plays each policy and writes a table, policies.csv."""
+    """Policy to play: a run directory (selects the best policy), the directory of a saved policy
+    (<run>/policies/epoch_<n>), <run>@final, <run>@epoch_<n>, latest (the newest run in outputs/),
+    or hf://<owner>/<name> for a policy on the Hugging Face hub. On the command line, a pattern such
+    as 'runs/a/policies/*' plays each matching policy and writes a table, policies.csv."""
 
     policy: str | dict[str, Any] | None = None
     """Policy to play instead of `run`: `random`, or `{_target_: dotted path, key: value}` with a
@@ -45,15 +45,16 @@ class RolloutConfig(Settings):
 
     policies: dict[str, PolicyConfig] = field(default_factory=dict)
     """Policies of individual agents in multi-agent environments: `{first: <run>, second: random}`,
-    or with `agents` and `source` as in training. All other agents use `run` or `policy`."""
+    or mappings with `agents` and `source` as in training. All other agents use `run` or
+    `policy`."""
 
     env: EnvConfig | None = None
-    """The environment; null: the environment of the run. With `run`, settings given here override
-    the run's settings.
+    """The environment; null: the environment of the run. With `run`, these settings override the
+    settings of the run.
     """
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig)
-    """Where episodes are played: `runner=dev` in this process, `runner=local` in worker processes.
+    """Runner: `runner=dev` plays episodes in this process, `runner=local` in worker processes.
     Settings for training, such as `max_wall_time_s`, are not allowed."""
 
     n_episodes: int = 50
@@ -66,31 +67,33 @@ class RolloutConfig(Settings):
     """One seed per episode (>= 0); replaces `n_episodes` and `seed`."""
 
     deterministic: bool = True
-    """Whether a trained policy takes its most likely action; otherwise actions are sampled."""
+    """Whether a trained policy takes its most likely action. If false, actions are sampled."""
 
     max_episode_steps: int | None = None
-    """Maximum length of an episode in steps (>= 0); longer episodes are truncated and still
-    counted. The environment's time limit applies as well. null: 30,000 if the environment declares
-    no limit; 0: no additional limit."""
+    """Maximum length of an episode in steps (>= 0), in addition to the time limit of the
+    environment. Truncated episodes are included in all statistics. null: 30,000 if the environment
+    declares no limit; 0: no additional limit."""
 
     record: bool = False
     """Whether to record the episodes as a dataset in <output>/trajectories."""
 
     record_dir: str | None = None
-    """With `record`: directory of another dataset, to which the episodes are appended."""
+    """Directory of an existing or new dataset to which the episodes are appended; requires
+    `record`. null: <output>/trajectories."""
 
     video: bool = False
     """Whether to write videos to <output>/videos (requires the extra `video`)."""
 
     video_interval: int = 1
-    """With `video`: record every k-th episode, starting with episode 0 (>= 1)."""
+    """Number k >= 1: with `video`, every k-th episode is recorded, starting with episode 0."""
 
     render: Literal["none", "human"] = "none"
-    """`human`: show the environment in a window; requires `runner=dev` and one environment."""
+    """Rendering: none, or human (show the environment in a window; requires `runner=dev` and one
+    environment)."""
 
     on_non_finite: Literal["raise", "skip"] = "raise"
-    """What to do if the environment returns NaN or infinity: raise: stop with an error; skip: end
-    the episode and count it as lost."""
+    """What to do if the environment returns NaN or infinity: raise: stop with an error; skip: abort
+    the episode and exclude it from the statistics."""
 
     progress: Literal["auto", "bar", "lines", "quiet"] = "auto"
     """Progress display: a bar, lines, or nothing (quiet); auto: a bar on a terminal, otherwise
@@ -140,7 +143,7 @@ class RolloutConfig(Settings):
             problem = "expected `random`, or a mapping with the key `_target_`"
             raise ConfigError("policy", problem, self.policy)
         if self.policies and isinstance(self.policy, dict):
-            problem = "a custom policy acts for all agents; with policies, use random or null"
+            problem = "a custom policy controls all agents; with policies, use random or null"
             raise ConfigError("policy", problem, self.policy)
         for key, own in self.policies.items():
             self._check_one_of_several(f"policies.{key}", own)
@@ -153,7 +156,7 @@ class RolloutConfig(Settings):
             raise ConfigError(f"{key}.source", problem, own.source)
         for name in ("model", "frozen", "opponents"):
             if vars(own)[name]:
-                problem = "only used for training: leave it out"
+                problem = "only used for training; remove this setting"
                 raise ConfigError(f"{key}.{name}", problem, vars(own)[name])
 
     def _check_env(self) -> None:
@@ -164,8 +167,8 @@ class RolloutConfig(Settings):
         if not self.env.has_single_form:
             raise ConfigError(
                 "env.backend",
-                "rollouts seed every episode, which vector environments do not support: set it to "
-                "gymnasium",
+                "rollouts seed every episode, which vector environments do not support; "
+                "use gymnasium",
                 self.env.backend,
             )
 
@@ -185,7 +188,7 @@ class RolloutConfig(Settings):
         for name in ("run", "output_dir", "record_dir"):
             value = vars(self)[name]
             if name == "record_dir" and value is not None and not self.record:
-                raise ConfigError(name, "needs record=true", value)
+                raise ConfigError(name, "requires record=true", value)
             if value is not None:
                 setattr(self, name, absolute_path(name, value))
 
@@ -193,7 +196,7 @@ class RolloutConfig(Settings):
         for name in ONLY_FOR_TRAINING:
             value = vars(self.runner)[name]
             if value:
-                problem = "only used for training: leave it out (n_episodes limits a rollout)"
+                problem = "only used for training; remove it (n_episodes limits a rollout)"
                 raise ConfigError(f"runner.{name}", problem, value)
         if not self.runner.concurrency:
             count = 1 if self.render == "human" else DEFAULT_CONCURRENCY
@@ -215,7 +218,7 @@ class RolloutConfig(Settings):
 
 ENV_NAMES = ("id", TARGET)
 OWN_OF_ENV = (*ENV_NAMES, "kwargs", "max_episode_steps")
-"""Settings specific to one environment; the others also apply to a replacement."""
+"""Settings of one environment; they are dropped if another environment is selected."""
 
 
 def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
@@ -232,8 +235,8 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
 
     Raises:
         ConfigError: If a key is unknown, a value has the wrong type or is out of range, values
-            contradict each other, the run directory contains no saved policy, or its configuration
-            names untrusted code (see `StoredSettings`).
+            contradict each other, the run directory contains no saved policy, or the configuration
+            of the run requires untrusted code (see `StoredSettings`).
         RunDirectoryError: If the configuration of the run is damaged.
     """
     values = nested_values(RolloutConfig, node)
@@ -262,9 +265,9 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
 
 
 def sources_of(policies: Mapping[str, Any]) -> dict[str, Any]:
-    """Expand policies that are given by their source alone.
+    """Expand policies in short form, `{<agent>: <source>}`, to mappings.
 
-    If a policy names no agents, it controls the agent with the name of the policy.
+    A policy without `agents` controls the agent with the same name.
     """
     found: dict[str, Any] = {}
     for key, own in policies.items():
@@ -277,7 +280,7 @@ def sources_of(policies: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_seeds(seeds: object) -> object:
-    """Convert an iterable of seeds to a list; other values, such as 0-d arrays, are returned as is.
+    """Convert an iterable of seeds to a list; other values are returned unchanged.
 
     Wrong types are reported when the settings are built.
     """
@@ -290,7 +293,7 @@ def plain_seeds(seeds: object) -> object:
 
 
 def joined_env(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Override the stored environment settings of a run with the given ones."""
+    """Merge environment settings of the user into the stored settings of a run."""
     named = {key: given.get(key) for key in ENV_NAMES}
     is_other = any(named.values()) and named != {key: stored.get(key) for key in ENV_NAMES}
     kept = {key: value for key, value in stored.items() if not (is_other and key in OWN_OF_ENV)}

@@ -21,7 +21,7 @@ LINEAR = "linear_"
 
 @dataclass(kw_only=True)
 class SearchRange(Settings):
-    """Search space of one setting: from `low` to `high`, or one of `choices`."""
+    """Search space of one setting: a range from `low` to `high`, or a list of `choices`."""
 
     low: int | float | None = None
     """Lower bound (inclusive)."""
@@ -36,7 +36,7 @@ class SearchRange(Settings):
     """Step size between values, starting at `low`; null: continuous (or all integers)."""
 
     linear: bool = False
-    """Whether the sampled value is the start of a linear schedule that decreases to 0."""
+    """Whether to use the sampled value as start of a linear schedule that decreases to 0."""
 
     choices: list[Any] | None = None
     """List of allowed values, instead of `low` and `high`."""
@@ -52,7 +52,7 @@ class SearchRange(Settings):
             others = [f.name for f in fields(self) if f.name != "choices"]
             given = [name for name in others if vars(self)[name] not in (None, False)]
             if given or not self.choices:
-                problem = "expected either choices, at least one, or low and high"
+                problem = "expected either a list of choices, or low and high"
                 raise ConfigError("choices", problem, self.choices)
             return
         low, high = self.low, self.high
@@ -63,7 +63,7 @@ class SearchRange(Settings):
         if not low < high < float("inf"):
             raise ConfigError("high", f"expected a number > low = {low}", high)
         if self.log and low <= 0:
-            raise ConfigError("low", "expected a number > 0, since log is true", low)
+            raise ConfigError("low", "expected a number > 0 because log is true", low)
         if self.step is not None and (self.step <= 0 or self.log):
             raise ConfigError("step", "expected a number > 0, and log: false", self.step)
 
@@ -84,13 +84,13 @@ class SearchConfig(Settings):
     """Number of parallel trials, each in a separate process (>= 0); 0: one per core."""
 
     gpus: list[int] = field(default_factory=list)
-    """GPU indices assigned to trials round-robin, one each (CUDA_VISIBLE_DEVICES); empty: all GPUs
-    are visible to every trial."""
+    """GPU indices (CUDA_VISIBLE_DEVICES), assigned to trials round-robin, one per trial; empty: all
+    GPUs are visible to every trial."""
 
     n_seeds: int = 1
     """Number of runs per trial (>= 1), executed sequentially with seeds `seed`, `seed` + 1, ...
-    (`seed` defaults to 0). The value of the trial is their mean. Only the first run can be
-    pruned."""
+    (`seed` defaults to 0). The value of the trial is the mean over its runs. Only the first run can
+    be pruned."""
 
     study: str | None = None
     """Directory of the study; an existing study is resumed. null:
@@ -101,17 +101,17 @@ class SearchConfig(Settings):
     (`evaluation.metric`)."""
 
     mode: Literal["auto", "max", "min"] = "auto"
-    """Whether to maximise (max) or minimise (min) the metric; auto: as `evaluation.mode`."""
+    """Whether to maximise (max) or minimise (min) the metric; auto: use `evaluation.mode`."""
 
     value: Literal["best", "final"] = "best"
-    """Value of a run: its best or its final value of the metric."""
+    """Value of a run: the best or the final value of the metric."""
 
     sampler: str | dict[str, Any] = "tpe"
-    """Optuna sampler, by the first part of its class name (`tpe`, `random`, `gp`, `qmc`, ...), or
-    with arguments: `{name: tpe, n_startup_trials: 5}`."""
+    """Optuna sampler: the first part of the class name (`tpe`, `random`, `gp`, `qmc`, ...), or a
+    mapping with arguments: `{name: tpe, n_startup_trials: 5}`."""
 
     pruner: str | dict[str, Any] = "median"
-    """Optuna pruner that stops unpromising trials, in the same form as `sampler`; nop: no pruning.
+    """Optuna pruner that stops unpromising trials, in the format of `sampler`; nop: no pruning.
     Steps are percentages of a run, reported every 5 %. `median` starts at 30 % of a run
     (`n_warmup_steps`), after 5 trials (`n_startup_trials`)."""
 
@@ -168,7 +168,7 @@ def _merged(ranges: object, changes: Mapping[str, Any]) -> dict[str, Any]:
         try:
             set_dotted(node, key, value)
         except ConfigError as error:
-            problem = "cannot change a part of a list: give the whole range"
+            problem = "cannot change a part of a list; set the whole range"
             raise ConfigError(join(GROUP, key), problem, value) from error
         found = merged(found, node)
     return found
@@ -182,7 +182,7 @@ def without_search(overrides: Sequence[str]) -> list[str]:
 
 
 def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str, Any]]:
-    """Build the configuration of a search, and return it with the settings common to all runs.
+    """Return the configuration of a search, and the settings common to all runs.
 
     Args:
         node: Values by field of `SearchConfig` and `TrainConfig`. `search` may be the name of an
@@ -214,5 +214,5 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
     for key in ("run_dir", "resume"):
         if settings.pop(key, None) is not None:
             problem = "trials are stored in the study directory and resumed with the study"
-            raise ConfigError(key, f"{problem}: leave it out, and set study=<directory>")
+            raise ConfigError(key, f"{problem}; remove it, and set study=<directory>")
     return load_settings(SearchConfig, own), settings

@@ -1,8 +1,8 @@
 """Reading of the configuration of a run, which may be untrusted.
 
-Parsing takes bounded time and memory and executes no code. A name in the configuration is imported
-only if this user signed the file (see `signature`), if it is a class of this package, PyTorch or
-gymnasium of the expected type, or if the user named or trusts it.
+Parsing takes bounded time and memory and executes no code. A name in the configuration is only
+imported if this user signed the file (see `signature`), if the name is a class of this package,
+PyTorch or gymnasium with the expected type, or if the user's settings contain or trust the name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_settings(
     Args:
         directory: The directory.
         trust: Modules that the user trusts.
-        own: The user's settings; everything that they name is allowed.
+        own: The user's settings; all names in these settings are allowed.
 
     Raises:
         ConfigError: If `trust` is not a list of names.
@@ -87,7 +87,7 @@ def parsed_settings(
 
 
 def _problem_of(node: object) -> str:
-    """Return why the values cannot come from a written configuration; empty if they can."""
+    """Return a description of invalid values in a stored configuration; empty if all are valid."""
     if not isinstance(node, dict):
         return f"got {type(node).__name__}"
     sections = hints_of(TrainConfig)
@@ -116,20 +116,20 @@ class StoredSettings:
     """The user's settings."""
 
     is_own: bool = False
-    """Whether this user signed the file; if so, everything that it names is trusted."""
+    """Whether this user signed the file. If so, all names in the file are trusted."""
 
     def check(self, settings: Mapping[str, Any], uses: Collection[str]) -> None:
-        """Raise one error for everything untrusted that the settings name or access.
+        """Check that the settings require no untrusted code and access no other directories.
 
-        A name that was not checked here still raises an error when it is located.
+        Names that are not checked by this method raise an error when they are imported.
 
         Args:
             settings: Settings of the file, overridden by the user's settings.
             uses: Components that will be built, keys of `PARTS`.
 
         Raises:
-            ConfigError: If a setting names untrusted code (all of them are listed), or accesses the
-                network or other directories (see `reach`).
+            ConfigError: If settings require untrusted code or access the network or other
+                directories (see `reach`). The message lists all of these settings.
         """
         check_trusted(settings, lambda key: (part := _part_of(key)) is None or part in uses)
         if self.is_own:
@@ -146,12 +146,12 @@ def settings_of_run(
 
     Args:
         path: The `config.yaml` of the run, or the file that `text` comes from.
-        config: The user's configuration; everything that it names is trusted.
-        uses: Components that are taken from the run and built, keys of `PARTS`.
+        config: The user's configuration; all names in it are trusted.
+        uses: Components of the run that will be built, keys of `PARTS`.
         text: Content of the file; None to read it.
 
     Raises:
-        ConfigError: If the configuration names untrusted code.
+        ConfigError: If the configuration requires untrusted code.
         RunDirectoryError: If the file is missing or damaged.
     """
     if text is None:
@@ -163,7 +163,7 @@ def settings_of_run(
 
 
 def _part_of(key: str) -> str | None:
-    """Return the component that a key belongs to, or None for a plain setting."""
+    """Return the component of a key, or None for a plain setting."""
     key = place_of(key)
     found = [part for part in PARTS if key.startswith((f"{part}.", f"{part}["))]
     return max(found, key=len, default=None)

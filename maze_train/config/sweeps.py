@@ -1,7 +1,7 @@
 """Parallel job processes for sweeps and searches, and the table `jobs.csv`.
 
-Each job runs in a separate session, so it handles signals and exits like a separate `maze-run`. Its
-output is written to a file; this process only reports the start and the end of jobs.
+Each job runs in a separate session, so it handles signals and exits like a separate `maze-run`. The
+output of a job is written to a file; this process only reports the start and the end of jobs.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ STOP = signal.SIGTERM
 """Signal that a job sends to itself if the parent process dies."""
 
 POLL_S = 1.0
-"""Maximum wait for jobs in seconds, and interval at which a job checks that its parent is alive."""
+"""Maximum time in seconds to wait for jobs, and interval of the check for a dead parent."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ class ProcessJob:
     """A job to run in a separate process."""
 
     record: JobRecord
-    """Record used if the process ends without sending one."""
+    """Default record, used if the process ends without sending a record."""
 
     log: Path
     """File for the output of the job."""
 
     work: Callable[[], JobRecord | None]
-    """Function that runs the job in its process; returns its record, or None if not finished."""
+    """Function that runs the job in its process and returns the record; None if not finished."""
 
 
 @dataclass
@@ -156,7 +156,7 @@ class StartedJob:
     started_at: float = field(default_factory=time.monotonic, init=False)
 
     result: JobRecord | None = field(default=None, init=False)
-    """Record of the job, if it sent one before it ended."""
+    """Record sent by the job; None if no record was received."""
 
     @property
     def outcome(self) -> JobRecord:
@@ -195,7 +195,7 @@ class JobPool(ABC, Generic[Started]):
         self.is_ending = False
 
     def run(self, jobs: Iterable[ProcessJob]) -> None:
-        """Run jobs; each one is taken from `jobs` when a slot is free.
+        """Run jobs; the next job is taken from `jobs` when a slot is free.
 
         Raises:
             KeyboardInterrupt: If a signal was received. Raised once all jobs have ended.
@@ -232,7 +232,7 @@ class JobPool(ABC, Generic[Started]):
                 continue
 
     def _finish(self, slot: int, record: JobRecord | None) -> None:
-        """Report the job in a slot, which has ended and sent a record, if any."""
+        """Report the end of the job in a slot; `record` is None if no record was received."""
         job = self._running.pop(slot)
         job.result = record
         self._ended(job)
@@ -247,9 +247,9 @@ class JobPool(ABC, Generic[Started]):
 
     @abstractmethod
     def _collect(self) -> None:
-        """Wait up to `POLL_S` for jobs to end; finish each of them and free its slot.
+        """Wait up to `POLL_S` for jobs to end, finish these jobs and free their slots.
 
-        The time-out bounds the delay until a signal received by another thread is handled.
+        The timeout bounds the delay until a signal received by another thread is handled.
         """
 
     @abstractmethod
@@ -276,9 +276,9 @@ class LocalJobs(JobPool[ProcessOfJob]):
     Args:
         ended: Called with each job that ended.
         n_jobs: Maximum number of parallel jobs; 0: one per core.
-        gpus: GPU indices assigned to jobs round-robin, one each; empty: every job sees all GPUs.
-        start_method: `fork` if this process has neither threads nor CUDA, otherwise `spawn`.
-        beat: Called once per second; an exception that it raises stops all jobs.
+        gpus: GPU indices assigned to jobs round-robin, one per job; empty: all GPUs are visible.
+        start_method: `fork` requires a process without threads and CUDA; otherwise use `spawn`.
+        beat: Called once per second; an exception in this function stops all jobs.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class LocalJobs(JobPool[ProcessOfJob]):
         return nullcontext()
 
     def _start(self, slot: int, job: ProcessJob) -> ProcessOfJob:
-        sys.stderr.flush()  # Otherwise a forked child would write the buffered text again.
+        sys.stderr.flush()  # A forked child would write the buffered text again.
         receiver, sender = multiprocessing.Pipe(duplex=False)
         gpu = self._gpus[slot % len(self._gpus)] if self._gpus else None
         process: BaseProcess = multiprocessing.get_context(self._start_method).Process(  # type: ignore[attr-defined]  # BaseContext lacks it
@@ -317,7 +317,7 @@ class LocalJobs(JobPool[ProcessOfJob]):
             job = self._running[slot]
             with signals_later():
                 job.result = job.result or _received(conn)
-            job.process.join()  # Still in `_running`, so a signal reaches it if it hangs on exit.
+            job.process.join()  # Still in `_running`: signals reach a process that hangs on exit.
             with signals_later():
                 conn.close()
                 self._free.append(slot)
@@ -340,16 +340,16 @@ def work_in_process(
 
     Args:
         sent: The job.
-        gpu: The only GPU visible to the job; None: all of them.
-        parent: Process id of the parent; the job stops if it dies.
+        gpu: Index of the GPU that is visible to the job; None: all GPUs.
+        parent: Process id of the parent; the job stops if the parent dies.
         sender: Connection to the parent.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    os.setsid()  # Ctrl-C only reaches the parent, which forwards it once.
+    os.setsid()  # Ctrl-C only reaches the parent, which forwards the signal once.
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     job = sent.value
     make_folders(job.log.parent)
-    # Line-buffered, so that it can be followed; appended, because a resumed job already has a log.
+    # Line-buffered for `tail -f`; appended, because a resumed job already has a log.
     log = open_own(job.log, os.O_WRONLY | os.O_APPEND)
     sys.stdout = sys.stderr = os.fdopen(log, "a", encoding="utf-8", buffering=1)
     for descriptor in (1, 2):
@@ -366,7 +366,7 @@ def work_in_process(
 
 @contextmanager
 def signals_later() -> Iterator[None]:
-    """Block signals within this context, so that a job and its bookkeeping stay consistent."""
+    """Context manager that blocks signals, to keep jobs and their records consistent."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -375,14 +375,14 @@ def signals_later() -> Iterator[None]:
 
 
 def _follow(parent: int) -> None:
-    """Stop this process if the parent dies; a training run then saves a checkpoint."""
+    """Send `END` to this process if the parent dies, so that a run saves a checkpoint."""
     while os.getppid() == parent:
         time.sleep(POLL_S)
     os.kill(os.getpid(), STOP)
 
 
 def _received(conn: Connection) -> JobRecord | None:
-    """Receive the record of a job; None if its process ended without sending one."""
+    """Receive the record of a job; None if its process ended without sending a record."""
     try:
         record: JobRecord = conn.recv()
     except EOFError:
@@ -391,7 +391,7 @@ def _received(conn: Connection) -> JobRecord | None:
 
 
 def _lost(record: JobRecord, code: int) -> JobRecord:
-    """Return the record of a job whose process ended without sending one."""
+    """Return the record of a job whose process ended without sending a record."""
     number = -code if code < 0 else code - 128
     if number in signal.valid_signals():
         reason = f"ended by {signal.Signals(number).name}"

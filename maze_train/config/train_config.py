@@ -34,7 +34,7 @@ CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or fac
 
 @dataclass(kw_only=True)
 class RunnerConfig(Settings):
-    """Base class of runner settings: where a run is executed."""
+    """Base class of the settings of a runner, which executes a run."""
 
     name: ClassVar[str] = ""
     """Name of the runner, as in `runner=<name>`."""
@@ -47,39 +47,39 @@ class RunnerConfig(Settings):
 
     envs_per_actor: int = field(default=0, metadata=NEW_RUN)
     """Environments per actor for A2C and PPO (>= 0), a divisor of `concurrency`. An actor has a
-    copy of the policy and collects whole rollouts in its worker, with one exchange per update.
-    Results depend on this setting, but not on how actors are distributed over workers. 0: no
-    actors; the learner's policy acts in all environments, with one exchange per step."""
+    copy of the policy and collects whole rollouts in a worker, with one exchange per update.
+    Results depend on this setting, but not on the assignment of actors to workers. 0: no actors;
+    the learner's policy acts in all environments, with one exchange per step."""
 
     torch_threads: int = 1
-    """PyTorch threads in the learner, in [0, 1024]; more than 1 only helps for large networks and
-    batches. 0: PyTorch's default."""
+    """PyTorch threads in the learner, in [0, 1024]. More than 1 is only faster for large networks
+    and batches. 0: PyTorch's default."""
 
     max_wall_time_s: float = 0.0
     """Maximum training time in seconds, including the time before a resume; training stops at the
     end of an update. 0: no limit."""
 
     deterministic: bool = False
-    """Whether to use only deterministic PyTorch algorithms, for reproducible results on a GPU.
-    Slower; operations without a deterministic implementation raise an error."""
+    """Whether to use only deterministic PyTorch algorithms, for reproducible results on a GPU. This
+    is slower, and operations without a deterministic implementation raise an error."""
 
     detect_anomaly: bool = False
-    """Whether to enable autograd anomaly detection: a NaN in the backward pass raises an error that
-    names the operation. Several times slower."""
+    """Whether to enable autograd anomaly detection: a NaN in the backward pass raises an error with
+    the name of the operation. Updates are several times slower."""
 
     dataset: str | dict[str, Any] | None = None
     """Dataset for algorithms that learn from recorded episodes (bc): a directory,
-    `minari:<id of a Minari dataset>`, or `{_target_: my_package.function, key: value}`, which
-    returns a `maze_train.TrajectoryDataset`."""
+    `minari:<id of a Minari dataset>`, or `{_target_: my_package.function, key: value}` with a
+    function that returns a `maze_train.TrajectoryDataset`."""
 
     check_repeatability: Literal["auto", "never"] = "auto"
-    """Whether a new run tests the environment in a separate process during the first updates:
-    whether seed and actions repeat an episode (required for exact resume), and whether environments
-    in one process share state. auto: on Linux, unless the run has a single environment."""
+    """Whether a new run tests in a separate process, during the first updates, that episodes are
+    reproducible from seed and actions (required for exact resume), and that environments in one
+    process do not share state. auto: on Linux, if the run has several environments."""
 
     fast_dev_run: bool = field(default=False, metadata=NEW_RUN)
-    """Smoke test: one short iteration of everything (collect, update, evaluate, write) with a few
-    steps per environment."""
+    """Smoke test: one short epoch (collection, update, evaluation, checkpoint) with a few steps per
+    environment."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +89,7 @@ class RunnerConfig(Settings):
         check_fields(self, 0, "torch_threads", maximum=MAX_THREADS)
 
     def place(self) -> WorkerBackend:
-        """Create the place for the workers from the settings specific to this runner."""
+        """Create the backend of the workers from the settings of this runner."""
         shared = {field.name for field in fields(RunnerConfig)}
         own = [field.name for field in fields(self) if field.name not in shared]
         settings = {name.replace("worker_timeout", "timeout"): vars(self)[name] for name in own}
@@ -99,7 +99,7 @@ class RunnerConfig(Settings):
 
 @dataclass(kw_only=True)
 class DevRunnerConfig(RunnerConfig):
-    """Everything in one process: easiest to debug, and fastest for cheap environments."""
+    """Everything in one process: easy to debug, and fastest for cheap environments."""
 
     name: ClassVar[str] = "dev"
 
@@ -113,16 +113,16 @@ class RemoteRunnerConfig(RunnerConfig):
     cluster has resources for)."""
 
     worker_timeout_s: float = 300.0
-    """Seconds without a reply after which a worker is considered hung (> 0)."""
+    """Time in seconds (> 0) without a reply after which a worker is killed."""
 
     on_worker_failure: Literal["fail", "restart"] = "fail"
     """What to do if a worker raises an error, dies or hangs: fail: stop the run; restart: restart
-    the worker and restore its environments. If an environment cannot be restored, it starts a new
-    episode, and the lost episode is counted. A failed learner repeats the update."""
+    the worker and restore its environments. If an environment cannot be restored, its episode is
+    dropped (and counted), and a new episode starts. If a learner fails, the update is repeated."""
 
     max_worker_restarts: int = 10
-    """Maximum number of worker restarts, for training and for each evaluator (>= 0); one more
-    failure stops the run."""
+    """Maximum number of worker restarts (>= 0), separately for training and for each evaluator. The
+    next failure stops the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,13 +163,13 @@ class TrainConfig(Settings):
     """The algorithm: `algorithm=<name>`."""
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig, metadata=ON_RESUME)
-    """Where the run is executed: `runner=<name>`."""
+    """Runner: `runner=<name>` executes the run in one process, in several, or on Ray."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Evaluation and selection of the best policy."""
 
     tracking: TrackingConfig = field(default_factory=TrackingConfig, metadata=ON_RESUME)
-    """Progress display and files of metrics."""
+    """Progress display and metrics writers."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=ON_RESUME)
     """Checkpoints for resuming the run."""
@@ -191,32 +191,32 @@ class TrainConfig(Settings):
     config.yaml."""
 
     total_steps: int | None = field(default=None, metadata=ON_RESUME)
-    """Number of environment steps to train for; training stops at the end of an update. 0: no
-    limit; null: 100,000 (no limit for bc, where the recorded steps that are trained on count)."""
+    """Number of environment steps of training (for bc, recorded steps); training stops at the end
+    of an update. 0: no limit; null: 100,000 (no limit for bc)."""
 
     run_dir: str | None = field(default=None, metadata=ON_RESUME)
     """Directory of the run; null: outputs/<env>-<algorithm>-<runner>/<date>_<time>, and in a sweep
     (-m) <sweep directory>/<job number>."""
 
     base_run: str | None = None
-    """Policy to start training from, for example one trained with bc: a run directory (its best
-    policy), a saved policy, `<run>@final`, `<run>@epoch_<n>`, or hf://<owner>/<name> for a policy
-    on the Hugging Face hub. Its network architecture is used; critic weights are loaded if the run
-    has a critic of the same kind. null: new weights."""
+    """Policy from which training starts, for example a policy trained with bc: a run directory
+    (selects the best policy), the directory of a saved policy, `<run>@final`, `<run>@epoch_<n>`, or
+    hf://<owner>/<name> for a policy on the Hugging Face hub. The run uses the network architecture
+    of this policy; critic weights are loaded if both critics are of the same kind. null: new
+    weights."""
 
     resume: str | None = field(default=None, metadata=ON_RESUME)
-    """Run to resume: its directory, or the directory of one of its checkpoints; latest: the run
-    that started last in outputs/; auto: resume the run in run_dir if it exists, otherwise start it;
-    null: start a new run."""
+    """Run to resume: a run directory, or the directory of a checkpoint; latest: the newest run in
+    outputs/; auto: the run in run_dir if it exists, otherwise a new run; null: a new run."""
 
     trust: list[str] = field(default_factory=list, metadata=ON_RESUME)
     """Modules other than this package, PyTorch and gymnasium that the configuration of the run in
-    `resume` or `base_run` may import if another user made it, such as `[my_envs, my_nets]`. Their
-    code is executed."""
+    `resume` or `base_run` may import if another user made the run, such as `[my_envs, my_nets]`.
+    Their code is executed."""
 
     moved: list[str] = field(default_factory=list, metadata=ON_RESUME)
-    """Settings that name files or runs which have moved, such as `[env.kwargs.net_file]`; these may
-    have a new path on resume. Not needed if the content has not changed since the run started."""
+    """Settings whose files or runs have moved, such as `[env.kwargs.net_file]`; these settings may
+    have a new path on resume. Not needed if the content is unchanged since the run started."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,14 +225,14 @@ class TrainConfig(Settings):
             check_at_least("seed", self.seed, 0)
         check_targets("callbacks", self.callbacks)
         if self.resume == AUTO and self.run_dir is None:
-            raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
+            raise ConfigError("resume", "requires a fixed directory; set run_dir", self.resume)
         self._fill_in()
         check_at_least("total_steps", self.total_steps or 0, 0)
         limits = (self.total_steps, self.algorithm.n_epochs, self.algorithm.patience)
         if not any(limits) and not self.runner.max_wall_time_s:
             raise ConfigError(
                 "total_steps",
-                "nothing would end this run; set total_steps, algorithm.n_epochs, "
+                "no limit is set, so the run would never end; set total_steps, algorithm.n_epochs, "
                 "algorithm.patience or runner.max_wall_time_s",
                 self.total_steps,
             )
@@ -245,11 +245,11 @@ class TrainConfig(Settings):
     def check_start(self) -> None:
         """Check that the run is long enough to learn, and that all schedules have a known end.
 
-        Not part of `__post_init__`, so that the results of such a run can still be loaded.
+        This check is not part of `__post_init__`, so that results of earlier runs can be loaded.
 
         Raises:
             ConfigError: If the run is too short, or a schedule depends on the progress of a run
-                that only `algorithm.patience` ends.
+                without a limit other than `algorithm.patience`.
         """
         algorithm = self.algorithm
         if not self.runner.fast_dev_run:
@@ -267,9 +267,9 @@ class TrainConfig(Settings):
                     continue
                 raise ConfigError(
                     f"{place}.{key}",
-                    "the schedule depends on the progress of the run, which is unknown if only "
-                    "algorithm.patience ends it: set total_steps, or use a constant value or a "
-                    "schedule by env_steps or updates",
+                    "the schedule depends on the progress of the run, which is unknown if "
+                    "algorithm.patience is the only limit; set total_steps, or use a constant "
+                    "value or a schedule by env_steps or updates",
                     value.points,
                 )
 
@@ -300,7 +300,7 @@ class TrainConfig(Settings):
                 "curriculum.stages",
                 len(self.curriculum.stages),
                 self.curriculum.stages and algorithm.learns_from != "env",
-                f"{name} steps no environments in training; expected none",
+                f"{name} does not use environments in training; expected none",
             ),
             (
                 "runner.envs_per_actor",
@@ -337,7 +337,7 @@ class TrainConfig(Settings):
         self.algorithm = self.algorithm.with_model_defaults(is_recurrent)
 
     def shortened(self) -> TrainConfig:
-        """Return a copy in which all parts of a dry run (`runner.fast_dev_run`) are short."""
+        """Return a copy with the shortened settings of a dry run (`runner.fast_dev_run`)."""
         if not self.runner.fast_dev_run:
             return self
         evaluation = self.evaluation
@@ -359,14 +359,14 @@ class TrainConfig(Settings):
         )
 
     def _check_experience(self) -> None:
-        """Check that the source of experience for the algorithm is set, and no other source."""
+        """Check that either an environment or a dataset is set, as the algorithm requires."""
         name, dataset = self.algorithm.name, self.runner.dataset
         if self.algorithm.learns_from == "dataset":
             if dataset is None:
                 raise ConfigError(
                     "runner.dataset",
-                    f"{name} learns from recorded episodes: set it to the directory of a dataset "
-                    "(`maze-run rollout ... record=true` writes one) or to minari:<id>",
+                    f"{name} learns from recorded episodes; set the directory of a dataset "
+                    "(written by `maze-run rollout ... record=true`) or minari:<id>",
                 )
             return
         if self.env.id is None and self.env.target is None:
@@ -375,17 +375,17 @@ class TrainConfig(Settings):
         for key in ("n_episodes", "final_episodes") if is_instance else ():
             if vars(self.evaluation)[key]:
                 problem = (
-                    "a vector environment given as an instance is only used for training; expected "
-                    "0, or give a class or function that creates one, with env.backend=native"
+                    "an instance of a vector environment is only used for training; use 0, or pass "
+                    "a class or function that creates the environment, with env.backend=native"
                 )
                 raise ConfigError(f"evaluation.{key}", problem, vars(self.evaluation)[key])
         if self.evaluation.metric.startswith("validation/") and not self.evaluation.evaluators:
-            problem = f"not reported: {name} has no validation data; leave it out"
+            problem = f"not reported: {name} has no validation data; remove this setting"
             raise ConfigError("evaluation.metric", problem, self.evaluation.metric)
         if dataset is not None:
             raise ConfigError(
                 "runner.dataset",
-                f"{name} trains in environments: leave it out, or choose algorithm=bc",
+                f"{name} trains in environments; remove this setting, or use algorithm=bc",
                 dataset,
             )
 
@@ -405,22 +405,22 @@ class RayRunnerConfig(RemoteRunnerConfig):
     """CPUs reserved per worker (> 0)."""
 
     gpus_per_worker: float = 0.0
-    """GPUs reserved per worker (>= 0), may be fractional."""
+    """GPUs reserved per worker (>= 0), can be fractional."""
 
     cpus_per_learner: float = 1.0
-    """CPUs reserved per learner of `learner_group` (> 0), except the first one, which runs in the
-    main process."""
+    """CPUs reserved per learner of `learner_group` (> 0), except the first learner, which runs in
+    the main process."""
 
     gpus_per_learner: float = 0.0
-    """GPUs reserved per learner (>= 0), except the first one."""
+    """GPUs reserved per learner (>= 0), except the first learner."""
 
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """Placement of workers: PACK: on few machines; SPREAD: on many; STRICT_PACK: on one;
-    STRICT_SPREAD: one worker per machine."""
+    """Placement of workers: PACK: on few machines; SPREAD: on many machines; STRICT_PACK: on one
+    machine; STRICT_SPREAD: one worker per machine."""
 
     working_dir: str | None = None
-    """Folder with your modules; Ray copies it to all machines. null: the modules are installed
-    there, or in a shared folder."""
+    """Folder with your modules; Ray copies it to all machines. null: the modules must be installed
+    on all machines or be in a shared folder."""
 
     worker_output: bool = False
     """Whether to show the output of workers and Ray's messages on the console."""
@@ -435,7 +435,7 @@ class RayRunnerConfig(RemoteRunnerConfig):
         if self.address.startswith("ray://"):
             raise ConfigError(
                 "address",
-                "Ray Client is not supported: start the run on a machine of the cluster, or with "
+                "Ray Client is not supported; start the run on a machine of the cluster, or with "
                 "`ray job submit`; expected auto, local or <head>:<port>",
                 self.address,
             )

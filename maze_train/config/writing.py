@@ -1,4 +1,4 @@
-"""Conversion of the configuration of a run to plain values and YAML, and strict parsing of both."""
+"""Conversion of configurations to plain values and YAML, and strict parsing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
 def config_text(config: TrainConfig) -> str:
     """Return the configuration of a run as YAML, signed by this user.
 
-    Omits `run_dir`, `resume`, `trust` and `moved`, so that the file can be used for another run.
+    `run_dir`, `resume`, `trust` and `moved` are omitted, so that the file can start another run.
     """
     config = replace(config, run_dir=None, resume=None, trust=[], moved=[])
     return signed(dump_yaml(config_to_dict(config)))
@@ -53,9 +53,9 @@ def write_config(run_dir: Path, text: str) -> None:
 
 
 def plain_values(text: str) -> Any:
-    """Parse a YAML text, accepting only the features that `config_text` writes.
+    """Parse a YAML text; only the features used by `config_text` are allowed.
 
-    All YAML events are checked before a value is constructed.
+    All YAML events are checked before any value is constructed.
 
     Raises:
         ValueError: If the text contains aliases, tags or duplicate keys, or exceeds a limit.
@@ -75,7 +75,7 @@ def plain_values(text: str) -> Any:
         depth += is_start
         where = f"in line {event.start_mark.line + 1}"
         if not (is_start or isinstance(event, yaml.ScalarEvent)) or event.tag is not None:
-            raise ValueError(f"an alias or a tag {where}, which is not allowed")
+            raise ValueError(f"an alias or a tag {where} is not allowed")
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels {where}")
         given = "" if is_start or not event.implicit[0] else event.value
@@ -88,7 +88,7 @@ class _StrictLoader(LOADER):  # type: ignore[misc]  # a class that is a value
     """Loader that rejects duplicate and merged keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        """Construct a mapping whose keys all differ."""
+        """Construct a mapping; raise ValueError for duplicate keys."""
         keys: set[object] = set()
         for entry, _ in node.value:
             key = self.construct_object(entry, deep=True)

@@ -141,7 +141,7 @@ class Schedule(Settings):
                 return cls(points=pairs, by="env_steps")
         raise ConfigError(
             "",
-            "expected pairs [environment steps, value] with increasing steps >= 0, such as "
+            "expected pairs [environment steps, value] with steps increasing from 0, such as "
             "[[0, 1e-3], [100_000, 1e-4]]",
             points,
         )

@@ -129,7 +129,7 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
         ("lr", {"start": 1}, "top.lr: expected {start: 0.001, end: 0}"),
         ("lr", {"begin": 1}, "top.lr.begin = 1: unknown"),
         ("lr", {"start": "a", "end": 0}, "top.lr.start = 'a': expected a number"),
-        ("lr", [0, 0.1], "top.lr = [0, 0.1]: expected pairs [environment steps, value] with incr"),
+        ("lr", [0, 0.1], "top.lr = [0, 0.1]: expected pairs [environment steps, value] with step"),
         ("lr", [[1, 0.1], [2, 0]], "from 0, such as [[0, 1e-3], [100_000, 1e-4]]"),
         ("lr", [[0, 0.1], [2, 0], [1, 0]], "top.lr = [[0, 0.1], [2, 0], [1, 0]]: expected pairs"),
         ("lr", [], "top.lr = []: expected pairs"),
@@ -237,7 +237,7 @@ def test_defaults_come_from_the_algorithm() -> None:
 @pytest.mark.parametrize(
     ("changes", "messages"),
     [
-        ({"seed": 3, "seed.x": 1}, ["seed.x = 1: seed is 3, which has no keys"]),
+        ({"seed": 3, "seed.x": 1}, ["seed.x = 1: seed is 3 and has no keys"]),
         (
             {"experiment": "ppo/CartPol-v1"},
             ["experiment = 'ppo/CartPol-v1': no such option"],

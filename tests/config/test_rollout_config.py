@@ -92,7 +92,7 @@ def test_seeds_that_are_none(seeds: Any) -> None:
         ({**RANDOM, "seeds": [1, -1]}, "seeds[1] = -1: expected a number >= 0"),
         ({**RANDOM, "max_episode_steps": -1}, "max_episode_steps = -1"),
         ({**RANDOM, "video_interval": 0}, "video_interval = 0"),
-        ({**RANDOM, "record_dir": "d"}, "record_dir = 'd': needs record=true"),
+        ({**RANDOM, "record_dir": "d"}, "record_dir = 'd': requires record=true"),
         ({**RANDOM, "output_dir": " "}, "output_dir = ' ': expected a path"),
         ({**RANDOM, "runner.fast_dev_run": True}, "runner.fast_dev_run = True: only used for"),
         ({**RANDOM, "runner.max_wall_time_s": 5}, "runner.max_wall_time_s = 5.0: only used for"),

@@ -56,12 +56,12 @@ UNSTACK = (unstack_numpy_list_dict,)
 @pytest.mark.parametrize(
     ("functions", "value", "text"),
     [
-        (STACKS, [], "nothing to stack"),
+        (STACKS, [], "cannot stack an empty"),
         (STACKS, [{"a": 1, "b": 2}, {"a": 1}], "mapping 1 and mapping 0 differ in the keys 'b'"),
         (STACKS, [{"a": 1}, {"a": 1, "c": 2}], "keys 'c'"),
         (STACKS, [{"a": [1]}, {"a": [1, 2]}], r"'a' has the shapes \[\[1\], \[2\]\]"),
         (STACKS, [{"a": [[1], [1, 2]]}], "'a' is not an array"),
-        (UNSTACK, {}, "nothing to unstack"),
+        (UNSTACK, {}, "cannot unstack an empty"),
         (UNSTACK, {"a": [1, 2], "b": [1]}, r"'b' has the shape \[1\], 'a' has \[2\]"),
         (UNSTACK, {"a": 1, "b": [1]}, r"'b' has the shape \[1\], 'a' has \[\]"),
     ],

@@ -87,7 +87,7 @@ def test_both_ends_are_exact():
         ({"adaptive_kl": 0.01, "min": 0.0}, r"min = 0.0: expected a number > 0"),
         ({"adaptive_kl": 0.01, "min": 0.1}, r"max = 0.01: expected a number >= 0.1"),
         ({"adaptive_kl": 0.01, "end": 0.0}, r"adaptive_kl = 0.01: cannot be combined"),
-        ({"start": 1.0, "end": 0.0, "max": 0.5}, r"max = 0.5: needs adaptive_kl"),
+        ({"start": 1.0, "end": 0.0, "max": 0.5}, r"max = 0.5: has no effect without adaptive_kl"),
     ],
 )
 def test_schedules_that_mean_nothing_are_refused(settings, message):
@@ -147,7 +147,7 @@ def test_an_adaptive_learning_rate(rate, divergence, expected):
 def test_other_settings_do_not_follow_the_divergence(algorithm, key):
     """The message says which one does, and what is expected."""
     place = {"runner.dataset": "there"} if algorithm == "bc" else {"env": "CartPole-v1"}
-    told = rf"^algorithm\.{key} = 'adaptive_kl_0\.01': adaptive_kl is for algorithm\.lr of ppo"
+    told = rf"^algorithm\.{key} = 'adaptive_kl_0\.01': adaptive_kl is only supported for algorithm\.lr of ppo"
     with pytest.raises(ConfigError, match=told):
         load_config({**place, "algorithm": algorithm, f"algorithm.{key}": "adaptive_kl"})
 

@@ -234,7 +234,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "a maze_train.Evaluator",
     ),
     ("ppo", {"tracking.writers": [{"_target_": "own_envs.make_en"}]}, r"writers\[0\]._target_"),
-    ("ppo", {"total_steps": 0}, "nothing would end this run"),
+    ("ppo", {"total_steps": 0}, "the run would never end"),
     (
         *("ppo", {"total_steps": 0, "algorithm.patience": 2, "algorithm.n_epochs": 0}),
         r"algorithm\.lr = \[\[0\.0, 0\.001\], .*: set total_steps, or use a",

@@ -317,7 +317,8 @@ def test_versions_of_the_base(tmp_path):
         started(tmp_path, f"{base}@epoch_000001", "ppo", "discrete", run_dir=tmp_path / "no")
     assert str(caught.value) == (
         f"base_run = '{base}@epoch_000001': {base} contains no saved policy 'epoch_000001': "
-        "expected one of best, final, epoch_000002, epoch_000003, epoch_000004; did you mean 'epoch_000004'?"
+        "expected one of best, final, epoch_000002, epoch_000003, epoch_000004; "
+        "did you mean 'epoch_000004'?"
     )
     shutil.rmtree(base / "best")
     shutil.rmtree(base / "policies")

@@ -115,7 +115,7 @@ def test_arguments_of_calls() -> None:
     [
         ([{"steps": 3}], r"stages\[0\]: has a condition .* required for all but the first"),
         ([{}, {"attributes": {"x": 1}}], r"stages\[1\]: has no condition"),
-        ([{}, {"steps": 1, "above": 2}], r"stages\[1\]: expected one of steps, above and below"),
+        ([{}, {"steps": 1, "above": 2}], r"stages\[1\]: set only one of steps, above and below"),
         ([{}, {"steps": 0}], r"stages\[1\].steps = 0: "),
         (by_level({"steps": 5}, {"steps": 5}), r"stages\[2\].steps = 5: expected more than 5"),
         ([{}, {"steps": 5}], r"stages\[1\]: has no effect; set attributes or calls"),

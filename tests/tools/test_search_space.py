@@ -63,7 +63,10 @@ def test_ranges_are_found_at_any_depth() -> None:
         ({"algorithm.lr": {"low": 1, "hi": 2}}, "search.algorithm.lr.hi = 2: unknown"),
         ({"algorithm.lr": 1e-3}, "search.algorithm.lr = 0.001: expected a mapping with"),
         ({"algorithm.lr": {"low": 0, "high": 1, "log": True}}, "search.algorithm.lr.low = 0: "),
-        ({"algorithm.lr": []}, "search.algorithm.lr.choices = []: expected either choices"),
+        (
+            {"algorithm.lr": []},
+            "search.algorithm.lr.choices = []: expected either a list of choices",
+        ),
         ({"algorithm.lr": {"low": 1, "choices": [1]}}, "search.algorithm.lr.choices = [1]"),
         (
             {"algorithm.lr": {"low": 1e-3, "high": 1, "log": True, "step": 0.1}},
