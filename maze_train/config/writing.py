@@ -39,7 +39,7 @@ def check_text(text: str) -> None:
     try:
         plain_values(text)
     except ValueError as error:
-        raise ConfigError(CONFIG, f"could not be read again: it would be {error}") from error
+        raise ConfigError(CONFIG, f"would not be a valid file: {error}") from error
 
 
 def write_config(run_dir: Path, text: str) -> None:

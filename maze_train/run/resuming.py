@@ -136,7 +136,7 @@ class Resumption:
             trainer.load_state_dict(checkpoint.state)
 
     def past_rows(self, checkpoint: Checkpoint, has_table: bool) -> tuple[MetricsRow, ...]:
-        """Return the rows of metrics up to the checkpoint; none if the table is damaged.
+        """Return the rows of metrics up to the checkpoint; empty if the table is damaged.
 
         Args:
             checkpoint: The checkpoint.
@@ -146,8 +146,8 @@ class Resumption:
         try:
             rows = run.rows(checkpoint.epoch)
         except RunDirectoryError as error:
-            kept = f"it is kept as {run.damaged_metrics.name}"
-            warn(f"{error}; {kept}, and a new one begins after {checkpoint.path.name}")
+            kept = f"the table was renamed to {run.damaged_metrics.name}"
+            warn(f"{error}; {kept}, and a new table begins after {checkpoint.path.name}")
             return ()
         if has_table and len(rows) < checkpoint.epoch:
             missing = f"{checkpoint.epoch - len(rows)} of {checkpoint.epoch} epochs"

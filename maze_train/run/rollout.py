@@ -161,7 +161,7 @@ class RolloutRunner:
         writer: TrajectoryWriter | None,
         interruption: Interruption,
     ) -> list[PlayedEpisode]:
-        """Play and return the episodes; always write the results."""
+        """Play and return the episodes; write the results even after an error or a signal."""
         seeds, episodes = self.config.episode_seeds, list[PlayedEpisode]()
         reason, began = FAILED, time.monotonic()
         progress = RolloutProgress(len(seeds), self.config.progress)
@@ -225,7 +225,7 @@ class RolloutRunner:
         )
 
     def _match(self) -> Match:
-        """Build one environment and check that it matches the policy and can render."""
+        """Build an environment and check its spaces and render modes."""
         config, mode = self.config, self.config.render_mode
         setting = ("video", True) if config.video else ("render", config.render)
         if config.video:

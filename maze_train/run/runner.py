@@ -261,7 +261,7 @@ class TrainingRunner:
         if self.resumption is not None and resumed is not None:
             self.resumption.restore(trainer, resumed)
         with interruption, contextlib.closing(tracker):
-            with generators_kept():  # Custom writers may use them.
+            with generators_kept():  # Custom writers may use the random generators.
                 tracker.start()
             self._begin(run, store, resumed, leftover, bool(tracker.run_info.past_rows))
             log.open(run.log)

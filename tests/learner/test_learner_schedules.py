@@ -147,7 +147,9 @@ def test_an_adaptive_learning_rate(rate, divergence, expected):
 def test_other_settings_do_not_follow_the_divergence(algorithm, key):
     """The message says which one does, and what is expected."""
     place = {"runner.dataset": "there"} if algorithm == "bc" else {"env": "CartPole-v1"}
-    told = rf"^algorithm\.{key} = 'adaptive_kl_0\.01': adaptive_kl is only supported for algorithm\.lr of ppo"
+    told = (
+        rf"^algorithm\.{key} = 'adaptive_kl_0\.01': adaptive_kl is only supported for algorithm\.lr"
+    )
     with pytest.raises(ConfigError, match=told):
         load_config({**place, "algorithm": algorithm, f"algorithm.{key}": "adaptive_kl"})
 

@@ -65,7 +65,7 @@ def test_ranges_are_found_at_any_depth() -> None:
         ({"algorithm.lr": {"low": 0, "high": 1, "log": True}}, "search.algorithm.lr.low = 0: "),
         (
             {"algorithm.lr": []},
-            "search.algorithm.lr.choices = []: expected either a list of choices",
+            "search.algorithm.lr.choices = []: expected either a list of",
         ),
         ({"algorithm.lr": {"low": 1, "choices": [1]}}, "search.algorithm.lr.choices = [1]"),
         (
