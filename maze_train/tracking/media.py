@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike
 
 from maze_train.core.checks import check_positive
 from maze_train.core.errors import ConfigError
-from maze_train.core.types import Array
+from maze_train.core.types import Array, Tensor
 
-Kind: TypeAlias = Literal["image", "histogram", "video", "text"]
+Values: TypeAlias = Tensor | ArrayLike
+"""Values that callbacks log."""
 
 
-def as_pixels(key: str, image: Any, has_frames: bool = False) -> Array:
+def as_pixels(key: str, image: Values, has_frames: bool = False) -> Array:
     """Return an image, or the frames of a video, as uint8 `[H, W, C]` or `[T, H, W, C]`.
 
     Args:
@@ -26,7 +29,7 @@ def as_pixels(key: str, image: Any, has_frames: bool = False) -> Array:
     Raises:
         ConfigError: If shape or values are different.
     """
-    pixels = np.asarray(image.detach().cpu() if hasattr(image, "detach") else image)
+    pixels = as_array(image)
     if pixels.ndim == 2 + has_frames:
         pixels = pixels[..., None]
     expected = "[T, H, W, C]" if has_frames else "[H, W, C]"
@@ -40,17 +43,21 @@ def as_pixels(key: str, image: Any, has_frames: bool = False) -> Array:
     return np.rint(pixels * 255.0).astype(np.uint8)
 
 
-def as_numbers(key: str, values: Any) -> Array:
+def as_numbers(key: str, values: Values) -> Array:
     """Return the values of a histogram as float64 `[n]`.
 
     Raises:
         ConfigError: If there are no values, or a value is not finite.
     """
-    numbers = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    numbers = numbers.astype(np.float64).ravel()
+    numbers = as_array(values).astype(np.float64).ravel()
     if not numbers.size or not np.isfinite(numbers).all():
         raise ConfigError(key, "expected finite numbers", f"{numbers.size} values")
     return numbers
+
+
+def as_array(values: Values) -> Array:
+    """Return values, or a tensor on any device, as an array."""
+    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
 
 
 def animation(frames: Array, fps: float) -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from textwrap import indent
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from maze_train.core.checks import check_below
 from maze_train.core.files import atomic_write, open_own
@@ -23,7 +23,7 @@ from maze_train.core.report import csv_text
 from maze_train.core.run_directory import EPOCH, MetricsRow
 from maze_train.core.text import flattened
 from maze_train.core.types import Array
-from maze_train.tracking.media import Kind, animation
+from maze_train.tracking.media import animation
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -37,6 +37,9 @@ TRAIN_LENGTH = "train/episode_length_mean"
 VALIDATION_LOSS = "validation/loss"
 TOTAL_S = "time/total_s"
 EVAL_RETURN_STD = "eval/episode_return_std"
+
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class MetricsWriter:
     """
 
     recovers: ClassVar[bool] = False
-    """Whether the writer keeps rows that it failed to write and retries at the next call."""
+    """Whether the writer keeps rows that it failed to write; `write`, `sync` and `finish` retry."""
 
     is_kept: ClassVar[bool] = True
     """Whether the files are results of the run, so that it is an error if they are missing."""
@@ -190,13 +193,13 @@ class Tracker:
 
     def start(self) -> None:
         """Open the writers."""
-        self._forward("start", self.run_info)
+        self._forward(lambda writer: writer.start(self.run_info))
 
     def write(self, row: Mapping[str, float]) -> None:
         """Store a copy of the row of a finished epoch and forward it to all writers."""
         kept = dict(row)
         self.history.append(kept)
-        self._forward("write", kept)
+        self._forward(lambda writer: writer.write(kept), retries=True)
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
         """Show progress within an epoch.
@@ -205,22 +208,24 @@ class Tracker:
             progress_fraction: Fraction of the running epoch that is done, in [0, 1].
             env_steps: Environment steps since the start of training.
         """
-        self._forward("advance", progress_fraction, env_steps)
+        self._forward(lambda writer: writer.advance(progress_fraction, env_steps))
 
-    def log(self, kind: Kind, name: str, *content: Any, env_steps: int) -> None:
-        """Forward what a callback logs, with the arguments of `MetricsWriter.log_<kind>`.
+    def log(self, kind: str, name: str, store: Callable[[MetricsWriter], bool]) -> None:
+        """Store what a callback logs; print a warning once if no writer stores this kind.
 
-        If no writer stores this kind, a warning is printed once.
+        Args:
+            kind: Kind of the content, such as `image`, for the warning.
+            name: Name of the content, for the warning.
+            store: Passes the content to a writer; returns whether it was stored.
         """
-        is_stored = any(self._forward(f"log_{kind}", name, *content, env_steps))
-        if not is_stored and kind not in self._not_stored:
+        if not any(self._forward(store)) and kind not in self._not_stored:
             self._not_stored.add(kind)
             who = "tracking.tensorboard, WandbWriter and MLflowWriter do"
             self._warn(f"{name} is not stored: no writer of this run stores a {kind}; {who}")
 
     def sync(self) -> None:
         """Flush all rows to disk."""
-        self._forward("sync")
+        self._forward(lambda writer: writer.sync(), retries=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Forward the outcome of the run as plain values by name.
@@ -228,7 +233,7 @@ class Tracker:
         The console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`, `steps_per_second`
         and `final_test`; it takes the best and the last return from the rows.
         """
-        self._forward("finish", summary)
+        self._forward(lambda writer: writer.finish(summary), retries=True)
 
     def close(self) -> None:
         """Close all writers, even if one of them fails; may be called more than once."""
@@ -255,12 +260,20 @@ class Tracker:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _forward(self, call: str, *args: Any) -> list[Any]:
+    def _forward(
+        self, call: Callable[[MetricsWriter], Result], retries: bool = False
+    ) -> list[Result]:
+        """Call all writers; return the results of those that did not fail.
+
+        Args:
+            call: The call.
+            retries: Whether writers that recover write all missing rows in this call.
+        """
         results = []
         for writer in tuple(self._writers):
             try:
-                results.append(getattr(writer, call)(*args))
-                if call != "advance":
+                results.append(call(writer))
+                if retries:
                     self._failing.discard(writer)
             except OSError as error:
                 if not writer.recovers:

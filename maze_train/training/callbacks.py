@@ -20,7 +20,7 @@ from maze_train.envs.calls import EnvCall, EnvCalls
 from maze_train.learner.config import Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
-from maze_train.tracking.media import Kind, as_numbers, as_pixels
+from maze_train.tracking.media import as_numbers, as_pixels
 from maze_train.tracking.tracker import Tracker
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
@@ -199,23 +199,27 @@ class TrainingView:
         Raises:
             ConfigError: If `image` is not an image.
         """
-        self._log("image", name, as_pixels(name, image))
+        pixels, tag, step = as_pixels(name, image), *self._place(name)
+        self._trainer.tracker.log("image", tag, lambda w: w.log_image(tag, pixels, step))
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Log a histogram of an array or a tensor; otherwise like `log_image`."""
-        self._log("histogram", name, as_numbers(name, values))
+        numbers, tag, step = as_numbers(name, values), *self._place(name)
+        self._trainer.tracker.log("histogram", tag, lambda w: w.log_histogram(tag, numbers, step))
 
     def log_video(self, name: str, frames: Any, fps: float = 30.0) -> None:
         """Log frames `[T, H, W, C]` as an animated image; otherwise like `log_image`."""
-        self._log("video", name, as_pixels(name, frames, has_frames=True), fps)
+        pixels, tag, step = as_pixels(name, frames, has_frames=True), *self._place(name)
+        self._trainer.tracker.log("video", tag, lambda w: w.log_video(tag, pixels, fps, step))
 
     def log_text(self, name: str, text: str) -> None:
         """Log a text; otherwise like `log_image`."""
-        self._log("text", name, text)
+        tag, step = self._place(name)
+        self._trainer.tracker.log("text", tag, lambda w: w.log_text(tag, text, step))
 
-    def _log(self, kind: Kind, name: str, *content: Any) -> None:
-        tag, steps = f"{PREFIX}/{name}", self.progress.env_steps
-        self._trainer.tracker.log(kind, tag, *content, env_steps=steps)
+    def _place(self, name: str) -> tuple[str, int]:
+        """Return the tag and the step at which content is stored."""
+        return f"{PREFIX}/{name}", self.progress.env_steps
 
     def call_envs(self, method: str, /, *args: Any, evaluate: bool = False, **kwargs: Any) -> None:
         """Call a method of every training environment, before the next step.

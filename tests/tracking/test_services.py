@@ -450,14 +450,15 @@ def test_what_callbacks_log(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
     pixels = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
+    values = np.arange(9.0)
     for name, make in (("w", WandbWriter), ("m", MLflowWriter)):
         folder = tmp_path / name
         folder.mkdir()
         with Tracker([make()], RunInfo(run_dir=folder)) as tracker:
-            tracker.log("image", "callback/image", pixels[0], env_steps=7)
-            tracker.log("histogram", "callback/values", np.arange(9.0), env_steps=7)
-            tracker.log("video", "callback/video", pixels, 5.0, env_steps=7)
-            tracker.log("text", "callback/text", "<b>", env_steps=7)
+            tracker.log("image", "", lambda w: w.log_image("callback/image", pixels[0], 7))
+            tracker.log("histogram", "", lambda w: w.log_histogram("callback/values", values, 7))
+            tracker.log("video", "", lambda w: w.log_video("callback/video", pixels, 5.0, 7))
+            tracker.log("text", "", lambda w: w.log_text("callback/text", "<b>", 7))
     media = {path.suffix for path in (tmp_path / "w").rglob("media/*/callback/*")}
     assert media == {".png", ".gif", ".html"}
     stored = (tmp_path / "m").rglob("callback/*/step_000000000007.*")

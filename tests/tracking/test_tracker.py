@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock, call
 
+import numpy as np
 import pytest
 
 from maze_train import (
@@ -126,3 +127,23 @@ def test_settings_that_can_not_be_meant(settings: dict[str, Any], message: str) 
     """Errors give the place in the configuration and the remedy."""
     with pytest.raises(ConfigError, match=message):
         build_writers(TrackingConfig(**settings))
+
+
+def test_a_failing_writer_is_missing_until_it_writes(tmp_path: Path) -> None:
+    """Calls that write no row say nothing about the rows that a writer failed to write."""
+    writer, warnings = CSVWriter(), list[str]()
+    with Tracker([writer], RunInfo(run_dir=tmp_path), warn=warnings.append) as tracker:
+        (tmp_path / "metrics.csv").mkdir()  # In the way.
+        for use in (
+            lambda: tracker.write(ROW),
+            lambda: tracker.log("image", "x", lambda w: w.log_image("x", np.zeros((2, 2, 3)), 1)),
+            lambda: tracker.log("text", "x", lambda w: w.log_text("x", "", 1)),
+            lambda: tracker.advance(0.5, 1),
+        ):
+            use()
+            assert tracker.missing == ["metrics.csv"]
+        (tmp_path / "metrics.csv").rmdir()
+        tracker.sync()
+        assert tracker.missing == []
+    assert read_rows(tmp_path / "metrics.csv") == [ROW]
+    assert warnings[0].startswith("CSVWriter could not write, and will try again: ")
