@@ -20,8 +20,8 @@ from maze_train.config.hydra_input import (
     CONFIGURATION_ERRORS,
     ComposedJob,
     Task,
-    explain,
     key_of,
+    message_of,
     settings_of,
     unsettable,
     varied_keys,
@@ -376,10 +376,3 @@ def report(
         tell_traceback(foreign_cause(error) or error.__cause__ or error)  # In user code.
     notify(f"{PROGRAM}: error: {label}{message_of(error, argv)}")
     return CONFIGURATION_ERROR if is_configuration else FAILURE
-
-
-def message_of(error: BaseException, argv: Sequence[str] = ()) -> str:
-    """Return the message of an error; unexpected errors include their type."""
-    if isinstance(error, CONFIGURATION_ERRORS):
-        return explain(error, argv)
-    return str(error) if isinstance(error, MazeTrainError) else f"{type(error).__name__}: {error}"

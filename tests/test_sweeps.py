@@ -25,6 +25,7 @@ from maze_train import Callback
 from maze_train.cli import main
 from maze_train.core.files import exclusive
 from maze_train.jobs import _given_directory
+from maze_train.workers.backends import SIGNALS, signals_later
 
 if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
@@ -451,3 +452,16 @@ def test_runs_that_are_continued_at_checkpoints_are_compared(
     names = ",".join(f"{name}/checkpoints/epoch_000001" for name in "ab")
     assert maze_run("-m", f"resume={names}", "trust=[]", "hydra.sweep.dir=s") == 0
     assert "ppo           2     1k" in capfd.readouterr().out
+
+
+def test_signals_that_were_blocked_stay_blocked() -> None:
+    """Neither the end of an inner block nor that of the outer one unblocks them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        with signals_later():
+            with signals_later():
+                pass
+            assert signal.pthread_sigmask(signal.SIG_BLOCK, []) >= set(SIGNALS)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before | {signal.SIGUSR1}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -31,6 +31,7 @@ from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString
+from hydra.core.utils import filter_overrides
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -50,7 +51,14 @@ from maze_train.config.options import (
 )
 from maze_train.config.other_names import ours_for
 from maze_train.config.sweeps import JobRecord
-from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
+from maze_train.core.errors import (
+    ConfigError,
+    MazeTrainError,
+    MissingExtraError,
+    SpaceError,
+    did_you_mean,
+    nearest,
+)
 from maze_train.core.targets import TARGET, target_name
 from maze_train.core.text import quoted
 
@@ -272,7 +280,7 @@ class ComposedJob:
     @property
     def settings(self) -> str:
         """The user's overrides, as written on the command line."""
-        return " ".join(str(word).lstrip("+") for word in self.overrides)
+        return words_of(self.overrides)
 
     @property
     def sweep_dir(self) -> str:
@@ -294,7 +302,7 @@ class ComposedJob:
 
     def values(self) -> dict[str, Any]:
         """Return the configuration as plain values, with interpolations resolved."""
-        return plain_values(self._config)
+        return resolved_values(self._config)
 
     def select(self, key: str) -> object:
         """Return the value of a dotted key, or None if it does not exist."""
@@ -395,7 +403,12 @@ def key_of(override: str) -> str:
     return override.partition("=")[0].lstrip("+")
 
 
-def plain_values(composed: DictConfig) -> dict[str, Any]:
+def words_of(overrides: Sequence[str]) -> str:
+    """Return the settings in overrides as on the command line, without those of Hydra."""
+    return " ".join(word.lstrip("+") for word in filter_overrides(overrides))
+
+
+def resolved_values(composed: DictConfig) -> dict[str, Any]:
     """Convert a composed configuration to plain values, with interpolations resolved."""
     node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(node, dict)
@@ -447,6 +460,13 @@ def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
     if isinstance(error, yaml.YAMLError):
         return " ".join(str(error).split())
     return str(error)
+
+
+def message_of(error: BaseException, argv: Sequence[str] = ()) -> str:
+    """Return the message of an error; unexpected errors include their type."""
+    if isinstance(error, CONFIGURATION_ERRORS):
+        return explain(error, argv)
+    return str(error) if isinstance(error, MazeTrainError) else f"{type(error).__name__}: {error}"
 
 
 def as_typed(message: str, argv: Sequence[str]) -> str:

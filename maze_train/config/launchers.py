@@ -17,13 +17,19 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from maze_train.config.hydra_input import CONFIGURATION_ERRORS, ComposedJob, Task, stops_at_failures
+from maze_train.config.hydra_input import (
+    CONFIGURATION_ERRORS,
+    ComposedJob,
+    Task,
+    stops_at_failures,
+    words_of,
+)
 from maze_train.config.options import FAILURE
 from maze_train.config.ray_jobs import WorkerJobs
 from maze_train.config.sweeps import (
@@ -40,10 +46,11 @@ from maze_train.core.checks import check_at_least, check_positive, expanded
 from maze_train.core.errors import ConfigError, MazeTrainError, TrainingError
 from maze_train.core.files import exclusive, new_directory, writable
 from maze_train.core.folders import make_folders
+from maze_train.core.names import OUTPUTS
 from maze_train.core.text import quoted
 from maze_train.training.outcome import Interruption
 
-SWEEPS = "outputs/sweeps"
+SWEEPS = f"{OUTPUTS}/sweeps"
 SWEEP_DIR = f"{SWEEPS}/${{now:%Y-%m-%d_%H-%M-%S}}"
 """Default directory of a sweep."""
 
@@ -129,12 +136,11 @@ class SweepStart(Sweeper):
         problems = []
         jobs = list(self._jobs(arguments))
         for number, overrides in enumerate(jobs):
-            settings = " ".join(word.lstrip("+") for word in filter_overrides(overrides))
             try:
                 config = job_config(self._context, self._config, number, overrides)
                 self._task.check(ComposedJob(config))
             except (MazeTrainError, *CONFIGURATION_ERRORS) as error:
-                problems.append((f"job {number} ({settings})", error))
+                problems.append((f"job {number} ({words_of(overrides)})", error))
         HydraConfig.instance().set_config(self._config)
         if problems:
             lines = [f"\n  {label}: {self._task.message_of(error)}" for label, error in problems]
@@ -233,7 +239,9 @@ class LocalLauncher(Launcher):
         def note(job: StartedJob) -> None:
             self._task.note(job.outcome)
             tell_end(job)
-            ended[job.outcome.number] = self._returned(job.outcome)
+            number = job.outcome.number
+            overrides = job_overrides[number - initial_job_idx]
+            ended[number] = self._returned(job.outcome, overrides)
 
         jobs = (self._job(*job) for job in enumerate(job_overrides, initial_job_idx))
         self._pool(note, len(job_overrides)).run(jobs)
@@ -248,10 +256,9 @@ class LocalLauncher(Launcher):
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
         """Return a job with its composed configuration."""
         config = job_config(self._context, self._config, number, overrides)
-        settings = " ".join(word.lstrip("+") for word in filter_overrides(overrides))
         directory = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).absolute()
         sweep_dir = os.path.abspath(str(config.hydra.sweep.dir))
-        record = JobRecord(number, settings, str(directory), sweep_dir, code=FAILURE)
+        record = JobRecord(number, words_of(overrides), str(directory), sweep_dir, code=FAILURE)
         return ProcessJob(record, directory / LOG_FILE, self._work(config))
 
     def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
@@ -272,14 +279,14 @@ class LocalLauncher(Launcher):
         records = self._task.records[before:]
         return records[-1] if records else None
 
-    def _returned(self, record: JobRecord) -> JobReturn:
-        """Return the result for Hydra's sweeper.
+    def _returned(self, record: JobRecord, overrides: Sequence[str]) -> JobReturn:
+        """Return the result of a job for Hydra's sweeper.
 
         Failures are hidden from Hydra's basic sweeper, since it would stop at the first failure.
         """
         is_failure = bool(record.error) and stops_at_failures(self._config.hydra)
         return JobReturn(
-            overrides=record.settings.split(),
+            overrides=list(overrides),
             status=JobStatus.FAILED if is_failure else JobStatus.COMPLETED,
             _return_value=TrainingError(record.error) if is_failure else record.objective,
         )

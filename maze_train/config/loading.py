@@ -21,7 +21,6 @@ from maze_train.core.conversion import (
     build_dataclass,
     dotted_name,
     field_of_key,
-    hints_of,
     join,
     key_of_field,
     subclass_named,
@@ -174,7 +173,7 @@ def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any
     values = {key: value for key, value in node.items() if "." not in key}
     options = {
         key: named_option(key, values.pop(key))
-        for key, hint in hints_of(cls).items()
+        for key, hint in cls.hints().items()
         if isinstance(values.get(key), str) and section_of(hint) is not None
     }
     if cls is TrainConfig and isinstance(values.get(PRESETS), str):
@@ -245,7 +244,7 @@ def _with_meant(
 
 def keys_of(cls: type[Settings], values: Mapping[str, object], path: str = "") -> Iterator[str]:
     """Yield the dotted keys of all settings; `values` selects the classes of the sections."""
-    for name, hint in hints_of(cls).items():
+    for name, hint in cls.hints().items():
         key = join(path, key_of_field(name))
         yield key
         section, node = section_of(hint), values.get(key_of_field(name))

@@ -20,7 +20,7 @@ from maze_train.config.reach import check_reach
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import MAX_BYTES, plain_values
-from maze_train.core.conversion import convert, hints_of
+from maze_train.core.conversion import convert
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.names import CONFIG
@@ -90,7 +90,7 @@ def _problem_of(node: object) -> str:
     """Return a description of invalid values in a stored configuration; empty if all are valid."""
     if not isinstance(node, dict):
         return f"got {type(node).__name__}"
-    sections = hints_of(TrainConfig)
+    sections = TrainConfig.hints()
     for key, value in node.items():
         if not isinstance(key, str) or "." in key:
             return f"{key!r} is not the name of a setting"

@@ -16,8 +16,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import count
@@ -34,8 +34,8 @@ from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say
 from maze_train.core.report import csv_text
 from maze_train.core.text import duration, readable
-from maze_train.training.outcome import SIGNALS, signal_of
-from maze_train.workers.backends import Pickled, available_cores
+from maze_train.training.outcome import signal_of
+from maze_train.workers.backends import SIGNALS, Pickled, available_cores, signals_later
 
 COLUMNS = ("job", "settings", "run_dir", "objective", "error")
 
@@ -364,16 +364,6 @@ def work_in_process(
         sender.send(record)
 
 
-@contextmanager
-def signals_later() -> Iterator[None]:
-    """Context manager that blocks signals, to keep jobs and their records consistent."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
 def _follow(parent: int) -> None:
     """Send `END` to this process if the parent dies, so that a run saves a checkpoint."""
     while os.getppid() == parent:
@@ -400,11 +390,17 @@ def _lost(record: JobRecord, code: int) -> JobRecord:
     return replace(record, error=reason)
 
 
+def tell_failure(job: StartedJob) -> None:
+    """Print the error of a failed job."""
+    record = job.outcome
+    notify(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
+
+
 def tell_end(job: StartedJob) -> None:
     """Print the outcome of a job."""
     record, took = job.outcome, duration(job.seconds)
     if record.error:
-        notify(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
+        tell_failure(job)
     else:
         best = f", best {readable(record.objective)}" if math.isfinite(record.objective) else ""
         say(f"{PROGRAM}: job {record.number}: done in {took}{best}")

@@ -15,10 +15,11 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import (
     Any,
+    ClassVar,
     Literal,
     Protocol,
     Self,
@@ -54,14 +55,25 @@ class Settings:
     Subclasses check their fields in `__post_init__`, after calling the method of this class.
     """
 
+    _hints: ClassVar[Mapping[str, object]]
+    """Type hints of the fields, evaluated once per class."""
+
     def __post_init__(self) -> None:
         """Convert each field to its type hint.
 
         Raises:
             ConfigError: If a value cannot be converted to the type.
         """
-        for name, hint in hints_of(type(self)).items():
+        for name, hint in self.hints().items():
             setattr(self, name, convert(vars(self)[name], hint, key_of_field(name)))
+
+    @classmethod
+    def hints(cls) -> Mapping[str, object]:
+        """Return the type hints of the constructor's fields by name."""
+        if "_hints" not in vars(cls):  # A base class has other fields.
+            hints = get_type_hints(cls)
+            cls._hints = MappingProxyType({f.name: hints[f.name] for f in fields(cls) if f.init})
+        return cls._hints
 
     @property
     def fixed_settings(self) -> dict[str, str]:
@@ -85,7 +97,7 @@ class Settings:
         """
         cls = type(self)
         node: dict[str, object] = {} if cls is hint else {TARGET: dotted_name(cls)}
-        for name, hint_of_field in hints_of(cls).items():
+        for name, hint_of_field in cls.hints().items():
             node[key_of_field(name)] = _written(vars(self)[name], hint_of_field)
         return node
 
@@ -128,7 +140,7 @@ def unknown_key(key: str, value: object, allowed: Iterable[str]) -> ConfigError:
 
 def field_of_key(cls: type[Settings]) -> dict[str, str]:
     """Map keys in YAML to field names: the same name, or `_target_` for `target`."""
-    return {key_of_field(name): name for name in hints_of(cls)}
+    return {key_of_field(name): name for name in cls.hints()}
 
 
 def key_of_field(name: str) -> str:
@@ -201,23 +213,12 @@ def replaced(settings: SettingsT, node: Mapping[str, object], path: str) -> Sett
         raise error.below(path) from None
 
 
-def hints_of(cls: type) -> dict[str, object]:
-    """Return the type hints of the constructor's fields by name."""
-    return _hints_of(cls)
-
-
-@cache
-def _hints_of(cls: type) -> dict[str, object]:
-    hints = get_type_hints(cls)
-    return {f.name: hints[f.name] for f in fields(cls) if f.init}
-
-
 def _given(cls: type[Settings], node: Mapping[str, object]) -> dict[str, Any]:
     """Return values by field. Values of fields of type Any are copied and must be plain.
 
     The constructor itself accepts any object for such fields; a configuration file cannot.
     """
-    names, hints = field_of_key(cls), hints_of(cls)
+    names, hints = field_of_key(cls), cls.hints()
     given: dict[str, Any] = {}
     for key, value in node.items():
         if key not in names:

@@ -474,7 +474,8 @@ def _sealed(content: dict[str, Any], indent: int | None, dumps: Callable[..., st
     return (dumps(content, indent=indent, sort_keys=True) + "\n").encode()
 
 
-PACKAGES = ("maze-train", "torch", "numpy", "gymnasium")
+PACKAGES = ("maze_train", "torch", "numpy", "gymnasium")
+"""Packages whose versions are recorded and compared."""
 
 
 @cache
@@ -486,7 +487,7 @@ def versions() -> Mapping[str, str]:
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name.replace("-", "_")] = version(name)
+            found[name] = version(name)
         except PackageNotFoundError:
-            found[name.replace("-", "_")] = "unknown"
+            found[name] = "unknown"
     return MappingProxyType(found)

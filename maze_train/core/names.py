@@ -8,7 +8,8 @@ FINAL = "final"
 """Version of the policy in the latest checkpoint, which has no folder."""
 
 OUTPUTS, LATEST = "outputs", "latest"
-"""Default parent directory of runs, and the link in it to the run that started last."""
+"""Default parent directory of runs, and the link in it to the run that started last. The file
+`latest` in a directory of checkpoints names the checkpoint to resume from."""
 
 CURVE = "learning_curve.png"
 

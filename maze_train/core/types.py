@@ -70,14 +70,14 @@ def send(x: Tensor, device: torch.device) -> Tensor:
 
 def on_device(columns: T, device: torch.device) -> T:
     """Move the tensors, and trees of tensors, of a dataclass to a device; keep other fields."""
+
+    def moved(tree: TensorTree) -> TensorTree:
+        return tree_map(lambda x: x.to(device), tree)
+
     record: Any = columns
     given = {field.name: getattr(record, field.name) for field in fields(record)}
-    moved = {
-        name: tree_map(lambda x: x.to(device), value)
-        for name, value in given.items()
-        if isinstance(value, dict) or hasattr(value, "to")
-    }
-    result: T = replace(record, **moved)
+    trees = {name: x for name, x in given.items() if isinstance(x, dict | torch.Tensor)}
+    result: T = replace(record, **{name: moved(tree) for name, tree in trees.items()})
     return result
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from maze_train.workers.backends import PROCESS_NAME, SIGNALS, limit_threads
+from maze_train.workers.backends import PROCESS_NAME, SIGNALS, limit_threads, signals_later
 
 if TYPE_CHECKING:
     from typing import Self
@@ -47,13 +47,9 @@ class Probe(Generic[T]):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # A fork with threads may hang until its timeout.
-                self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with signals_later(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # A fork with threads may hang until its timeout.
+            self._process.start()
         sender.close()
 
     @property

@@ -12,7 +12,7 @@ from maze_train.config.commands import CompareConfig
 from maze_train.config.loading import load_settings
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
 from maze_train.core.files import results_directory, writable
-from maze_train.core.names import METRICS
+from maze_train.core.names import METRICS, OUTPUTS
 from maze_train.core.notices import warn
 from maze_train.core.report import csv_text, markdown_table, text_table, write_report
 from maze_train.core.targets import is_within
@@ -34,7 +34,7 @@ from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
 from maze_train.training.config import EvaluationConfig
 
 CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "comparison.csv", "comparison.md", "comparison.png"
-COMPARISONS = Path("outputs/comparisons")
+COMPARISONS = Path(OUTPUTS, "comparisons")
 ALL_ENVS = "all environments"
 MAX_ROWS = 40
 """Maximum number of table rows to print; the files contain all rows."""

@@ -68,7 +68,7 @@ class Score(NamedTuple):
         return f"{self.mean:.2f} +/- {self.std:.2f}"
 
 
-def score_of(run_dir: Path, epoch: int | None) -> Score | None:
+def score_of_epoch(run_dir: Path, epoch: int | None) -> Score | None:
     """Return the score of an epoch, from the test after training if available.
 
     None if the epoch was not evaluated, or the files of the run are missing.
@@ -107,7 +107,7 @@ def model_card(
     """
     task, epoch = task_name(settings), saved.score.get("epoch")
     algorithm, title = saved.config.algorithm.name, title_of(saved, settings)
-    score = score_of(saved.run_dir, epoch)
+    score = score_of_epoch(saved.run_dir, epoch)
     steps = _row_of(saved.run_dir, epoch).get(ENV_STEPS)
     facts = {
         "algorithm": algorithm,
@@ -319,7 +319,7 @@ def push_to_hub(
         RunDirectoryError: If there is no policy, the policy cannot be loaded again, or the upload
             fails.
     """
-    directory = str(getattr(run, "run_dir", run))
+    directory = str(run.run_dir if isinstance(run, TrainingResult) else run)
     given = {"run": directory, "repo_id": repo_id, **settings}
     return push(load_settings(PushConfig, given), token)
 

@@ -25,6 +25,7 @@ from maze_train.config.sweeps import read_jobs
 from maze_train.core.checks import expanded
 from maze_train.core.conversion import build_dataclass
 from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import PACKAGES
 from maze_train.core.names import CONFIG, JOBS, METRICS, SUMMARY
 from maze_train.core.run_directory import MetricsRow, RunDirectory
 from maze_train.core.targets import TARGET, is_within
@@ -39,7 +40,7 @@ PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "checkpoint")
 """Settings and sections that do not distinguish configurations."""
 
-COMPARED = ("python", "maze_train", "torch", "numpy", "gymnasium")
+COMPARED = ("python", *PACKAGES)
 """Python and packages, whose versions are compared."""
 SHORT_COMMIT, SHORT_DIGEST = 10, 6
 """Number of characters of a commit, and of the digest of changes, that are shown."""

@@ -13,17 +13,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import yaml
 
-from maze_train.config.hydra_input import CONFIGURATION_ERRORS, explain
+from maze_train.config.hydra_input import message_of
 from maze_train.config.loading import load_config
 from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, SearchConfig, load_search_config
-from maze_train.config.sweeps import LOG_FILE, JobRecord, LocalJobs, ProcessJob, StartedJob
+from maze_train.config.sweeps import (
+    LOG_FILE,
+    JobRecord,
+    LocalJobs,
+    ProcessJob,
+    StartedJob,
+    tell_failure,
+)
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.config.writing import MAX_BYTES, plain_values
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import (
     ConfigError,
-    MazeTrainError,
     RunDirectoryError,
     TrainingError,
     did_you_mean,
@@ -31,8 +37,8 @@ from maze_train.core.errors import (
 )
 from maze_train.core.files import atomic_write, exclusive, open_own, read_regular, writable
 from maze_train.core.folders import make_folders
-from maze_train.core.names import JOURNAL, METRICS, STUDY_FILE
-from maze_train.core.notices import notify, say, tell_traceback
+from maze_train.core.names import JOURNAL, METRICS, OUTPUTS, STUDY_FILE
+from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.core.plain_yaml import dump_yaml, load_yaml
 from maze_train.core.report import new_figure
 from maze_train.core.targets import TARGET, is_within, locate
@@ -285,10 +291,7 @@ def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
         return replace(record, objective=math.fsum(values) / len(values), code=0)
     except Exception as error:
         tell_traceback(error)
-        if isinstance(error, CONFIGURATION_ERRORS):
-            return replace(record, error=explain(error))
-        kind = "" if isinstance(error, MazeTrainError) else f"{type(error).__name__}: "
-        return replace(record, error=f"{kind}{error}")
+        return replace(record, error=message_of(error))
 
 
 def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
@@ -384,7 +387,7 @@ def run_search(
     if not base.tracking.csv:
         notify(f"note: trials write {METRICS} anyway, since it is needed to resume them")
     space = Space(config.ranges, settings)
-    default = Path("outputs", "studies", f"{task_name(config_to_dict(base))}-{base.algorithm.name}")
+    default = Path(OUTPUTS, "studies", f"{task_name(config_to_dict(base))}-{base.algorithm.name}")
     path = Path(config.study or directory or default).absolute()
     with writable("study", path):
         make_folders(path)
@@ -451,7 +454,7 @@ class _Search:
         try:
             self.pool.run(self._jobs())
         except KeyboardInterrupt:
-            self._write()
+            self._write(is_final=False)
             notify(f"{PROGRAM}: run the same command again to resume the study in {self.directory}")
             raise
         result = self._write()
@@ -469,9 +472,17 @@ class _Search:
                 locate(path, f"algorithm.{name}")
         new_figure(1.0, 1.0)
 
-    def _write(self) -> SearchResult:
+    def _write(self, is_final: bool = True, with_picture: bool = True) -> SearchResult:
+        """Write the tables; while the study runs, only report if that fails."""
         result = self._result()
-        write_result(result, draw_search(result, self.study, self.space) if result.best else None)
+        has_picture = with_picture and bool(result.best)
+        figure = draw_search(result, self.study, self.space) if has_picture else None
+        try:
+            write_result(result, figure)
+        except ConfigError as error:
+            if is_final:
+                raise
+            warn(f"{error}; the search continues, and writes these files later")
         return result
 
     def _result(self) -> SearchResult:
@@ -533,7 +544,7 @@ class _Search:
             return
         if record.error:
             self._fail(record.number, record.error)
-            notify(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
+            tell_failure(job)
         elif record.pruned_at:
             self.study.tell(record.number, state=self.states.PRUNED)
             say(f"{PROGRAM}: {record.name}: pruned at {record.pruned_at} % after {took}")
@@ -542,7 +553,7 @@ class _Search:
             best = f"best {readable(self.study.best_value)} of trial {self.study.best_trial.number}"
             value = readable(record.objective)
             say(f"{PROGRAM}: {record.name}: {value} after {took}; {best}")
-        write_result(self._result())
+        self._write(is_final=False, with_picture=False)
 
     def _fail(self, number: int, error: str) -> None:
         trial = self.study.trials[number]

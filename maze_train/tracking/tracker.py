@@ -13,6 +13,9 @@ from pathlib import Path
 from textwrap import indent
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
+import torch
+
 from maze_train.core.checks import check_below
 from maze_train.core.files import atomic_write, open_own
 from maze_train.core.folders import check_guarded, make_folders
@@ -553,9 +556,9 @@ def _plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value) if math.isfinite(value) else None
-    if hasattr(value, "items"):
+    if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return _plain(value.tolist())
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]

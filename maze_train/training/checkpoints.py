@@ -49,13 +49,13 @@ from maze_train.core.files import (
     write_synced,
 )
 from maze_train.core.folders import check_guarded, make_folders
+from maze_train.core.names import LATEST
 from maze_train.core.notices import warn
 from maze_train.core.state import StatePart
 from maze_train.core.state_files import TreePath, check_content, dumps, loads
 from maze_train.training.config import CheckpointConfig
 from maze_train.training.outcome import Position, crosses
 
-LATEST = "latest"
 MANIFEST, STATE = "MANIFEST.json", "state.pt"
 MAX_MANIFEST_BYTES = 10_000_000
 

@@ -244,6 +244,11 @@ class AlgorithmConfig(Settings):
         return "raise" if self.on_non_finite == "raise" else "skip"
 
     @property
+    def scales_rewards(self) -> bool | Literal["large"]:
+        """Whether critics learn from scaled rewards; `large`: only large rewards are scaled."""
+        return False
+
+    @property
     def model_settings(self) -> dict[str, Any]:
         """Return additional keyword arguments for the model builder."""
         return {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maze_train.core.notices import notify
+from maze_train.workers.backends import SIGNALS
 
 
 def crosses(interval: int, before: int, after: int) -> bool:
@@ -125,11 +126,6 @@ class TrainingSummary:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name."""
         return asdict(self)
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that end a run: Ctrl-C, termination by a cluster, a closed terminal, and Slurm's
-`--signal=USR1@60`."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -8,6 +8,8 @@ import pickle
 import signal
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -25,6 +27,17 @@ PROCESS_NAME = "maze-env"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that are sent to all processes of a job by Ctrl-C, a closing terminal or a cluster
 scheduler. Workers ignore them; the main process handles them and may save before it exits."""
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Block `SIGNALS` in this thread until the block ends; a new process inherits the mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 
 GUARD = 'A script that starts processes needs the guard `if __name__ == "__main__":`'
 

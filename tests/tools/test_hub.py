@@ -24,7 +24,7 @@ from maze_train.cli import main
 from maze_train.config.loading import load_config
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.run.saved_policies import read_source
-from maze_train.tools.hub import OMITTED, score_of, shared_settings
+from maze_train.tools.hub import OMITTED, score_of_epoch, shared_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,12 +213,12 @@ def test_the_score_of_a_policy(trained: TrainingResult, tmp_path: Path) -> None:
     with (trained.run_dir / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     epoch = 1 if trained.summary.best_epoch == 2 else 2
-    score = score_of(trained.run_dir, epoch)
+    score = score_of_epoch(trained.run_dir, epoch)
     assert score is not None
     assert score.mean == float(rows[epoch - 1]["eval/episode_return_mean"])
     assert (score.episodes, "evaluation" in score.origin) == (3, True)
-    assert score_of(trained.run_dir, 99) is None
-    assert score_of(tmp_path, 1) is None
+    assert score_of_epoch(trained.run_dir, 99) is None
+    assert score_of_epoch(tmp_path, 1) is None
 
 
 def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult) -> None:

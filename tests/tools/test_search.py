@@ -135,6 +135,21 @@ def test_a_search_ends_with_its_best_settings(
     assert (study / "0/job.log").is_file()
 
 
+def test_tables_that_can_not_be_written(
+    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The search says so and continues; its trials are in the journal, and the tables follow."""
+    table = maze_run.folder / "s/trials.csv"
+    table.mkdir(parents=True)
+    assert maze_run(*ONE, "n_trials=3", "n_jobs=1") == 2
+    error = capfd.readouterr().err
+    assert error.count("the search continues") == 3
+    assert "maze-run: error: study = " in error
+    table.rmdir()
+    assert maze_run(*ONE, "n_trials=4", "n_jobs=1") == 0
+    assert column(maze_run.folder / "s", "state") == ["complete"] * 4
+
+
 @pytest.mark.exhaustive
 def test_a_study_goes_on_with_the_same_command(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]

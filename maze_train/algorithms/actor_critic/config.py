@@ -94,6 +94,11 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
                 self.sequence_length,
             )
 
+    @property
+    def scales_rewards(self) -> bool | Literal["large"]:
+        """Value of `reward_scaling`."""
+        return self.reward_scaling or False
+
     def with_model_defaults(self, is_recurrent: bool) -> Self:
         """Resolve the default of `reward_scaling`."""
         if self.reward_scaling is not None:
