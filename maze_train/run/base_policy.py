@@ -6,12 +6,11 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gymnasium.spaces import Box
 from torch import nn
 
 from maze_train.config.stored import PARTS_OF_POLICY, settings_of_run
@@ -23,13 +22,15 @@ from maze_train.core.types import Tensor
 from maze_train.distributions.mapping import DEFAULTS
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.nets.policy_model import CRITIC_SETTINGS as SETTINGS_OF_CRITICS
-from maze_train.nets.policy_model import input_space, policy_space, without_critic
 from maze_train.run.saved_policies import SavedPolicy, load_weights, read_saved_policy, read_source
 from maze_train.spaces.agents import agent_spaces
-from maze_train.spaces.describe import check_same_spaces, flat_space, flat_spaces
-from maze_train.training.config import AlgorithmConfig
-from maze_train.training.models import modules_of
+from maze_train.spaces.describe import check_same_spaces
+from maze_train.training.models import (
+    POLICY_SETTINGS,
+    modules_of,
+    policy_settings,
+    spaces_of_policies,
+)
 from maze_train.training.multi_agent_models import policies_of_agents
 
 WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
@@ -42,11 +43,6 @@ POLICY_PARTS = ("normalizer", "trunk", "rnn", "policy")
 CRITIC_PARTS = ("value_head", "critic", "critics", "target_critics")
 """Names of the submodules that form the critic. Other submodules, such as temperatures, are not
 transferred."""
-
-POLICY_SETTINGS = tuple(
-    setting.name for setting in fields(ModelConfig) if setting.name not in SETTINGS_OF_CRITICS
-)
-"""Model settings that describe the policy."""
 
 CRITIC_SETTINGS = ("critic", "value_transform", "value_support")
 """Model settings that define the meaning of critic outputs; sizes follow from the weights."""
@@ -188,10 +184,7 @@ class BasePolicy:
         self._check_weights(found, wanted)
         own = self.model_of(self.config)
         parts, base = [*POLICY_PARTS], self.saved.config.model
-        scaled = [
-            getattr(config.algorithm, "reward_scaling", False)
-            for config in (self.saved.config, self.config)
-        ]
+        scaled = [c.algorithm.scales_rewards for c in (self.saved.config, self.config)]
         same = all(getattr(base, name) == getattr(own, name) for name in CRITIC_SETTINGS)
         if same and scaled[0] == scaled[1]:
             parts.extend(CRITIC_PARTS)
@@ -232,7 +225,7 @@ class BasePolicy:
             if algorithm.learns_from == "dataset" and settings["rnn"] is not None:
                 problem = f"{algorithm.name} learns from single transitions"
                 raise ConfigError("model.rnn", problem)
-            for own in _spaces_of_policies(spaces):
+            for own in spaces_of_policies(spaces):
                 build_model(ModelConfig(**settings), *own, seed=0, **algorithm.model_settings)
         except (ConfigError, SpaceError) as error:
             key = error.key if isinstance(error, ConfigError) else "distributions"
@@ -274,47 +267,6 @@ class BasePolicy:
                 f"the weights of its policy do not fit the networks of this run ({shown}): "
                 f"{self.saved.advice(self.config.algorithm, self.model_of(self.config))}"
             )
-
-
-def policy_settings(
-    model: ModelConfig, algorithm: AlgorithmConfig, spaces: tuple[Any, Any]
-) -> dict[str, Any]:
-    """Return the settings of a policy by name with the defaults of an algorithm.
-
-    Args:
-        model: Settings of the model.
-        algorithm: Algorithm that provides the defaults.
-        spaces: Observation and action space of one environment.
-
-    Raises:
-        SpaceError: If a space is not supported.
-    """
-    resolve = locate(algorithm.model_resolver)
-    each = _spaces_of_policies(spaces)
-    inputs = [policy_space(model, input_space(flat_space(observed))) for observed, _ in each]
-    critic_obs = model.critic_obs
-    if model.centralized_critic or critic_obs:  # Its policy was built without a critic.
-        model = without_critic(model)
-    resolved = [resolve(model, space) for space in inputs]
-    settings: dict[str, Any] = {}
-    for name in POLICY_SETTINGS:
-        first, *others = (getattr(own, name) for own in resolved)
-        # If the default differs between agents, it is applied when their policies are built.
-        settings[name] = getattr(model, name) if any(first != own for own in others) else first
-    families = dict(settings["distributions"])
-    # Only Box spaces have defaults that depend on the algorithm.
-    actions = [leaf for _, space in each for leaf in flat_spaces(space).values()]
-    if any(isinstance(leaf, Box) for leaf in actions):
-        families.setdefault("Box", DEFAULTS["Box"])
-    else:
-        families.pop("Box", None)
-    return {**settings, "distributions": families, "critic_obs": critic_obs}
-
-
-def _spaces_of_policies(spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return observation and action space of each agent."""
-    several = agent_spaces(*spaces)
-    return [spaces] if several is None else [several.of(agent) for agent in several.agents]
 
 
 def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:

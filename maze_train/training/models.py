@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -11,11 +12,20 @@ from torch import nn
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
+from maze_train.distributions.mapping import DEFAULTS
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import ActingModel
 from maze_train.nets.config import ModelConfig
+from maze_train.nets.policy_model import CRITIC_SETTINGS, input_space, policy_space, without_critic
+from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.describe import flat_space, flat_spaces
 from maze_train.training.config import AlgorithmConfig, PolicyConfig
+
+POLICY_SETTINGS = tuple(
+    setting.name for setting in fields(ModelConfig) if setting.name not in CRITIC_SETTINGS
+)
+"""Model settings that describe the policy."""
 
 
 def learner_with_frozen(
@@ -98,3 +108,67 @@ def make_model(
         if value:
             raise ConfigError(key, "only for multi-agent environments; remove this setting", value)
     return model_maker(algorithm)(config, observation_space, action_space, seed)
+
+
+def policy_settings(
+    model: ModelConfig, algorithm: AlgorithmConfig, own_spaces: tuple[Any, Any]
+) -> dict[str, Any]:
+    """Return the settings of a policy by name with the defaults of an algorithm.
+
+    Args:
+        model: Settings of the model.
+        algorithm: Algorithm that provides the defaults.
+        own_spaces: Observation and action space of one environment.
+
+    Raises:
+        SpaceError: If a space is not supported.
+    """
+    resolve = locate(algorithm.model_resolver)
+    each = spaces_of_policies(own_spaces)
+    inputs = [policy_space(model, input_space(flat_space(observed))) for observed, _ in each]
+    critic_obs = model.critic_obs
+    if model.centralized_critic or critic_obs:  # Its policy was built without a critic.
+        model = without_critic(model)
+    resolved = [resolve(model, space) for space in inputs]
+    settings: dict[str, Any] = {}
+    for name in POLICY_SETTINGS:
+        first, *others = (getattr(own, name) for own in resolved)
+        # If the default differs between agents, it is applied when their policies are built.
+        settings[name] = getattr(model, name) if any(first != own for own in others) else first
+    families = dict(settings["distributions"])
+    # Only Box spaces have defaults that depend on the algorithm.
+    actions = [leaf for _, space in each for leaf in flat_spaces(space).values()]
+    if any(isinstance(leaf, spaces.Box) for leaf in actions):
+        families.setdefault("Box", DEFAULTS["Box"])
+    else:
+        families.pop("Box", None)
+    return {**settings, "distributions": families, "critic_obs": critic_obs}
+
+
+def spaces_of_policies(own_spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return observation and action space of each agent."""
+    several = agent_spaces(*own_spaces)
+    return [own_spaces] if several is None else [several.of(agent) for agent in several.agents]
+
+
+def with_networks(
+    settings: Mapping[str, Any],
+    model: ModelConfig,
+    algorithm: AlgorithmConfig,
+    own_spaces: tuple[Any, Any],
+) -> dict[str, Any]:
+    """Return the settings of a run with the defaults of the networks, such as `hidden_sizes`.
+
+    Defaults of custom networks are unknown and stay null.
+
+    Args:
+        settings: All settings as plain values.
+        model: Their section `model`.
+        algorithm: Algorithm that provides the defaults.
+        own_spaces: Observation and action space of one environment.
+    """
+    known = policy_settings(model, algorithm, own_spaces) if model.policy is None else {}
+    own = {
+        key: known.get(key) if value is None else value for key, value in settings["model"].items()
+    }
+    return {**settings, "model": own}
