@@ -320,6 +320,9 @@ class OptimizerSettings(Settings):
     module_settings: ClassVar[tuple[str, ...]] = ("lr", "optimizer", "max_grad_norm")
     """Additional settings that can be overridden per module."""
 
+    learning_rates: ClassVar[tuple[str, ...]] = ("lr",)
+    """All settings that are learning rates; `lr_scheduler` changes them."""
+
     lr: float | Schedule = field(default=1e-3, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
@@ -435,7 +438,7 @@ class GradientSettings(OptimizerSettings):
         if self.lr_scheduler is None:
             return super().fixed_settings
         reason = "algorithm.lr_scheduler changes the learning rate; set a schedule instead"
-        return dict.fromkeys(("lr", "critic_lr", "entropy_coef_lr"), reason)
+        return dict.fromkeys(self.learning_rates, reason)
 
     def gradient_settings(self) -> GradientSettings:
         """Return the settings themselves."""

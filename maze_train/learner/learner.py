@@ -106,7 +106,6 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.modules = LearnerModules(config, scheduled, modules, self.device)
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self.active: list[ModuleOptimizer] = []
-        self._is_changing = False
         for module_id, module in modules.items():
             self.modules.check_new(module_id)
             self.check_module(module_id, module)
@@ -529,6 +528,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> None:
         """Register an optimizer for parameters of a module that require a gradient.
 
+        If these parameters already have an optimizer of this name, its learning rate and clipping
+        change, and `optimizer` has no effect.
+
         Args:
             module_id: The module.
             name: Name of the optimizer, unique within the module.
@@ -539,14 +541,15 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 [t1, v1], ...]`; None: keep the rate of the PyTorch optimizer.
 
         Raises:
-            ConfigError: If the name is taken, another optimizer owns one of the parameters, or the
-                learning rate is neither a number nor a schedule.
+            ConfigError: If the name is taken by other parameters, another optimizer owns one of the
+                parameters, or the learning rate is neither a number nor a schedule.
         """
         config = self.config_of(module_id).gradient_settings()
         lr = convert(lr_or_lr_schedule, float | Schedule | None, "lr")
         clipping = (config.max_grad_norm, config.grad_clip_by)
-        if self._is_changing and (module_id, name) in self.optimizers:
-            self.optimizers[module_id, name].change(lr, clipping)
+        registered = self.optimizers.get((module_id, name))
+        if registered is not None and registered.is_for(params):
+            registered.change(lr, clipping)
             return
         check_free(self.optimizers, module_id, name, params)
         if any(p.requires_grad for p in params):
@@ -569,12 +572,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """
         self.config, self.settings = config, config.gradient_settings()
         self.modules.change_settings(config)
-        self._is_changing = True
-        try:
-            for module_id in dict.fromkeys(owner for owner, _ in self.optimizers):
-                self.configure_optimizers_for_module(module_id)
-        finally:
-            self._is_changing = False
+        for module_id in dict.fromkeys(owner for owner, _ in self.optimizers):
+            self.configure_optimizers_for_module(module_id)
 
     def get_optimizer(
         self, module_id: str = DEFAULT_MODULE, name: str = DEFAULT_OPTIMIZER

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from maze_train.core.conversion import Settings
 from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
 from maze_train.learner.components import check_chosen
@@ -55,9 +54,8 @@ class Learners:
         """Call a function with each learner, and return the results."""
         return [function(self.first)]
 
-    def change_settings(self, config: Settings) -> None:
+    def change_settings(self, config: OptimizerSettings) -> None:
         """Replace the settings of every learner; see `Learner.change_settings`."""
-        assert isinstance(config, OptimizerSettings)
         self.first.change_settings(config)
         self._change()
 

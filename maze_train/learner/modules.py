@@ -201,7 +201,7 @@ class LearnerModules(dict[str, nn.Module]):
                 raise ConfigError("algorithm.overrides", problem, module_id)
         self.overrides: dict[str, Mapping[str, Any]] = dict(overrides)
         self._progress = Progress()
-        self._values: dict[tuple[str, str], Tensor] = {}
+        self._values: dict[str, dict[str, Tensor]] = {}
         self.change_settings(config)
 
     def config_of(self, module_id: str) -> OptimizerSettings:
@@ -218,17 +218,17 @@ class LearnerModules(dict[str, nn.Module]):
 
     def _with_values(self, module_id: str, config: OptimizerSettings) -> OptimizerSettings:
         """Return settings in which schedules are replaced by their current values, 0-d."""
+        values = self._values.setdefault(module_id, {})
         for name in self._scheduled:
             setting = getattr(config, name)
             if isinstance(setting, Schedule):
-                key = module_id, name
-                if key not in self._values:
+                if name not in values:
                     # With float64, products with vectors equal the products with Python floats.
                     dtype = precise_dtype(self._device)
-                    self._values[key] = torch.zeros((), dtype=dtype, device=self._device)
-                self._values[key].fill_(scheduled_value(setting, self._progress))
+                    values[name] = torch.zeros((), dtype=dtype, device=self._device)
+                values[name].fill_(scheduled_value(setting, self._progress))
                 config = copy(config)
-                setattr(config, name, self._values[key])
+                setattr(config, name, values[name])
         return config
 
     def change_settings(self, config: OptimizerSettings) -> None:
@@ -330,6 +330,8 @@ class LearnerModules(dict[str, nn.Module]):
         self.pop(module_id, None)
         self.overrides.pop(module_id, None)
         self._own_settings.pop(module_id, None)
+        self._configs.pop(module_id, None)
+        self._values.pop(module_id, None)
         self.policies.pop(module_id, None)
         for ids in (self.with_modes, self.with_loss, self.frozen):
             ids.discard(module_id)

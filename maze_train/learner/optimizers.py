@@ -300,6 +300,10 @@ class ModuleOptimizer:
             else:
                 self.optimizer.param_groups[i]["lr"] = float(self._adapted) * factor
 
+    def is_for(self, params: Iterable[nn.Parameter]) -> bool:
+        """Return whether `params` contain all parameters of this optimizer."""
+        return {id(param) for param in params}.issuperset(map(id, self.params))
+
     def change(self, lr: float | Schedule | None, clipping: tuple[float, str]) -> None:
         """Change the learning rate and the clipping from the next update on."""
         if lr != self.lr:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from gymnasium import Env
@@ -57,7 +57,7 @@ def build_vector_env(
     factories: Sequence[Callable[[], Env[Any, Any]]],
     config: EnvConfig,
     place: WorkerBackend,
-    on_non_finite: Any,
+    on_non_finite: Literal["raise", "skip"],
     first_env: int = 0,
     *,
     make_other: Callable[..., MazeVectorEnv] | None = None,

@@ -12,7 +12,7 @@ from maze_train.core.checks import absolute_path, check_at_least, check_fields, 
 from maze_train.core.conversion import ON_RESUME, Settings
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, check_targets, is_target
-from maze_train.learner.config import Schedule, check_schedule
+from maze_train.learner.config import OptimizerSettings, Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
@@ -129,7 +129,7 @@ class PolicyConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class AlgorithmConfig(Settings):
+class AlgorithmConfig(OptimizerSettings):
     """Base class of the settings of an algorithm.
 
     Classes are referenced by dotted path, so that reading a configuration does not import them.
@@ -196,11 +196,6 @@ class AlgorithmConfig(Settings):
 
     patience: int = field(default=0, metadata=ON_RESUME)
     """Number of evaluations without improvement after which training stops; 0: never."""
-
-    on_non_finite: Literal["raise", "skip", "zero"] = field(default="raise", metadata=ON_RESUME)
-    """What to do if an observation, reward, loss or gradient is NaN or infinite: raise: stop with
-    an error that names the value; skip: drop (and count) the episode or the gradient step; zero:
-    like skip, but non-finite entries of gradients are replaced by 0 and the step is applied."""
 
     device: str = field(default="cpu", metadata=ON_RESUME)
     """Device of the learner: cpu, cuda, cuda:1, mps, or auto (an accelerator if available)."""

@@ -129,7 +129,7 @@ def draw_returns(rng, kind="ties"):
     return (50.0 * rng.standard_normal((PAIRS, 2)) - 300.0).tolist()
 
 
-def compare(table, model, config, optimizer):
+def assert_equals_reference(table, model, config, optimizer):
     """Five updates of learner and reference: parameters and metrics agree after each of them."""
     rng = np.random.default_rng(11)
     others = {k: v.clone() for k, v in model.state_dict().items()}
@@ -164,7 +164,7 @@ OPTIMIZERS = {
 def test_update_equals_the_reference(table, name):
     """Five updates in a row give the parameters and metrics of the paper, with any optimizer."""
     node, slow = OPTIMIZERS[name]
-    compare(table, make_model(), make_config(optimizer=node), slow)
+    assert_equals_reference(table, make_model(), make_config(optimizer=node), slow)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_update_equals_the_reference(table, name):
 def test_every_setting_counts(table, settings):
     """Each has the effect of its definition; the bound holds for gradient and decay together."""
     config = make_config(optimizer=SGD, **settings)
-    compare(table, make_model(), config, torch.optim.SGD)
+    assert_equals_reference(table, make_model(), config, torch.optim.SGD)
 
 
 @pytest.mark.parametrize("name", ["Adam", "not entry by entry"])
@@ -194,7 +194,7 @@ def test_what_is_not_trained_stays(table, name):
     model.policy.free_params.requires_grad_(False)
     node, slow = OPTIMIZERS[name]
     assert len(trained(model)) == 4 < len(list(model.parameters()))
-    compare(table, model, make_config(optimizer=node), slow)
+    assert_equals_reference(table, model, make_config(optimizer=node), slow)
 
 
 def test_a_better_plus_moves_towards_the_noise():

@@ -42,10 +42,12 @@ class LineLearner(Learner[torch.Tensor, torch.Tensor, torch.Tensor]):
     Experience is `[N, 3]`: two inputs and a target per row.
     """
 
+    settings_class = LineSettings
+
     def __init__(self, modules, batch_size=4, refused=(), stop_at=None, seed=0, **settings):
         self.calls = []
         self.batch_size, self.refused, self.stop_at = batch_size, refused, stop_at
-        super().__init__(modules, LineSettings(**settings), seed=seed)
+        super().__init__(modules, self.settings_class(**settings), seed=seed)
 
     def note(self, call):
         """Record a call."""

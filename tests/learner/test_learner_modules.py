@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import pytest
 import torch
-from practice_learner import LineLearner, make_data, make_module
+from practice_learner import LineLearner, LineSettings, make_data, make_module
 from torch import nn
 
 from maze_train import ConfigError, Progress, get_flat_parameters
 from maze_train.learner.apis import HasPolicy, HasTargets
+from maze_train.learner.config import Schedule
+from maze_train.learner.events import LearnerEvents
 
 
 def train(learner, *modules, first=0, count=3):
@@ -145,6 +151,30 @@ def test_a_module_that_does_not_fit_changes_nothing():
         assert learner.modules.overrides == {}
     with pytest.raises(ConfigError, match=r"module_id = 'b': no such module; available: a"):
         learner.remove_module("b")
+
+
+@dataclass(kw_only=True)
+class Weighted(LineSettings):
+    """Settings of a loss with a weight."""
+
+    module_settings: ClassVar[tuple[str, ...]] = ("weight",)
+    weight: float | Schedule = 1.0
+
+
+def test_a_removed_module_leaves_no_settings():
+    """The values of its schedules are freed, and it would get the settings of a new module."""
+
+    class Scheduled(LineLearner):
+        settings_class = Weighted
+        scheduled_settings: ClassVar[Any] = {"weight": LearnerEvents.learning_rate}
+
+    learner = Scheduled({"a": make_module(0)})
+    learner.add_module("b", make_module(1), overrides={"weight": "linear_0.5"})
+    assert float(learner.config_of("b").weight) == 0.5
+    value = weakref.ref(learner.config_of("b").weight)
+    learner.remove_module("b")
+    assert value() is None
+    assert learner.config_of("b") is learner.config_of("c")
 
 
 def test_the_state_of_other_modules_is_refused():

@@ -202,7 +202,7 @@ def test_updates_without_a_finite_step_are_counted_on():
 
 
 def test_register_optimizer_refuses_duplicates():
-    """A name is used once, and a parameter belongs to one optimizer."""
+    """A name is used once, and a parameter belongs to one optimizer, whose rate can change."""
     learner = LineLearner(make_module())
     other = [torch.nn.Parameter(torch.zeros(2))]
     with pytest.raises(ConfigError, match=r"module 'default' already has an optimizer 'default'"):
@@ -213,6 +213,10 @@ def test_register_optimizer_refuses_duplicates():
     assert list(learner.optimizers) == [("default", "default")]
     learner.register_optimizer(params=other, **second)
     assert len(learner.optimizers) == 2
+    first = learner.optimizers["default", "second"]
+    learner.register_optimizer(params=other, **{**second, "lr_or_lr_schedule": 0.3})
+    assert learner.optimizers["default", "second"] is first
+    assert first.set_lr(Progress()) == 0.3
 
 
 class TakesTurns(LineLearner):

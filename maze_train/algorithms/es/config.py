@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 from maze_train.core.checks import check_fields
 from maze_train.core.conversion import IN_RUN, ON_RESUME
 from maze_train.core.errors import ConfigError
-from maze_train.learner.config import OptimizerSettings, Schedule
+from maze_train.learner.config import Schedule
 from maze_train.training.config import DRY_RUN_STEPS, AlgorithmConfig
 
 
 @dataclass(kw_only=True)
-class ESAlgorithmConfig(OptimizerSettings, AlgorithmConfig):
+class ESAlgorithmConfig(AlgorithmConfig):
     """Evolution strategies (Salimans et al., 2017, arXiv:1703.03864).
 
     Each update evaluates perturbed copies of the policy for one episode each, and moves the

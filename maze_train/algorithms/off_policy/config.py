@@ -231,6 +231,7 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
     """Base class of the settings of algorithms with a policy and Q-functions."""
 
     module_settings: ClassVar[tuple[str, ...]] = ("critic_lr",)
+    learning_rates: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.learning_rates, "critic_lr")
 
     lr: float | Schedule = field(default=3e-4, metadata=IN_RUN)
     """Learning rate of the policy, > 0: a number, or a schedule such as `linear_0.001` (decays to

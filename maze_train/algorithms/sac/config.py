@@ -29,6 +29,10 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     module_settings: ClassVar[tuple[str, ...]] = (
         *("entropy_coef", "entropy_coef_lr", "entropy_tuning", "target_entropy_multiplier"),
     )
+    learning_rates: ClassVar[tuple[str, ...]] = (
+        *PolicyAndCriticsConfig.learning_rates,
+        "entropy_coef_lr",
+    )
 
     entropy_coef_lr: float | Schedule | None = field(default=None, metadata=IN_RUN)
     """Learning rate of the temperatures, > 0; null: the same as for the policy."""
