@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import math
 import os
 import re
@@ -44,6 +45,8 @@ from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.core.run_directory import WHOLE, RunDirectory
 from maze_train.core.text import shell_word
+from maze_train.core.torchrun import rank_label
+from maze_train.run.assembly import load_resumed, restarted_run
 
 NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
 """Settings with the name and the group of a run, and maximum length of a generated name."""
@@ -209,9 +212,9 @@ Work: TypeAlias = Callable[[], float]
 
 def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Train a policy, or resume a run with changed settings."""
+    if (earlier := restarted_run()) is not None:
+        values["resume"], given = earlier, ()
     if values.get("resume") not in (None, AUTO):
-        from maze_train.run.assembly import load_resumed
-
         config = load_resumed(str(values["resume"]), settings_of(given, values))
     else:
         if values.get("run_dir") is None:
@@ -374,5 +377,5 @@ def report(
         isinstance(error, EnvError) and foreign_cause(error) is not None
     ):
         tell_traceback(foreign_cause(error) or error.__cause__ or error)  # In user code.
-    notify(f"{PROGRAM}: error: {label}{message_of(error, argv)}")
+    notify(f"{PROGRAM}: error: {rank_label()}{label}{message_of(error, argv)}", logging.ERROR)
     return CONFIGURATION_ERROR if is_configuration else FAILURE

@@ -16,7 +16,7 @@ from hydra._internal.hydra import Hydra
 from leftovers import open_files
 
 from maze_train.cluster.session import RAY_ENVIRONMENT
-from maze_train.learner.peers import Rendezvous, join, leave
+from maze_train.learner.process_group import Rendezvous, join, leave
 from maze_train.run import assembly
 from maze_train.workers.pool import LOOPBACK
 

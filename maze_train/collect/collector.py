@@ -20,7 +20,7 @@ from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.nets.acting import Acted, Actor, as_arrays
+from maze_train.nets.acting import Acted, ActingModel, Actor, as_arrays
 from maze_train.spaces.tensors import check_resolution, large_floats
 
 if TYPE_CHECKING:
@@ -216,9 +216,7 @@ class RolloutCollector(Collector):
             if self._storage_device is None:
                 large = large_floats(self.env.single_observation_space, self._obs)
         actor, storage = self._actor_and_storage(model, into)
-        shape = (self.num_steps, self.num_envs)
-        noise = actor.model.draw_noise(shape, self.generator, torch.device("cpu"))
-        noise_rows = send(noise, self.device).unbind(0)
+        noise_rows = send(self._noise(actor.model), self.device).unbind(0)
         moves = not is_on(storage.rewards, self.device)
         reports = FinishedEpisodes()
         restarts_before = self.env.worker_restarts
@@ -257,6 +255,15 @@ class RolloutCollector(Collector):
         reports.steps = rollout.num_samples
         reports.worker_restarts = self.env.worker_restarts - restarts_before
         return rollout, self._finished(rollout, reports)
+
+    def _noise(self, model: ActingModel) -> Tensor:
+        """Draw the noise of the actions of a rollout, `[T, B, ...]`."""
+        first, total = self.env.first_env, self.env.total_envs or self.num_envs
+        shape, cpu = (self.num_steps, total), torch.device("cpu")
+        noise = model.draw_noise(shape, self.generator, cpu)
+        if total == self.num_envs:
+            return noise
+        return noise[:, first : first + self.num_envs]  # Other processes step the others.
 
     def _actor_and_storage(
         self, model: nn.Module, into: RolloutStorage | None

@@ -33,10 +33,15 @@ def abandon_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def notify(text: str) -> None:
-    """Print a line on standard error; errors of the stream are ignored."""
+def notify(text: str, level: int = logging.INFO) -> None:
+    """Print a line on standard error unless `CONSOLE` ignores its level.
+
+    Errors of the stream are ignored.
+    """
+    if not CONSOLE.isEnabledFor(level):
+        return
     text = printable(text)
-    CONSOLE.info(text)
+    CONSOLE.log(level, text)
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
@@ -48,4 +53,4 @@ def warn(text: str) -> None:
 
 def tell_traceback(error: BaseException) -> None:
     """Print the traceback of an exception on standard error."""
-    notify("".join(traceback.format_exception(error)).rstrip())
+    notify("".join(traceback.format_exception(error)).rstrip(), logging.ERROR)

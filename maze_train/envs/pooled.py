@@ -72,6 +72,7 @@ class WorkerRepair:
         memory: Memory into which the workers step.
         journal: Journal of the running episodes; None if workers are never restarted.
         calls: All calls of the environments.
+        seeded_as: See `SliceSettings`.
     """
 
     def __init__(
@@ -82,10 +83,11 @@ class WorkerRepair:
         memory: Any,
         journal: Journal | None,
         calls: list[EnvCall],
+        seeded_as: tuple[int, int],
     ) -> None:
         self._pool, self._slices, self._spaces = pool, slices, spaces
         self._memory, self._journal, self._calls = memory, journal, calls
-        self._num_envs = slices[-1].stop
+        self._first, self._num_envs = seeded_as
         self._obs: dict[str, Array] = {}
         self._pairs: list[tuple[Array, Array]] = []
 
@@ -180,7 +182,7 @@ class WorkerRepair:
         if failure.raised or self._journal is None:
             return ""
         seeds = [
-            episode_seed(root_seed, i, self._num_envs, self._started(i, method))
+            episode_seed(root_seed, self._first + i, self._num_envs, self._started(i, method))
             for i in self._slices[failure.index]
         ]
         return f"; seeds of its episodes: {', '.join(map(str, seeds))}"
@@ -232,6 +234,7 @@ class PooledVectorEnv(MazeVectorEnv):
         keeps_terminal_obs: Whether final observations of terminated episodes must be finite too.
         can_be_restored: Whether to store the actions of running episodes for `state_dict`.
         first_env: Index of the first environment in messages.
+        total_envs: See `MazeVectorEnv`.
 
     Raises:
         ConfigError: If there is no factory, a factory rejects its settings, or an argument is out
@@ -253,13 +256,15 @@ class PooledVectorEnv(MazeVectorEnv):
         keeps_terminal_obs: bool = False,
         can_be_restored: bool = True,
         first_env: int = 0,
+        total_envs: int = 0,
     ) -> None:
         super().__init__(copy=copy, step_infos=step_infos)
         check_one_of("on_non_finite", on_non_finite, ON_NON_FINITE)
         if not env_factories:
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
         place = ThisProcess() if place is None else place
-        self.can_be_restored, self.first_env = can_be_restored, first_env
+        self.can_be_restored = can_be_restored
+        self.first_env, self.total_envs = first_env, total_envs
         self.keeps_terminal_obs = keeps_terminal_obs
         # Differences of the replays of the last `load_state_dict`.
         self.differences: list[Difference] = []
@@ -268,7 +273,10 @@ class PooledVectorEnv(MazeVectorEnv):
         self._slices = shares(n, count)
         self._indices = range(count)
         final_obs: Literal["truncated", "all"] = "all" if keeps_terminal_obs else "truncated"
-        settings = SliceSettings(step_infos, info_keys, on_non_finite, final_obs)
+        self._seeded_as = (first_env, total_envs) if total_envs else (0, n)
+        settings = SliceSettings(
+            step_infos, info_keys, on_non_finite, final_obs, seeded_as=self._seeded_as
+        )
         make_workers = [
             partial(
                 TrainingSlice,
@@ -309,7 +317,13 @@ class PooledVectorEnv(MazeVectorEnv):
         if not self._pool.workers:  # Exceptions of workers in this process propagate.
             spaces = (observation_space, action_space)
             self._repair = WorkerRepair(
-                self._pool, self._slices, spaces, memory, self._journal, self.calls_made
+                self._pool,
+                self._slices,
+                spaces,
+                memory,
+                self._journal,
+                self.calls_made,
+                self._seeded_as,
             )
             if self._pool.may_restart:
                 self._repair.keep(buffers)

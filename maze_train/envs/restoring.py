@@ -59,8 +59,9 @@ class TrainingSlice(EnvSlice):
         return report
 
     def _begin_run(self, seed: int) -> None:
-        indices = range(self._first, self._first + len(self.envs))
-        self._run = [EpisodeSeeds(seed, index, self._num_envs) for index in indices]
+        first, num_envs = self._settings.seeded_as or (0, self._num_envs)
+        indices = range(first + self._first, first + self._first + len(self.envs))
+        self._run = [EpisodeSeeds(seed, index, num_envs) for index in indices]
         self._next_seed = lambda i: self._run[i].next()
         self._context.seed_generators(seed)
         self._clear_rows(slice(None))

@@ -57,6 +57,10 @@ class SliceSettings:
     """Episodes whose final observations are stored and must be finite: truncated ones, or all;
     `none` does not store final observations."""
 
+    seeded_as: tuple[int, int] | None = None
+    """Number of the first environment of all slices among the environments of all processes of a
+    run, and their total number, which determine the seeds; None: there are no others."""
+
     whole_games: bool = False
     """Whether each episode is a whole game, independent of earlier ones. Wrappers that end an
     episode within a game (`EpisodicLifeWrapper`) are overridden, and environments with `state_dict`

@@ -82,6 +82,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             environments.
         simulator: The underlying `Simulator`, if any.
         first_env: Index of the first environment in messages.
+        total_envs: Number of environments of all processes of a run, if these are the environments
+            `first_env`, ... of them and their episodes and actions are seeded accordingly; 0: these
+            are seeded as the only ones.
         keeps_terminal_obs: Whether final observations of terminated episodes are stored, so that
             they must be finite, as for truncated episodes.
         calls_made: Calls that these environments received, in order.
@@ -90,6 +93,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     root_seed: int | None = None
     first_env: int = 0
+    total_envs: int = 0
     keeps_terminal_obs: bool = False
     can_be_restored: bool = False
     simulator: Any = None

@@ -1,15 +1,17 @@
-"""Interface for data-parallel gradient steps, and the implementation for a single learner."""
+"""Interfaces for data-parallel training, and their implementations for a single process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
 from maze_train.learner.optimizers import ModuleOptimizer
 
 Batch = TypeVar("Batch")
+T = TypeVar("T")
 Optimizers: TypeAlias = Mapping[tuple[str, str], ModuleOptimizer]
 
 
@@ -64,3 +66,72 @@ class SingleLearner:
 
     def end(self, statistics: Statistics) -> None:
         """End an update; `statistics` receives the recorded values."""
+
+
+RANKS = "ranks"
+"""Key of a state with one part per process."""
+
+
+class SingleProcess:
+    """The only process of a run; see `TorchrunProcesses` for several that train one policy.
+
+    Every process makes the same calls in the same order.
+    """
+
+    rank = 0
+    """Number of this process; the first one writes all files and the console."""
+
+    count = 1
+    """Number of processes."""
+
+    is_shared = False
+    """Whether the run may have other processes."""
+
+    def device(self, name: str) -> str:
+        """Return the device of this process for the name of a kind of device."""
+        return name
+
+    def first(self, function: Callable[[], T]) -> T:
+        """Return the result of a function that only the first process calls."""
+        return function()
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in all processes."""
+        return [value]
+
+    def largest(self, number: int) -> int:
+        """Return the largest number of all processes, in all processes."""
+        return number
+
+    def state(self, own: T) -> T | dict[str, list[T]] | None:
+        """Return the states of all processes for a checkpoint; None in all but the first."""
+        return own
+
+    def own_state(self, state: Any) -> Any:
+        """Return the state of this process from a result of `state`.
+
+        Raises:
+            ConfigError: If another number of processes saved it.
+        """
+        count = len(state[RANKS]) if isinstance(state, dict) and RANKS in state else 1
+        if count != self.count:
+            raise ConfigError(
+                "resume",
+                f"{count} processes trained this run and {self.count} cannot continue it, because "
+                "each process has environments and random generators of its own; use "
+                + ("maze-run" if count == 1 else f"torchrun with {count} processes in total"),
+            )
+        return state if self.count == 1 else state[RANKS][self.rank]
+
+    def check_same(self, key: str, value: object) -> None:
+        """Check that a value is the same in all processes.
+
+        Raises:
+            ConfigError: If it is not.
+        """
+
+    def started(self, run_dir: str) -> None:
+        """Note the directory of the run, for a restart."""
+
+    def leave(self, *error: object) -> None:
+        """End the exchange with the other processes; a second call does nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
 from maze_train.config.train_config import TrainConfig
+from maze_train.core.notices import notify
+from maze_train.core.torchrun import TorchrunVariables
 
 if TYPE_CHECKING:
+    from maze_train.learner.parallel import SingleProcess
     from maze_train.run.base_policy import BasePolicy
     from maze_train.run.repeatability import Examination
     from maze_train.run.resuming import Resumption
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from maze_train.training.builder import AlgorithmBuilder
     from maze_train.training.callbacks import Callback
     from maze_train.training.evaluators import Evaluator
-    from maze_train.training.features import AgentParts, BuildFeatures
+    from maze_train.training.features import AgentParts, BuildFeatures, ProcessParts
 
 
 def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
@@ -52,6 +56,34 @@ class Assembly:
     """
 
     writers = staticmethod(build_writers)
+
+    def processes_of(self, config: TrainConfig) -> SingleProcess:
+        """Join the other processes of the run, if torchrun started this one.
+
+        Raises:
+            ConfigError: If the settings do not allow it; see `run.torchrun.joined`.
+        """
+        from maze_train.learner.parallel import SingleProcess
+
+        variables = TorchrunVariables.read()
+        if variables is None:
+            if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+                text = "RANK and WORLD_SIZE are set, but not by torchrun: this process trains alone"
+                notify(f"note: {text}")
+            return SingleProcess()
+        from maze_train.run.torchrun import joined
+
+        return joined(config, variables)
+
+    def parts_of(self, processes: SingleProcess) -> ProcessParts:
+        """Return the parts of a trainer that depend on whether there are other processes."""
+        from maze_train.training.features import ProcessParts
+
+        if not processes.is_shared:
+            return ProcessParts()
+        from maze_train.training.processes import common_parts
+
+        return common_parts(processes)
 
     def resumption_of(self, config: TrainConfig) -> Resumption | None:
         """Return the object that resumes a run; None for a new run."""
@@ -85,7 +117,7 @@ class Assembly:
             config = bases[-1].with_networks(resumed_dir)
         return config, bases
 
-    def building_features(self, config: TrainConfig) -> BuildFeatures:
+    def building_features(self, config: TrainConfig, processes: SingleProcess) -> BuildFeatures:
         """Return the optional parts of the algorithm."""
         from maze_train.training.features import BuildFeatures
 
@@ -94,6 +126,10 @@ class Assembly:
             from maze_train.learner.group import LearnerGroup
 
             features = replace(features, make_group=LearnerGroup)
+        if processes.is_shared:
+            from maze_train.run.torchrun import with_exchange
+
+            features = with_exchange(features, processes)
         if any(policy.opponents is not None for policy in config.policies.values()):
             from maze_train.training.league import make_league_collector
 
@@ -147,6 +183,16 @@ def load_resumed(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
     from maze_train.run.resuming import stored_settings
 
     return load_config(stored_settings(resume, changes))
+
+
+def restarted_run() -> str | None:
+    """Return the directory of the run that a restart by torchrun continues; None otherwise."""
+    variables = TorchrunVariables.read()
+    if variables is None or not variables.attempt:
+        return None
+    from maze_train.learner.torchrun import restarted_run
+
+    return restarted_run(variables)
 
 
 def _agent_parts() -> AgentParts:

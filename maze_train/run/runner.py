@@ -42,7 +42,7 @@ from maze_train.training.evaluators import (
     own_evaluators,
 )
 from maze_train.training.generators import generators_kept, generators_of_run
-from maze_train.training.outcome import Interruption, Limits, TrainingSummary
+from maze_train.training.outcome import Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Trainer, TrainerServices
 
@@ -88,6 +88,7 @@ class TrainingRunner:
         assembly: Builds the optional parts; see `run.train.make_runner`.
 
     Attributes:
+        processes: Processes of the run.
         config: The configuration with all defaults, a seed, and the networks of a base run.
         resumption: Resumes an earlier run; None for a new run.
         callbacks: Callbacks of the run; callers may add more.
@@ -101,13 +102,14 @@ class TrainingRunner:
 
     def __init__(self, config: TrainConfig, assembly: Assembly) -> None:
         self._assembly = assembly
+        self.processes = assembly.processes_of(config)
         self.resumption = self._assembly.resumption_of(config)
         self.resumed_dir = None if self.resumption is None else self.resumption.directory
         config, self._bases = self._assembly.base_policies(config, self.resumed_dir)
         config = config.shortened()
         if self.resumption is not None:
             config = self.resumption.checked(config)
-        seed = draw_seed() if config.seed is None else config.seed
+        seed = self.processes.first(draw_seed) if config.seed is None else config.seed
         self.config = replace(config, seed=seed)
         self.seeds = Seeds(seed)
         self.config_text = config_text(self.config)
@@ -130,9 +132,10 @@ class TrainingRunner:
             env_factory=EnvFactory(config.env),
             place=config.runner.place(),
             seeds=self.seeds,
-            device=find_device(device, key),
+            device=find_device(self.processes.device(device), key),
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
-            features=self._assembly.building_features(config),
+            features=self._assembly.building_features(config, self.processes),
+            processes=self.processes,
             has_checkpoint=self._has_checkpoint,
             read_checkpoint=self.read_checkpoint,
             closing=self._closing,
@@ -154,8 +157,9 @@ class TrainingRunner:
         self.close()
 
     def close(self) -> None:
-        """Close all environments and evaluators; repeated calls do nothing."""
+        """Close environments and evaluators, leave the run; repeated calls do nothing."""
         self._closing.close()
+        self.processes.leave()
 
     def run(self) -> TrainingResult:
         """Train until a limit is reached; a resumed run starts at its checkpoint.
@@ -171,9 +175,12 @@ class TrainingRunner:
         with (
             RunLog() as log,
             self,
-            generators_of_run(self.seeds.integer("global")),
+            generators_of_run(self.seeds.integer(self._stream("global"))),
             torch_threads(self.config.runner.torch_threads),
         ):
+            if self.processes.is_shared:
+                each = self.builder.num_envs // self.processes.count
+                notify(f"{self.processes}, with {each} environments each")
             self.config.check_start()
             check_text(self.config_text)
             if self.resumed_dir is None:
@@ -194,7 +201,7 @@ class TrainingRunner:
             evaluator = self._build_evaluator()
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # `rich` draws from `random` when it is imported.
-                writers = self._assembly.writers(self.config.tracking)
+                writers = self._writers()
                 writers.append(TimeLimitNote(self.config, self._notify_once))
                 writers.append(EvaluationGapNote(self._notify_once))
                 self.callbacks += self._assembly.curriculum_of(self.config)
@@ -204,14 +211,19 @@ class TrainingRunner:
 
     @contextlib.contextmanager
     def _locked_directory(self) -> Iterator[RunDirectory]:
-        """Create the run directory, if it is a new one, and lock it."""
-        if self.resumed_dir is None:
+        """Create the run directory, if it is a new one, and lock it, in the first process."""
+        checkpoint = None if self.resumption is None else self.resumption.checkpoint
+        self.processes.check_same("configuration", self.config_text)
+        self.processes.check_same("resume", checkpoint and checkpoint.path.name)
+        if self.processes.rank:
+            yield RunDirectory(self.processes.first(Path))
+        elif self.resumed_dir is None:
             with RunDirectory.new(self.config.run_dir, self._parent) as run:
-                yield run
+                yield RunDirectory(self.processes.first(lambda: run.path))
         else:
             run = RunDirectory(self.resumed_dir)
             with run.lock():
-                yield run
+                yield RunDirectory(self.processes.first(lambda: run.path))
 
     def _run_in(
         self,
@@ -222,8 +234,9 @@ class TrainingRunner:
         writers: list[MetricsWriter],
     ) -> TrainingResult:
         """Train in a locked directory, in which nothing changes before `_begin`."""
-        config, leftover = self.config, run.results
-        store = CheckpointStore(
+        config, leftover, is_first = self.config, run.results, not self.processes.rank
+        parts = self._assembly.parts_of(self.processes)
+        store = parts.make_store(
             run.checkpoints,
             config.checkpoint,
             mode=self.selection_mode,
@@ -232,15 +245,17 @@ class TrainingRunner:
         resumed = None if self.resumption is None else self.resumption.load(store, config)
         selection = self._build_model_selection(model, run)
         tracker = Tracker(writers, self._run_info(run, resumed))
-        profiler = UpdateProfiler(config.tracking.profile, run.profile)
+        profiler = UpdateProfiler(config.tracking.profile if is_first else None, run.profile)
         clock = UpdateClock(self._notify_once)
         around = [clock.update, profiler.around]
         examination = None
-        if not self._has_checkpoint and resumed is None:
+        if not self._has_checkpoint and resumed is None and is_first:
             examination = self._assembly.examination_of(config, self.builder, self._notify_once)
         if examination is not None:
             around.insert(1, examination.update)
-        interruption = Interruption(clock.remaining)
+        interruption = parts.make_interruption(clock.remaining)
+        evaluator = parts.adapt_evaluator(evaluator, interruption)
+        self._final_evaluator = parts.adapt_evaluator(self._final_evaluator, interruption)
         services = TrainerServices(
             tracker=tracker,
             evaluator=evaluator,
@@ -254,6 +269,7 @@ class TrainingRunner:
             interruption=interruption,
             callbacks=self.callbacks,
             env_calls=self.builder.context.env_calls,
+            processes=self.processes,
         )
         trainer = self.builder.build_trainer(model, services)
         trainer.connect_callbacks()
@@ -263,8 +279,7 @@ class TrainingRunner:
         with interruption, contextlib.closing(tracker):
             with generators_kept():  # Custom writers may use the random generators.
                 tracker.start()
-            self._begin(run, store, resumed, leftover, bool(tracker.run_info.past_rows))
-            log.open(run.log)
+            self._begin(run, log, store, resumed, leftover, bool(tracker.run_info.past_rows))
             selection.write_best()
             training = self._training(profiler, examination)
             summary = self._train(run, trainer, tracker, selection, training)
@@ -282,6 +297,7 @@ class TrainingRunner:
     def _begin(
         self,
         run: RunDirectory,
+        log: RunLog,
         store: CheckpointStore,
         resumed: Checkpoint | None,
         leftover: list[Path],
@@ -291,11 +307,16 @@ class TrainingRunner:
 
         Args:
             run: The directory.
+            log: Its log.
             store: Its checkpoints.
             resumed: Checkpoint whose state was restored; None for a new run.
             leftover: Results of an earlier run in the directory.
             has_rows: Whether rows of metrics before the checkpoint were found.
         """
+        if self.processes.rank:
+            if resumed is not None:
+                store.point_to(resumed)
+            return
         run.clean()
         store.clean()
         with writable("run_dir", run.path):
@@ -306,6 +327,8 @@ class TrainingRunner:
         record_start(run, self.config, self.config_text, resumed.path.name if resumed else None)
         if self.resumed_dir is None and self.config.run_dir is None:
             link_latest(self._outputs / LATEST, run.path)
+        log.open(run.log)
+        self.processes.started(str(run.path))
 
     @contextlib.contextmanager
     def _training(
@@ -358,7 +381,8 @@ class TrainingRunner:
         n_episodes = self.config.evaluation.final_episodes
         found: dict[str, dict[str, float]] = {}
         if self.resumed_dir is not None:
-            found = earlier_test(run, trainer.summary(), n_episodes)
+            summary = trainer.summary()
+            found = self.processes.first(lambda: earlier_test(run, summary, n_episodes))
         return found or final_test(self._final_evaluator, selection, trainer.epoch)
 
     @property
@@ -399,7 +423,9 @@ class TrainingRunner:
         return evaluators[0] if evaluators else None
 
     def _build_model_selection(self, model: nn.Module, run: RunDirectory) -> BestModelSelection:
-        writer = PolicyWriter(*self.builder.spaces, self.config_text)
+        writer = None
+        if not self.processes.rank:
+            writer = PolicyWriter(*self.builder.spaces, self.config_text)
         return BestModelSelection(
             model,
             save=writer,
@@ -418,7 +444,7 @@ class TrainingRunner:
         if resumed is not None:
             title = f"{title}, continued from {resumed.path.name}"
         return RunInfo(
-            run_dir=run.path,
+            run_dir=None if self.processes.rank else run.path,
             title=title,
             name=config.tracking.name,
             group=config.tracking.group,
@@ -446,6 +472,17 @@ class TrainingRunner:
             patience=config.algorithm.patience,
             max_wall_time_s=config.runner.max_wall_time_s,
         )
+
+    def _stream(self, name: str) -> str:
+        """Return the name of a random stream that differs between processes."""
+        rank = self.processes.rank
+        return f"rank {rank}/{name}" if rank else name
+
+    def _writers(self) -> list[MetricsWriter]:
+        """Build the writers of metrics; none except in the first process."""
+        if self.processes.rank:
+            return []
+        return self._assembly.writers(self.config.tracking)
 
     @property
     def _parent(self) -> Path:

@@ -15,7 +15,7 @@ from maze_train.core.conversion import key_of_field
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.run.assembly import Assembly, load_resumed
+from maze_train.run.assembly import Assembly, load_resumed, restarted_run
 from maze_train.run.runner import TrainingResult, TrainingRunner
 from maze_train.workers.backends import refuse_import
 
@@ -89,6 +89,9 @@ def train(
     for name, key in SHORT.items():
         if name in settings:
             settings[key] = settings.pop(name)
+    if (earlier := restarted_run()) is not None:
+        settings.pop("run_dir", None)
+        settings["resume"] = earlier
     given: dict[str, Any] = {} if env is None else {"env": env}  # Not needed for datasets.
     if not isinstance(env, str | dict | None):
         given["env"] = _changed(EnvFactory.from_any(env).config)

@@ -28,6 +28,7 @@ from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
+from maze_train.learner.parallel import SingleProcess
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.spaces.agents import agent_spaces
@@ -59,6 +60,7 @@ def build_vector_env(
     place: WorkerBackend,
     on_non_finite: Literal["raise", "skip"],
     first_env: int = 0,
+    total_envs: int = 0,
     *,
     make_other: Callable[..., MazeVectorEnv] | None = None,
     training: bool = True,
@@ -76,6 +78,7 @@ def build_vector_env(
         place: Backend of the workers.
         on_non_finite: Reaction to non-finite values, see `algorithm.on_non_finite`.
         first_env: Index of the first environment, for error messages.
+        total_envs: See `MazeVectorEnv`.
         make_other: Creates environments for backends other than gymnasium; see `BuildFeatures`.
         training: Whether the environments are used for training. Wrappers that change rewards or
             episode ends are applied only in training.
@@ -106,6 +109,7 @@ def build_vector_env(
         keeps_terminal_obs=keeps_terminal_obs,
         can_be_restored=can_be_restored,
         first_env=first_env,
+        total_envs=total_envs,
         info_keys=info_keys,
     )
 
@@ -165,6 +169,7 @@ class BuildContext(Generic[Config]):
         has_checkpoint: Whether the run resumes from a checkpoint.
         read_checkpoint: Reads the checkpoint to resume from; returns None without a checkpoint.
         env_calls: Calls of environments by callbacks.
+        processes: Processes of the run.
         closing: Closes the objects registered here at the end of the run.
         notify: Prints a line for the user.
     """
@@ -180,6 +185,7 @@ class BuildContext(Generic[Config]):
     has_checkpoint: bool = False
     read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
     env_calls: EnvCalls = field(default_factory=EnvCalls)
+    processes: SingleProcess = field(default_factory=SingleProcess)
     closing: ExitStack = field(default_factory=ExitStack)
     notify: Callable[[str], None] = print
 
@@ -189,12 +195,16 @@ class BuildContext(Generic[Config]):
         """Build vector environments that are closed at the end of the run.
 
         Args:
-            num_envs: Number of environments.
+            num_envs: Number of environments; for training, of all processes, which share them.
             training: Whether the environments are used for training; otherwise for evaluation,
                 without wrappers that change rewards or episode ends.
             keeps_terminal_obs: Whether final observations of terminated episodes are stored.
         """
         limit, most = 0, self.config.evaluation.max_episode_steps
+        first_env = total_envs = 0
+        if training and self.processes.count > 1:
+            total_envs, num_envs = num_envs, num_envs // self.processes.count
+            first_env = num_envs * self.processes.rank
         factory: Callable[[], Env[Any, Any]] = self.env_factory
         if not training:
             limit = cap_on_episodes(self.config.env, most)
@@ -205,6 +215,8 @@ class BuildContext(Generic[Config]):
                 self.config.env,
                 self.place,
                 self.algorithm.on_non_finite_step,
+                first_env,
+                total_envs,
                 make_other=self.features.make_vector_env,
                 training=training,
                 max_episode_steps=limit,
@@ -454,6 +466,9 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             ConfigError: If a rollout does not fit into memory.
         """
         context, config = self.context, self.config
+        # Third-party vector environments take one seed for all environments.
+        is_shared = config.env.backend == "gymnasium" or not context.processes.rank
+        stream = stream if is_shared else f"rank {context.processes.rank}/{stream}"
         steps = min(num_steps, DRY_RUN_STEPS) if config.runner.fast_dev_run else num_steps
         settings: dict[str, Any] = {
             "env_seed": context.seeds.integer(f"{stream}episodes"),
@@ -470,6 +485,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             collector_class = RolloutCollector if find_class is None else find_class(self.env)
             settings["calls"] = context.env_calls.for_training()
             collector = collector_class(self.env, steps, device=context.device, **settings)
+            if context.features.gather is not None:
+                collector = context.features.gather(collector)
         if self.agents is not None:
             logs = turns.pop("records_log_probs", False)
             splitter = self.agents.turns_of(acting, **turns)

@@ -377,6 +377,14 @@ class Callbacks:
             if hook.startswith("on_")
         }
 
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an exception of a callback is pending."""
+        return self._failure is not None
+
     def defining(self, hook: str) -> list[str]:
         """Return the names of the callbacks that define a method."""
         return [_name(callback) for callback in self._defining[hook]]

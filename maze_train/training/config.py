@@ -180,6 +180,9 @@ class AlgorithmConfig(OptimizerSettings):
     """Whether losses are means over samples, so that minibatches can be sharded over several
     learners."""
 
+    without_torchrun: ClassVar[str] = "its trainer does not exchange experience between processes"
+    """Why torchrun cannot start the processes of a run; empty: it can."""
+
     can_have_actors: ClassVar[bool] = False
     """Whether the algorithm supports actors (`runner.envs_per_actor`)."""
 

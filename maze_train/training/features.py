@@ -13,7 +13,14 @@ from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.evaluators import Evaluator
+from maze_train.training.outcome import Interruption
 from maze_train.workers.backends import WorkerBackend
+
+
+def _unchanged(evaluator: Evaluator | None, interruption: Interruption) -> Evaluator | None:
+    return evaluator
 
 
 class ActorParts(NamedTuple):
@@ -39,6 +46,19 @@ class AgentParts(NamedTuple):
     """Creates the splitter of multi-agent rollouts; see `TurnSplitter`."""
 
 
+class ProcessParts(NamedTuple):
+    """Parts of a trainer that several processes share, with those of a single process."""
+
+    make_store: Callable[..., CheckpointStore] = CheckpointStore
+    """Creates the checkpoints; same arguments as `CheckpointStore`."""
+
+    make_interruption: Callable[[Callable[[], str]], Interruption] = Interruption
+    """Creates the handler of signals; same arguments as `Interruption`."""
+
+    adapt_evaluator: Callable[[Evaluator | None, Interruption], Evaluator | None] = _unchanged
+    """Adapts an evaluator, if there is one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BuildFeatures:
     """Optional parts of an algorithm, with the defaults of most runs."""
@@ -50,6 +70,9 @@ class BuildFeatures:
         Callable[[Learner[Any, Any, Any], LearnerGroupConfig, WorkerBackend], Learners] | None
     ) = None
     """Creates a learner group; None: one learner with synchronous updates."""
+
+    gather: Callable[[Collector], Collector] | None = None
+    """Adds the experience of the other processes to a collector; None: there are none."""
 
     actors: ActorParts | None = None
     """Functions for actors; None: the learner's policy acts in all environments."""

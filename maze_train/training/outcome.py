@@ -145,6 +145,9 @@ class Interrupted(KeyboardInterrupt):
         self.at_once = at_once
         self.checkpoint: Path | None = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.number, self.at_once)
+
 
 def signal_of(error: BaseException) -> int:
     """Return the signal that caused an error, or SIGTERM if there was none."""

@@ -22,6 +22,7 @@ from maze_train.core.state_files import dumps, loads
 from maze_train.envs.calls import EnvCalls
 from maze_train.learner.config import Progress
 from maze_train.learner.learners import Learners
+from maze_train.learner.parallel import SingleProcess
 from maze_train.tracking.tracker import RunInfo, Tracker
 from maze_train.training.callbacks import Callback, Callbacks
 from maze_train.training.changes import ChangedSettings
@@ -110,6 +111,7 @@ class Trainer(ABC):
         self.around_update = services.around_update
         self.interruption = services.interruption or Interruption()
         self.env_calls = services.env_calls
+        self.processes = services.processes
         self.callbacks = Callbacks(services.callbacks, self)
         self.epoch = 0
         self.updates = 0
@@ -120,7 +122,7 @@ class Trainer(ABC):
         self.exact = True
         """Whether the results are identical to an uninterrupted run."""
         self._score: float | None = None
-        self._resumed_at = time.perf_counter()
+        self._resumed_at = 0.0
         self._updates_in_epoch = self._lost_updates = self._last_epoch = 0
         self._epoch_began_s = 0.0
         self._epoch_began_steps = 0
@@ -203,7 +205,7 @@ class Trainer(ABC):
         elif not any(asdict(self.limits).values()):
             raise ConfigError("limits", "no limit is set, so training would never end; set a limit")
         self.connect_callbacks()
-        self._resumed_at = time.perf_counter() - self.wall_time_s
+        self._resumed_at = self._now() - self.wall_time_s
         last_epoch = self.limits.n_epochs if n_epochs is None else self.epoch + n_epochs
         self._last_epoch = last_epoch
         with self.interruption.deferred(), self.callbacks.running(last_epoch):
@@ -218,8 +220,8 @@ class Trainer(ABC):
     def _run_epochs(self, last_epoch: int) -> None:
         ended = self.epoch + (self._row is not None)
         self.stop_reason = self._limit_reached(last_epoch, ended)
-        self.callbacks.call("on_run_start")
-        self.callbacks.check()
+        self._call("on_run_start")
+        self._check_callbacks()
         # Finish an interrupted epoch even if its last update reached a limit.
         while self._row is not None or self._updates_in_epoch or not self.stop_reason:
             if self._row is None:
@@ -245,9 +247,9 @@ class Trainer(ABC):
             self.updates += 1
             self._updates_in_epoch += 1
             self._score = None  # The score of earlier weights.
-            self.wall_time_s = time.perf_counter() - self._resumed_at
+            self.wall_time_s = self._now() - self._resumed_at
             self.stop_reason = self.stop_reason or self._limit_reached()
-            self.callbacks.call("on_update_end")
+            self._call("on_update_end")
             if not self.stop_reason:
                 self.tracker.advance(self._updates_in_epoch / length, self.env_steps)
             self._dump_if_due(steps_before)
@@ -292,11 +294,11 @@ class Trainer(ABC):
         """Evaluate and write the row of the epoch."""
         metrics = self._evaluate_if_due(closed)
         row = {**closed, **self._evaluated, **metrics}
-        self.callbacks.call("on_epoch_end", row)
+        self._call("on_epoch_end", row)
         if not metrics:  # A callback stopped training after the check.
             row.update(self._evaluate_if_due(closed))
         row.update(self.settings.metrics(self.progress(self._last_epoch)))
-        self.wall_time_s = time.perf_counter() - self._resumed_at
+        self.wall_time_s = self._now() - self._resumed_at
         row[TimeEvents.epoch_s.tag] = seconds = self.wall_time_s - self._epoch_began_s
         row[TimeEvents.total_s.tag] = self.wall_time_s
         seconds -= row.get("train/compile_s", 0.0)
@@ -345,7 +347,28 @@ class Trainer(ABC):
     def _check(self) -> None:
         """Raise a pending error or signal; call only while the training state is consistent."""
         self.interruption.check()
-        self.callbacks.check()
+        self._check_callbacks()
+
+    def _check_callbacks(self) -> None:
+        """Raise the error of a callback, in any process.
+
+        Raises:
+            CallbackError: It names class and method, or another process.
+        """
+        if self.callbacks and self.processes.largest(self.callbacks.has_failed):
+            self.callbacks.check()
+            raise CallbackError("a callback failed in another process, which shows the error")
+
+    def _call(self, hook: str, row: dict[str, float] | None = None) -> None:
+        """Call the callbacks; the first process whose callbacks end training ends it in all."""
+        self.callbacks.call(hook, row)
+        if self.callbacks:
+            reasons = self.processes.gather(self.stop_reason)
+            self.stop_reason = next(filter(None, reasons), "")
+
+    def _now(self) -> float:
+        """Return the time of the first process in seconds, so that all reach limits together."""
+        return self.processes.first(time.perf_counter)
 
     def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
         """Evaluate if an evaluation is due, and pass the score to the model selection."""
@@ -365,7 +388,7 @@ class Trainer(ABC):
             if steps:
                 metrics["eval/env_steps"] = self.env_steps
             self._select(metrics)
-            self.callbacks.call("on_evaluation_end", metrics)
+            self._call("on_evaluation_end", metrics)
             metrics[TimeEvents.evaluate_s.tag] = time.perf_counter() - started
         if self.model_selection is not None and not self.model_selection.updates:
             check_metric(self.selection_metric, {*row, *metrics}, self.model)
@@ -439,11 +462,12 @@ class Trainer(ABC):
             "progress": {name: getattr(self, name) for name in PROGRESS},
             "exact": self.exact,
             "settings": self.settings.state_dict(),
-            "generators": generator_states(),
+            "generators": self.processes.state(generator_states()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a result of `state_dict`."""
+        generators = self.processes.own_state(state["generators"])
         # Settings are applied before the learners are loaded, so that rates of `adaptive_kl` are
         # restored, and again after, so that new values replace weights (SAC's fixed temperatures).
         were_given = "settings" in state and self.settings.load_state_dict(state["settings"])
@@ -467,7 +491,7 @@ class Trainer(ABC):
         self.exact = bool(state.get("exact", True))  # Missing in checkpoints of earlier versions.
         self.load_experience(state)
         # Last, since restoring other parts may draw random numbers.
-        load_generator_states(state["generators"])
+        load_generator_states(generators)
 
     def load_experience(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
         """Restore the state of the source of experience."""
@@ -511,6 +535,7 @@ class TrainerServices:
         interruption: Handles signals; None: signals are not handled.
         callbacks: Callbacks of the run.
         env_calls: Calls of environments by callbacks; see `BuildContext`.
+        processes: Processes of the run.
     """
 
     tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))
@@ -525,3 +550,4 @@ class TrainerServices:
     interruption: Interruption | None = None
     callbacks: Sequence[Callback] = ()
     env_calls: EnvCalls = field(default_factory=EnvCalls)
+    processes: SingleProcess = field(default_factory=SingleProcess)

@@ -70,12 +70,12 @@ from maze_train.learner.group import LearnerGroup
 from maze_train.learner.parallel import SingleLearner
 from maze_train.learner.peers import (
     ProcessModes,
-    Rendezvous,
     are_apart,
     check_gpus,
     copy_maker,
     depends_on_others,
 )
+from maze_train.learner.process_group import Rendezvous
 from maze_train.learner.rows import shard_rows
 from maze_train.learner.shard import Shard
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
@@ -651,7 +651,6 @@ def test_places_where_learners_of_a_cluster_meet():
 
 
 MEETING = """
-from maze_train.learner.peers import Address, Rendezvous, open_store
 from maze_train.learner.parallel import SingleLearner
 meeting = Rendezvous("127.0.0.2")
 first = open_store(meeting.address, 2, 60, meeting.listener)

@@ -21,6 +21,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
     builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.trainer.ActorCriticBuilder"
     can_have_actors: ClassVar[bool] = True
+    without_torchrun: ClassVar[str] = ""
     scales_rewards_of_recurrent: ClassVar[bool] = False
     """Whether `reward_scaling` defaults to `large` for recurrent policies."""
 

@@ -31,6 +31,9 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     least_epoch_length: ClassVar[int] = 0
     learns_from: ClassVar[Literal["env", "dataset"]] = "dataset"
     learns_for_several_agents: ClassVar[bool] = True
+    without_torchrun: ClassVar[str] = (
+        "bc learns from a dataset, not in environments; use learner_group.n_learners"
+    )
 
     n_epochs: int = field(default=50, metadata=ON_RESUME)
     """Number of epochs (>= 0); 0: no limit, so another limit must be set."""

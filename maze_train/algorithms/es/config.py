@@ -28,6 +28,9 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     default_concurrency: ClassVar[int] = 64
     can_share_minibatches: ClassVar[bool] = False
+    without_torchrun: ClassVar[str] = (
+        "es computes no gradients; its workers run in parallel with runner=local or runner=ray"
+    )
     uses_accelerators: ClassVar[bool] = False
     learns_for_several_agents: ClassVar[bool] = True
 

@@ -1,0 +1,98 @@
+"""Exchange of experience between the processes of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from maze_train.collect.collector import Collector, RolloutCollector
+from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key
+from maze_train.data.rollout import ENV_DIM, Rollout, join_rollouts
+from maze_train.learner.torchrun import TorchrunProcesses
+
+
+class GatheringCollector(Collector):
+    """Collects with the environments of this process, and returns the rollouts of all processes.
+
+    The environments of all processes are joined in the order of ranks, so the result is the rollout
+    of one process with all environments.
+
+    Args:
+        processes: The processes; each has the same number of environments.
+        own: Collector of this process.
+    """
+
+    def __init__(self, processes: TorchrunProcesses, own: Collector) -> None:
+        super().__init__()
+        self._processes, self._own = processes, own
+        self.records_log_probs = own.records_log_probs
+
+    @property
+    def stepping(self) -> RolloutCollector | None:
+        """The collector that steps the environments of this process."""
+        return self._own.stepping
+
+    def collect_steps(
+        self, model: nn.Module, overlap: Callable[[], object] | None = None
+    ) -> tuple[Rollout, FinishedEpisodes]:
+        """Collect T steps of the environments of all processes."""
+        own = self._own
+        own.records_log_probs = self.records_log_probs
+        own.keeps_terminal_obs = self.keeps_terminal_obs
+        rollout, episodes = own.collect_steps(model, overlap)
+        self.env_s = own.env_s
+        return gathered(self._processes, rollout), gathered_episodes(self._processes, episodes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the collectors of all processes, and of unfinished turns."""
+        own = {**self._own.state_dict(), "turns": self.turns.state_dict()}
+        return self._processes.state(own) or {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> Array:
+        """Restore from `state`; see `Collector`."""
+        state = self._processes.own_state(state)
+        lost: Array = np.concatenate(self._processes.gather(self._own.load_state_dict(state)))
+        self.is_exact = all(self._processes.gather(self._own.is_exact))
+        self.turns.load_state_dict(state["turns"])
+        self.turns.forget(torch.from_numpy(lost))
+        return lost
+
+
+def gathered(processes: TorchrunProcesses, rollout: Rollout) -> Rollout:
+    """Return the rollouts of all processes, joined along the environments."""
+    own = torch.tensor([len(rollout.final_positions), bool(rollout.has_gaps)])
+    counts, gaps = torch.stack(processes.gather_tensor(own)).T.tolist()
+    parts: list[dict[str, Any]] = [{"has_gaps": bool(has_gaps)} for has_gaps in gaps]
+    for name, column in rollout.columns.items():
+        sizes = None if name in ENV_DIM else counts
+        for part, tree in zip(parts, _gathered(processes, column, sizes), strict=True):
+            part[name] = tree
+    return join_rollouts([Rollout(**part) for part in parts])
+
+
+def gathered_episodes(processes: TorchrunProcesses, episodes: FinishedEpisodes) -> FinishedEpisodes:
+    """Return the episodes of all processes, in the order of ranks."""
+    first, *others = processes.gather(episodes)
+    for other in others:
+        first.extend(other)
+    return first
+
+
+def _gathered(
+    processes: TorchrunProcesses, tree: TensorTree, sizes: Sequence[int] | None
+) -> list[TensorTree]:
+    """Return the trees of all processes; `sizes`: numbers of their rows, if these differ."""
+    found: list[dict[str, Tensor]] = [{} for _ in range(processes.count)]
+    for key, leaf in leaves_by_key(tree).items():
+        if sizes is not None:
+            padded = leaf.new_zeros(max(sizes), *leaf.shape[1:])
+            padded[: len(leaf)] = leaf
+            leaf = padded
+        for rank, other in enumerate(processes.gather_tensor(leaf)):
+            found[rank][key] = other if sizes is None else other[: sizes[rank]]
+    return [as_tree(leaves, isinstance(tree, dict)) for leaves in found]

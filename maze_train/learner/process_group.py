@@ -1,0 +1,196 @@
+"""Process groups of PyTorch: where their members meet, and how they join and leave."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from multiprocessing.util import get_temp_dir
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from maze_train.core.files import claim_temporary
+from maze_train.workers.pool import LOOPBACK
+
+GLOO_NETWORK = "GLOO_SOCKET_IFNAME"
+"""Environment variable for the network interface of gloo."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Rendezvous address of the learners.
+
+    Learners on one machine meet through a file, learners on several machines through a TCP port of
+    the first learner's machine.
+    """
+
+    name: str
+    """Path of the file, or prefix of the keys in the TCP store."""
+
+    host: str = ""
+    """Address of the first learner's machine; empty: a file is used."""
+
+    port: int = 0
+
+
+class Rendezvous:
+    """Single-use rendezvous of learners.
+
+    On one machine, only the current user can access the file. On a cluster, the socket is bound to
+    this address, and every process that can reach the address can connect.
+
+    Args:
+        host: Address of this machine for the other learners; empty: use a file.
+
+    Attributes:
+        address: Address to pass to the learners.
+        listener: File descriptor of the listening socket; None: a file is used.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._folder: TemporaryDirectory[str] | None = None
+        self.listener: int | None = None
+        if host == LOOPBACK:
+            # Private to the user. If this process is killed, the next run removes the folder.
+            claim_temporary()
+            self._folder = TemporaryDirectory(prefix="maze_train_", dir=get_temp_dir())
+            self.address = Address(os.path.join(self._folder.name, "store"))
+            return
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server = socket.create_server((host, 0), family=family)
+        self.address = Address(secrets.token_hex(), host, server.getsockname()[1])
+        self.listener = server.detach()  # The store closes the socket.
+
+    def close(self) -> None:
+        """Remove the file; a second call does nothing."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def open_store(address: Address, count: int, timeout_s: float, listener: int | None) -> Any:
+    """Open the store at an address.
+
+    Args:
+        address: Rendezvous address.
+        count: Number of learners.
+        timeout_s: Timeout in seconds.
+        listener: File descriptor of the listening socket in the process that owns it, otherwise
+            None.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if not address.host:
+        shared = dist.FileStore(address.name, count)  # type: ignore[attr-defined]  # not in its list
+        shared.set_timeout(timeout)
+        return shared
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # not in its list of names
+        address.host,
+        address.port,
+        count,
+        is_master=listener is not None,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
+    return dist.PrefixStore(address.name, store)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def network_of(host: str) -> Iterator[None]:
+    """Use the loopback interface for connections if `host` is empty: all run on one machine."""
+    if host:
+        yield  # Default interface, or set by environment variables.
+        return
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # NCCL reads this on first use.
+    before = os.environ.get(GLOO_NETWORK)
+    os.environ[GLOO_NETWORK] = loopback
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[GLOO_NETWORK]
+        else:
+            os.environ[GLOO_NETWORK] = before
+
+
+def gpu_of(device: torch.device) -> str | None:
+    """Return the globally unique ID of a learner's GPU; None without a GPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def join(
+    address: Address,
+    rank: int,
+    count: int,
+    timeout_s: float,
+    gpu: torch.device | None,
+    listener: int | None = None,
+) -> bool:
+    """Create the process group; return whether all learners joined.
+
+    Args:
+        address: Rendezvous address.
+        rank: Rank of this learner.
+        count: Number of learners.
+        timeout_s: Timeout of a collective operation in seconds.
+        gpu: GPU of this learner (selects NCCL); None (selects gloo) on a CPU or a shared GPU.
+        listener: `Rendezvous.listener`, for the first learner.
+    """
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+        # With this variable, failed operations raise an error instead of ending the process.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    backend, store = "gloo" if gpu is None else "nccl", partial(open_store, address, count)
+    make_store = partial(store, timeout_s, listener)
+    return start_group(backend, make_store, rank, count, timeout_s, address.host)
+
+
+def start_group(
+    backend: str,
+    make_store: Callable[[], Any],
+    rank: int,
+    count: int,
+    timeout_s: float,
+    host: str,
+) -> bool:
+    """Create the process group; return whether all members joined.
+
+    Args:
+        backend: Backend of PyTorch.
+        make_store: Opens the store in which the members meet.
+        rank: Number of this member.
+        count: Number of members.
+        timeout_s: Timeout of a collective operation in seconds.
+        host: See `network_of`.
+    """
+    hook = sys.excepthook
+    try:
+        with network_of(host):
+            dist.init_process_group(
+                backend,
+                store=make_store(),
+                rank=rank,
+                world_size=count,
+                timeout=timedelta(seconds=timeout_s),
+            )
+    except RuntimeError:
+        return False
+    finally:
+        sys.excepthook = hook  # PyTorch wraps the hook at each call.
+    return True
+
+
+def leave() -> None:
+    """Leave the process group; the other learners detect this. A second call has no effect."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()

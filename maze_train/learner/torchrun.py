@@ -1,0 +1,275 @@
+"""Processes that torchrun starts, which train one policy together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.core.events import Statistics
+from maze_train.core.torchrun import LAUNCHED, TorchrunVariables
+from maze_train.core.types import Tensor
+from maze_train.learner.config import LearnerGroupConfig
+from maze_train.learner.learner import Learner
+from maze_train.learner.learners import Learners
+from maze_train.learner.parallel import RANKS, SingleProcess
+from maze_train.learner.peers import check_modules
+from maze_train.learner.process_group import leave, start_group
+from maze_train.learner.shard import PeersLostError, Shard
+from maze_train.workers.backends import WorkerBackend
+
+T = TypeVar("T")
+
+CONNECT_S, MEET_S = 10.0, 600.0
+"""Maximum time in seconds to reach the store of torchrun, and to wait for the other processes."""
+
+EXCHANGE_S = 7 * 86_400.0
+"""Maximum time in seconds of an exchange. Processes wait while the first one evaluates or writes;
+torchrun detects lost processes and machines earlier."""
+
+
+class StopTogether(Exception):  # noqa: N818 (a message, not an error)
+    """Carries an exception of the first process to the other processes.
+
+    Args:
+        error: The exception, which every process raises.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+class ProcessesLostError(TrainingError):
+    """Another process of the run ended, which ends this one, too."""
+
+
+class TorchrunProcesses(SingleProcess):
+    """One process per learner, each with a share of the environments.
+
+    All processes hold identical learners, replay buffers and counters: experience and statistics
+    are exchanged, so every process learns from the experience of all environments, and `Shard`
+    averages the gradients. Only environments and global random generators differ.
+
+    Args:
+        variables: What torchrun told this process.
+
+    Raises:
+        ConfigError: If no torchrun answers, another process has the same rank, or a process does
+            not start a run.
+    """
+
+    is_shared = True
+
+    def __init__(self, variables: TorchrunVariables) -> None:
+        leave()  # The group of an earlier run that failed.
+        self.variables = variables
+        self.rank, self.count = variables.rank, variables.count
+        store = _store(variables)
+        attempt, rank = f"maze_train/{variables.attempt}", self.rank
+        me = f"{socket.gethostname()}:{os.getpid()}"
+        if (holder := store.compare_set(f"{attempt}/{rank}", "", me).decode()) != me:
+            raise ConfigError(
+                "RANK",
+                f"process {holder} has this rank, and this process only inherited the variables of "
+                f"torchrun: unset {LAUNCHED} to train in one process",
+                rank,
+            )
+        self._store, number = store, store.add(f"{attempt}/runs/{rank}", 1)
+        self._dir_key = _dir_key(number)
+        run = f"{attempt}/{number}"
+        store.set(f"{run}/{rank}", me)
+        missing = [other for other in range(self.count) if not _waits(store, f"{run}/{other}")]
+        if missing:
+            problem = f"did not start a run within {MEET_S:g} s; every process must start it"
+            raise ConfigError("RANK", problem, missing)
+        # CUDA tensors are exchanged by NCCL, which connects on first use, others by gloo.
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        host = "" if variables.local_count == self.count else variables.host
+        group = dist.PrefixStore(run, store)  # type: ignore[attr-defined]  # not in its list
+        if not start_group(backend, lambda: group, rank, self.count, EXCHANGE_S, host):
+            raise ProcessesLostError("another process ended before the run started")
+
+    def __str__(self) -> str:
+        """Return a description for the console."""
+        kinds = "NCCL on GPUs, gloo otherwise" if torch.cuda.is_available() else "gloo"
+        hosts = self.count // self.variables.local_count
+        machines = f" on {hosts} machines" if hosts > 1 else ""
+        learners = "1 learner" if self.count == 1 else f"{self.count} learners"
+        return f"torchrun: {learners}{machines}, one per process ({kinds})"
+
+    def device(self, name: str) -> str:
+        """Return the device of this process: the GPU of its local rank."""
+        if name not in ("auto", "cuda") or not torch.cuda.is_available():
+            return name
+        number, found = self.variables.local_rank, torch.cuda.device_count()
+        if number >= found:
+            raise ConfigError(
+                "algorithm.device",
+                f"{self.variables.local_count} processes need a GPU each, and this machine has "
+                f"{found}; use --nproc-per-node {found}, or algorithm.device=cpu",
+                name,
+            )
+        torch.cuda.set_device(number)
+        return f"cuda:{number}"
+
+    def first(self, function: Callable[[], T]) -> T:
+        """Return the result of a function that only the first process calls.
+
+        A `StopTogether` raises its error in every process.
+        """
+        outcome: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                outcome[0] = function()
+            except StopTogether as stop:
+                outcome[1] = stop.error
+        self._exchange(dist.broadcast_object_list, outcome, 0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: T = outcome[0]
+        return result
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in all processes."""
+        values: list[Any] = [None] * self.count
+        self._exchange(dist.all_gather_object, values, value)
+        return values
+
+    def gather_tensor(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes, which must have the same shape."""
+        if not tensor.numel():
+            return [tensor] * self.count
+        # Collectives do not support all dtypes.
+        own = tensor.contiguous().view(torch.uint8)
+        found = [torch.empty_like(own) for _ in range(self.count)]
+        self._exchange(dist.all_gather, found, own)
+        return [each.view(tensor.dtype) for each in found]
+
+    def largest(self, number: int) -> int:
+        """Return the largest number of all processes, in all processes."""
+        found = torch.tensor([number])
+        self._exchange(dist.all_reduce, found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def state(self, own: T) -> T | dict[str, list[T]] | None:
+        """Return the states of all processes for a checkpoint; None in all but the first."""
+        if self.count == 1:
+            return own
+        states: list[Any] | None = [None] * self.count if self.rank == 0 else None
+        self._exchange(dist.gather_object, own, states)
+        return None if states is None else {RANKS: states}
+
+    def check_same(self, key: str, value: object) -> None:
+        """Check that a value is the same in all processes.
+
+        Raises:
+            ConfigError: If it is not.
+        """
+        values = self.gather(value)
+        if others := [rank for rank, other in enumerate(values) if other != values[0]]:
+            problem = f"differs between rank 0 and {others}: start all processes with the same "
+            problem += "command, and share the run directory between machines"
+            raise ConfigError(key, problem)
+
+    def started(self, run_dir: str) -> None:
+        """Note the directory of the run, for a restart."""
+        self._store.set(self._dir_key, run_dir)
+
+    def leave(self, *error: object) -> None:
+        """Leave the process group; the other processes detect it."""
+        leave()
+
+    def _exchange(self, call: Callable[..., object], *args: Any) -> None:
+        try:
+            call(*args)
+        except RuntimeError as error:
+            raise ProcessesLostError("another process of the run ended") from error
+
+
+class ProcessShard(Shard):
+    """Shard of one process, whose statistics are merged in every process.
+
+    Args:
+        processes: The processes.
+    """
+
+    def __init__(self, processes: TorchrunProcesses) -> None:
+        super().__init__(processes.rank, processes.count)
+        self._processes = processes
+
+    def end(self, statistics: Statistics) -> None:
+        """Merge the statistics of all shards."""
+        for own in self._processes.gather(self.statistics):
+            statistics.merge(own)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        try:
+            return super()._sum(values)
+        except PeersLostError as error:
+            raise ProcessesLostError("another process of the run ended") from error
+
+
+def make_learners(
+    processes: TorchrunProcesses,
+    learner: Learner[Any, Any, Any],
+    settings: LearnerGroupConfig,
+    place: WorkerBackend,
+) -> Learners:
+    """Return the learner of this process, which shares minibatches with the other processes.
+
+    Raises:
+        ConfigError: If the modules do not support several learners.
+    """
+    check_modules(learner, processes.count)
+    learner.parallel = ProcessShard(processes)
+    return Learners(learner, settings)
+
+
+def restarted_run(variables: TorchrunVariables) -> str | None:
+    """Return the directory that this run had in an earlier attempt; None if it had none."""
+    store = _store(variables)
+    number = store.add(f"maze_train/{variables.attempt}/runs/{variables.rank}", 0) + 1
+    key = _dir_key(number)
+    return store.get(key).decode() if store.check([key]) else None
+
+
+def _dir_key(number: int) -> str:
+    return f"maze_train/dir/{number}"
+
+
+def _store(variables: TorchrunVariables) -> Any:
+    """Return the store of torchrun.
+
+    Raises:
+        ConfigError: If it does not answer.
+    """
+    host, port = variables.host, variables.port
+    try:
+        if variables.is_stored:  # PyTorch retries refused connections for a long time.
+            socket.create_connection((host, port), CONNECT_S).close()
+        return dist.TCPStore(  # type: ignore[attr-defined]  # not in its list of names
+            host,
+            port,
+            is_master=not variables.is_stored and variables.rank == 0,
+            timeout=timedelta(seconds=MEET_S),
+            multi_tenant=True,
+        )
+    except (OSError, RuntimeError) as error:
+        problem = f"{LAUNCHED} is set, but torchrun does not answer at port {port} ({error}): unset"
+        problem += f" {LAUNCHED} to train in one process, or start this process by torchrun"
+        raise ConfigError("MASTER_ADDR", problem, host) from error
+
+
+def _waits(store: Any, key: str) -> bool:
+    try:
+        store.wait([key], timedelta(seconds=MEET_S))
+    except RuntimeError:
+        return False
+    return True

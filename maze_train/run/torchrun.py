@@ -1,0 +1,97 @@
+"""Runs whose processes torchrun starts."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import partial
+
+from maze_train.collect.gathering import GatheringCollector
+from maze_train.config.train_config import TrainConfig
+from maze_train.core.errors import ConfigError
+from maze_train.core.notices import CONSOLE
+from maze_train.core.targets import InlineObject
+from maze_train.core.torchrun import TorchrunVariables
+from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.torchrun import TorchrunProcesses, make_learners
+from maze_train.training.features import BuildFeatures
+
+
+def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunProcesses:
+    """Join the other processes of the run; only the first process prints notes from then on.
+
+    Raises:
+        ConfigError: If a setting does not allow several processes; see also `TorchrunProcesses`.
+    """
+    _check(config, variables.count)
+    processes = TorchrunProcesses(variables)
+    CONSOLE.setLevel(logging.ERROR if processes.rank else logging.INFO)
+    return processes
+
+
+def with_exchange(features: BuildFeatures, processes: SingleProcess) -> BuildFeatures:
+    """Return the parts of an algorithm that exchange experience and gradients."""
+    assert isinstance(processes, TorchrunProcesses)
+    return replace(
+        features,
+        make_group=partial(make_learners, processes),
+        gather=partial(GatheringCollector, processes),
+    )
+
+
+def _check(config: TrainConfig, count: int) -> None:
+    """Check that a run may be trained by several processes.
+
+    Raises:
+        ConfigError: If a setting does not allow it.
+    """
+    algorithm, learners, runner = config.algorithm, config.learner_group, config.runner
+    name, target = algorithm.name, config.env.target
+    for key, value, is_wrong, problem in (
+        (
+            "algorithm",
+            name,
+            algorithm.without_torchrun,
+            f"not supported with torchrun: {algorithm.without_torchrun}",
+        ),
+        (
+            "learner_group.n_learners",
+            learners.n_learners,
+            learners.n_learners > 1,
+            "each process of torchrun is a learner; expected 1, and torchrun --nproc-per-node",
+        ),
+        (
+            "learner_group.queue_size",
+            learners.queue_size,
+            learners.queue_size,
+            "processes of torchrun update together; expected 0",
+        ),
+        ("runner", runner.name, runner.name == "ray", "expected dev or local with torchrun"),
+        (
+            "runner.envs_per_actor",
+            runner.envs_per_actor,
+            runner.envs_per_actor,
+            "not supported with torchrun, whose processes collect in parallel; expected 0",
+        ),
+        (
+            "runner.concurrency",
+            runner.concurrency,
+            runner.concurrency % count,
+            f"expected a multiple of the {count} processes of torchrun, which share environments",
+        ),
+        (
+            "policies",
+            list(config.policies),
+            any(policy.opponents is not None for policy in config.policies.values()),
+            "self-play against snapshots is not supported with torchrun; expected opponents=null",
+        ),
+        (
+            "env",
+            target,
+            isinstance(target, InlineObject) and target.is_instance(),
+            "a vector environment given as an instance cannot be shared by the processes of "
+            "torchrun; expected a class or function",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(key, problem, value)

@@ -1,0 +1,135 @@
+"""Parts of a trainer in a run with several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from maze_train.core.errors import CallbackError
+from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.torchrun import StopTogether
+from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.evaluators import Evaluator
+from maze_train.training.features import ProcessParts
+from maze_train.training.outcome import Interrupted, Interruption, Position
+
+
+class CommonInterruption(Interruption):
+    """A signal to any process interrupts all processes, at the same point.
+
+    Args:
+        processes: The processes.
+        *args: See `Interruption`.
+    """
+
+    def __init__(self, processes: SingleProcess, *args: Any) -> None:
+        super().__init__(*args)
+        self._processes = processes
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a process received a signal; every process must call it."""
+        self._noted = self._processes.largest(self._noted)
+        super().check()
+
+    @contextmanager
+    def immediate(self) -> Iterator[None]:
+        """Check for a signal; later ones interrupt only `in_first`."""
+        self.check()
+        yield
+
+    @contextmanager
+    def in_first(self) -> Iterator[None]:
+        """Raise on signals within this block, which only the first process runs."""
+        with self._switched(False):
+            super().check()
+            yield
+
+
+class FirstEvaluator(Evaluator):
+    """Evaluates in the first process; all processes receive the metrics.
+
+    Args:
+        processes: The processes.
+        own: The evaluator.
+        interruption: Signals that end an evaluation.
+    """
+
+    def __init__(
+        self, processes: SingleProcess, own: Evaluator, interruption: CommonInterruption
+    ) -> None:
+        self._processes, self._own, self._interruption = processes, own, interruption
+
+    def evaluate(self, policy: Any) -> dict[str, float]:
+        """Return the metrics of the first process."""
+
+        def evaluate() -> dict[str, float]:
+            try:
+                with self._interruption.in_first():
+                    return self._own.evaluate(policy)
+            except (Interrupted, CallbackError) as error:
+                raise StopTogether(error) from error
+
+        return self._processes.first(evaluate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the evaluator of this process."""
+        return self._own.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state."""
+        self._own.load_state_dict(state)
+
+    def close(self) -> None:
+        """Close the evaluator."""
+        self._own.close()
+
+
+class CommonCheckpoints(CheckpointStore):
+    """Checkpoints that the first process writes.
+
+    Args:
+        processes: The processes.
+        *args: See `CheckpointStore`.
+        **settings: See `CheckpointStore`.
+    """
+
+    def __init__(self, processes: SingleProcess, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._processes = processes
+
+    def is_overdue(self, steps_before: int = 0, steps: int = 0) -> bool:
+        """Return the answer of the first process, whose clock counts."""
+        return self._processes.first(partial(super().is_overdue, steps_before, steps))
+
+    def save(self, state: dict[str, Any], position: Position) -> Path | None:
+        """Write a checkpoint in the first process; return its path in all processes."""
+        path = self._processes.first(partial(super().save, state, position))
+        if path is not None:
+            self.latest, self._position = path, position
+        return path
+
+    def clean(self) -> None:
+        """Remove files left by killed processes, in the first process."""
+        if not self._processes.rank:
+            super().clean()
+
+    def _point_to(self, name: str) -> None:
+        if not self._processes.rank:
+            super()._point_to(name)
+
+
+def common_parts(processes: SingleProcess) -> ProcessParts:
+    """Return the parts of a trainer that several processes share."""
+
+    def adapt_evaluator(own: Evaluator | None, interruption: Interruption) -> Evaluator | None:
+        assert isinstance(interruption, CommonInterruption)
+        return None if own is None else FirstEvaluator(processes, own, interruption)
+
+    return ProcessParts(
+        partial(CommonCheckpoints, processes),
+        partial(CommonInterruption, processes),
+        adapt_evaluator,
+    )

@@ -1,0 +1,261 @@
+"""Runs that torchrun starts: equal to one process, stopped, killed, restarted and refused."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from killed_runs import differences, final_state
+
+from maze_train import load_config, train
+from maze_train.core.errors import ConfigError
+from maze_train.core.torchrun import TorchrunVariables
+from maze_train.run.train import make_runner
+
+PARTS = Path(__file__).parents[1] / "helpers"
+LIMIT_S = 240
+SHORT = {
+    "total_steps": 480,
+    "algorithm.n_rollout_steps": 20,
+    "algorithm.epoch_length": 2,
+    "runner.concurrency": 4,
+    "evaluation.n_episodes": 2,
+    "checkpoint.interval": 1,
+    "model.hidden_sizes": [16],
+    "tracking.plot": False,
+    "tracking.tensorboard": False,
+    "runner.check_repeatability": "never",
+    "seed": 1,
+}
+PPO = {"algorithm": "ppo", "env": "CartPole-v1", "algorithm.batch_size": 40}
+
+
+def torchrun(
+    directory: Path, settings: dict[str, Any], count: int = 2, *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Start a run in `count` processes and return its outcome."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *options]
+    words = [f"{key}={value}" for key, value in {**SHORT, **settings}.items()]
+    return subprocess.run(
+        [sys.executable, *launch, "-m", "maze_train", *words],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(PARTS), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def alone(directory: Path, settings: dict[str, Any]) -> None:
+    """Train in this process."""
+    given = {**SHORT, **settings, "run_dir": str(directory), "tracking.progress": "quiet"}
+    make_runner(load_config(given)).run()
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    """Metrics of a run without times."""
+    with (run / "metrics.csv").open() as file:
+        return [
+            {key: float(value) for key, value in row.items() if not key.startswith("time/")}
+            for row in csv.DictReader(file)
+        ]
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    """Weights in the last checkpoint."""
+    modules = final_state(run)["learners"]["learner"]["modules"]
+    return {f"{key}/{name}": x for key, own in modules.items() for name, x in own.items()}
+
+
+def assert_equal_runs(found: Path, expected: Path) -> None:
+    """Compare weights and metrics of two runs up to float32 rounding."""
+    torch.testing.assert_close(weights_of(found), weights_of(expected), rtol=1e-4, atol=1e-5)
+    for row, wanted in zip(rows(found), rows(expected), strict=True):
+        assert row == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+
+
+def test_two_processes_equal_one_and_continue_after_a_kill(tmp_path: Path) -> None:
+    """The result is that of one process; a killed rank makes torchrun restart from a checkpoint."""
+    ends = "[{_target_: torchrun_parts.EndsProcess, rank: 1, update: 5}]"
+    outcome = torchrun(tmp_path, {**PPO, "run_dir": "whole"})
+    assert outcome.returncode == 0, outcome.stdout
+    assert outcome.stdout.count("torchrun: 2 learners, one per process") == 1
+    assert outcome.stdout.count("PPO on CartPole-v1") == 1
+    assert "2 environments each" in (tmp_path / "whole/run.log").read_text()
+    alone(tmp_path / "alone", PPO)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "alone")
+
+    settings = {**PPO, "callbacks": ends, "run_dir": "killed"}
+    outcome = torchrun(tmp_path, settings, 2, "--max-restarts=1")
+    assert outcome.returncode == 0, outcome.stdout
+    assert "continued from epoch_000002" in outcome.stdout
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    whole, killed = final_state(tmp_path / "whole"), final_state(tmp_path / "killed")
+    killed.pop("callbacks")
+    assert differences(killed, whole) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "settings",
+    [
+        PPO,
+        {"algorithm": "a2c", "env": "Pendulum-v1"},
+        {**PPO, "runner": "local", "runner.n_workers": 2, "model.normalization.mode": "running"},
+        {**PPO, "model/rnn": "gru", "algorithm.sequence_length": 10},
+    ],
+    ids=["ppo", "a2c", "local", "recurrent"],
+)
+def test_four_processes_equal_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Also for statistics, sequences and worker processes."""
+    outcome = torchrun(tmp_path, {**settings, "run_dir": "four"}, 4)
+    assert outcome.returncode == 0, outcome.stdout
+    alone(tmp_path / "alone", settings)
+    assert_equal_runs(tmp_path / "four", tmp_path / "alone")
+
+
+@pytest.mark.exhaustive
+def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
+    """The run resumes exactly, with as many processes."""
+    number = int(signal.SIGTERM)
+    ends = f"[{{_target_: torchrun_parts.EndsProcess, rank: 1, update: 3, number: {number}}}]"
+    outcome = torchrun(tmp_path, {**PPO, "run_dir": "run", "callbacks": ends})
+    assert outcome.returncode != 0
+    assert "stopped in epoch 2 after 240 steps; last checkpoint" in outcome.stdout
+    with pytest.raises(ConfigError, match="2 processes trained this run and 1 cannot continue it"):
+        train(resume=str(tmp_path / "run"), **{"tracking.progress": "quiet"})
+    outcome = torchrun(tmp_path, {"resume": "run", "callbacks": "[]"})
+    assert outcome.returncode == 0, outcome.stdout
+    outcome = torchrun(tmp_path, {**PPO, "run_dir": "whole"})
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"env": "{_target_: torchrun_parts.FailingEnv}"}, "ValueError: the robot fell over"),
+        ({"callbacks": "[{_target_: torchrun_parts.Fails}]"}, "RuntimeError: only here"),
+    ],
+    ids=["environment", "callback"],
+)
+def test_an_error_in_one_process_ends_all(
+    tmp_path: Path, settings: dict[str, Any], text: str
+) -> None:
+    """With its traceback, and the rank in the message."""
+    outcome = torchrun(tmp_path, {**PPO, **settings, "run_dir": "run"})
+    assert outcome.returncode != 0
+    assert text in outcome.stdout
+    assert re.search(r"maze-run: error: rank 1 of 2: ", outcome.stdout)
+
+
+VARIABLES = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The variables of torchrun with one process in this process, and its store."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, value in {**VARIABLES, "MASTER_PORT": str(store.port)}.items():
+        monkeypatch.setenv(name, value)
+    return store
+
+
+def test_one_process_of_torchrun_is_like_any_other(
+    launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are identical; a script may train twice, and a restart continues the same run."""
+    alone(tmp_path / "first", PPO)
+    alone(tmp_path / "second", PPO)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    settings = {**SHORT, **PPO, "tracking.progress": "quiet", "run_dir": str(tmp_path / "no")}
+    result = train(settings.pop("env"), settings.pop("algorithm"), overrides=settings)
+    assert result.run_dir == tmp_path / "first"
+    for name in VARIABLES:
+        monkeypatch.delenv(name)
+    alone(tmp_path / "plain", PPO)
+    for name in ("first", "second"):
+        found, expected = final_state(tmp_path / name), final_state(tmp_path / "plain")
+        assert differences(found, expected) == []
+
+
+def test_a_rank_belongs_to_one_process(launched: Any) -> None:
+    """A process that inherited the variables does not join."""
+    launched.set("maze_train/0/0", "elsewhere:1")
+    with pytest.raises(ConfigError, match="process elsewhere:1 has this rank"):
+        make_runner(load_config({**SHORT, **PPO}))
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"MASTER_PORT": "1"}, "torchrun does not answer at port 1 .* unset TORCHELASTIC_RUN_ID"),
+        ({"RANK": ""}, "RANK = '': expected a number, since TORCHELASTIC_RUN_ID is set"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE = '0': expected a number"),
+    ],
+    ids=["no store", "no rank", "no processes"],
+)
+def test_variables_left_in_a_shell_are_an_error(
+    launched: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], text: str
+) -> None:
+    """They neither start a run of one process, nor make it wait for others."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=text):
+        make_runner(load_config({**SHORT, **PPO}))
+
+
+def test_variables_of_other_launchers_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One process trains, and says so."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    assert TorchrunVariables.read() is None
+    make_runner(load_config({**SHORT, **PPO})).close()
+    assert "not by torchrun: this process trains alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"algorithm": "es"}, "algorithm = 'es': not supported with torchrun: es computes no"),
+        ({"learner_group.n_learners": 2}, "learner_group.n_learners = 2: each process"),
+        ({"runner.envs_per_actor": 2}, "runner.envs_per_actor = 2: not supported with torchrun"),
+        ({"runner.concurrency": 5}, "runner.concurrency = 5: expected a multiple of the 2"),
+        ({"runner": "ray"}, "runner = 'ray': expected dev or local with torchrun"),
+        (
+            {"algorithm": "bc", "runner.dataset": "x"},
+            "algorithm = 'bc': not supported with torchrun: bc learns from a dataset",
+        ),
+    ],
+    ids=["es", "n_learners", "actors", "concurrency", "ray", "bc"],
+)
+def test_what_several_processes_cannot_do_is_refused(
+    launched: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], text: str
+) -> None:
+    """Before the processes meet."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    given = {"algorithm": "ppo", "env": "CartPole-v1", "runner.concurrency": 4, **settings}
+    with pytest.raises(ConfigError, match=text):
+        make_runner(load_config(given))
