@@ -234,11 +234,11 @@ from maze_train.tracking.console import ConsoleWriter as ConsoleWriter
 from maze_train.tracking.curves import LearningCurveWriter as LearningCurveWriter
 from maze_train.tracking.services import MLflowWriter as MLflowWriter
 from maze_train.tracking.services import WandbWriter as WandbWriter
+from maze_train.tracking.tensorboard import TensorBoardWriter as TensorBoardWriter
 from maze_train.tracking.tracker import CSVWriter as CSVWriter
 from maze_train.tracking.tracker import JSONSummaryWriter as JSONSummaryWriter
 from maze_train.tracking.tracker import MetricsWriter as MetricsWriter
 from maze_train.tracking.tracker import RunInfo as RunInfo
-from maze_train.tracking.tracker import TensorBoardWriter as TensorBoardWriter
 from maze_train.tracking.tracker import Tracker as Tracker
 from maze_train.training.builder import AlgorithmBuilder as AlgorithmBuilder
 from maze_train.training.builder import BuildContext as BuildContext

@@ -35,11 +35,11 @@ def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
         MissingExtraError: If a writer needs a package that is not installed.
     """
     from maze_train.core.targets import build_targets
-    from maze_train.tracking import console, curves, tracker
+    from maze_train.tracking import console, curves, tensorboard, tracker
 
     chosen: list[tuple[bool, type[MetricsWriter]]] = [
         (config.csv, tracker.CSVWriter),
-        (config.tensorboard, tracker.TensorBoardWriter),
+        (config.tensorboard, tensorboard.TensorBoardWriter),
         (config.summary, tracker.JSONSummaryWriter),
         (config.plot, curves.LearningCurveWriter),
     ]

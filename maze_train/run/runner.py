@@ -14,7 +14,7 @@ from torch import nn
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import check_text, config_text
 from maze_train.core.conversion import config_to_dict
-from maze_train.core.files import link_latest, writable
+from maze_train.core.files import link_latest, versions, writable
 from maze_train.core.folders import check_guarded
 from maze_train.core.names import LATEST, OUTPUTS
 from maze_train.core.notices import notify
@@ -42,6 +42,7 @@ from maze_train.training.evaluators import (
     own_evaluators,
 )
 from maze_train.training.generators import generators_kept, generators_of_run
+from maze_train.training.models import with_networks
 from maze_train.training.outcome import Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Trainer, TrainerServices
@@ -443,6 +444,8 @@ class TrainingRunner:
         title = f"{config.algorithm.name.upper()} on {self.builder.task_name}"
         if resumed is not None:
             title = f"{title}, continued from {resumed.path.name}"
+        networks, metric = (config.model, config.algorithm), self.builder.selection_metric
+        settings = with_networks(config_to_dict(config), *networks, self.builder.spaces)
         return RunInfo(
             run_dir=None if self.processes.rank else run.path,
             title=title,
@@ -453,12 +456,20 @@ class TrainingRunner:
             else (),
             # Without a checkpoint, the run resumes at step 0.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
-            config=config_to_dict(config),
+            config=settings,
+            facts={
+                "algorithm": config.algorithm.name,
+                "environment": self.builder.task_name,
+                "seed": config.seed,
+                "version": versions()["maze_train"],
+                "metric": metric,
+                "model": settings["model"],
+            },
             total_env_steps=config.total_steps or None,
             n_epochs=config.algorithm.n_epochs or None,
             max_wall_time_s=config.runner.max_wall_time_s or None,
             step_label=self.builder.step_label,
-            metric=self.builder.selection_metric,
+            metric=metric,
             mode=self.selection_mode,
         )
 

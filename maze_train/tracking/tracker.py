@@ -1,4 +1,4 @@
-"""Metrics of a run, and writers that store them: CSV, TensorBoard, JSON."""
+"""Metrics of a run, and writers that store them: CSV, JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
-from textwrap import indent
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import IO, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,15 +20,9 @@ from maze_train.core.files import atomic_write, open_own
 from maze_train.core.folders import check_guarded, make_folders
 from maze_train.core.names import METRICS, SUMMARY
 from maze_train.core.notices import warn
-from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.report import csv_text
 from maze_train.core.run_directory import EPOCH, MetricsRow
-from maze_train.core.text import flattened
 from maze_train.core.types import Array
-from maze_train.tracking.media import animation
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 UPDATES = "updates"
 ENV_STEPS = "env_steps"
@@ -62,7 +55,11 @@ class RunInfo:
     """Common name of related runs, such as the jobs of a sweep; empty for none."""
 
     config: dict[str, Any] = field(default_factory=dict)
-    """Resolved configuration as plain values."""
+    """Configuration as plain values, with the defaults of the networks filled in."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of `summary.json` that describe the run: algorithm, environment, seed, version,
+    networks and the metric that selects the best policy."""
 
     total_env_steps: int | None = None
     """Environment steps after which training ends; None: not limited."""
@@ -415,115 +412,6 @@ class CSVWriter(MetricsWriter):
         self._file = os.fdopen(descriptor, "a", encoding="utf-8", newline="")
 
 
-OF_NUMBERS = ("env", "model", "algorithm", "runner", "seed", "total_steps")
-"""Sections of settings that are logged as TensorBoard hyperparameters."""
-
-
-class TensorBoardWriter(MetricsWriter):
-    """Writes TensorBoard event files, with environment steps on the x axis.
-
-    The configuration is logged as text, and its values as hyperparameters.
-    """
-
-    def __init__(self) -> None:
-        self._run = RunInfo()
-        self._writer: SummaryWriter | None = None
-
-    def start(self, run: RunInfo) -> None:
-        """Import TensorBoard."""
-        self._run = run
-        if run.run_dir is not None:
-            import torch.utils.tensorboard  # noqa: F401  # May draw random numbers.
-
-    def _opened(self) -> SummaryWriter | None:
-        """Return the open event file; None if the run has no directory.
-
-        Points after the checkpoint of a resumed run are discarded.
-        """
-        run = self._run
-        if self._writer is None and run.run_dir is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
-            make_folders(run.run_dir / run.name)  # TensorBoard follows links.
-            self._writer = SummaryWriter(str(run.run_dir / run.name), purge_step=purge_step)
-            settings = dump_yaml(_plain(run.config))
-            self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code.
-            self._add_hparams(self._writer, run)
-        return self._writer
-
-    def _add_hparams(self, writer: SummaryWriter, run: RunInfo) -> None:
-        """Log the settings that affect results as hyperparameters."""
-        from torch.utils.tensorboard.summary import hparams
-
-        settings = flattened({key: run.config[key] for key in OF_NUMBERS if key in run.config})
-        values = {
-            key: value if isinstance(value, (bool, int, float, str)) else str(value)
-            for key, value in settings.items()
-        }
-        for summary in hparams(values, {run.metric: None})[:2]:  # type: ignore[no-untyped-call]
-            writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
-
-    def write(self, row: Mapping[str, float]) -> None:
-        """Add one point to each curve."""
-        writer = self._opened()
-        if writer is None:
-            return
-        check_guarded(Path(writer.log_dir))
-        step = int(row[ENV_STEPS])
-        for name, value in row.items():
-            if name != ENV_STEPS:
-                writer.add_scalar(name, value, step)
-        writer.flush()  # Errors of later writes occur in its thread.
-
-    def log_image(self, name: str, image: Array, env_steps: int) -> bool:
-        """Add an image."""
-        writer = self._opened()
-        if writer is not None:
-            writer.add_image(name, image, env_steps, dataformats="HWC")
-        return writer is not None
-
-    def log_histogram(self, name: str, values: Array, env_steps: int) -> bool:
-        """Add a histogram."""
-        writer = self._opened()
-        if writer is not None:
-            writer.add_histogram(name, values, env_steps)
-        return writer is not None
-
-    def log_video(self, name: str, frames: Array, fps: float, env_steps: int) -> bool:
-        """Add a video as an animated image."""
-        writer = self._opened()
-        if writer is not None:
-            from tensorboard.compat.proto.summary_pb2 import Summary
-
-            (height, width, channels), data = frames.shape[1:], animation(frames, fps)
-            image = Summary.Image(
-                height=height, width=width, colorspace=channels, encoded_image_string=data
-            )
-            summary = Summary(value=[Summary.Value(tag=name, image=image)])
-            writer.file_writer.add_summary(summary, env_steps)  # type: ignore[attr-defined]
-        return writer is not None
-
-    def log_text(self, name: str, text: str, env_steps: int) -> bool:
-        """Add a text."""
-        writer = self._opened()
-        if writer is not None:
-            writer.add_text(name, text, env_steps)
-        return writer is not None
-
-    def sync(self) -> None:
-        """Flush all points to the event file."""
-        if self._writer is not None:
-            self._writer.flush()
-
-    def close(self) -> None:
-        """Write the remaining points and stop the writer thread."""
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            self._run = RunInfo()
-            writer.close()
-
-
 class JSONSummaryWriter(MetricsWriter):
     """Writes `summary.json`, the outcome of a run; NaN and infinity become null.
 
@@ -535,20 +423,22 @@ class JSONSummaryWriter(MetricsWriter):
         check_below("filename", filename)
         self.filename = filename
         self._run_dir: Path | None = None
+        self._facts: Mapping[str, Any] = {}
 
     def start(self, run: RunInfo) -> None:
-        """Store the run directory."""
-        self._run_dir = run.run_dir
+        """Store the run directory and the facts."""
+        self._run_dir, self._facts = run.run_dir, run.facts
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the file."""
         if self._run_dir is not None:
-            text = json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n"
+            content = plain_json({**self._facts, **summary})
+            text = json.dumps(content, indent=2, allow_nan=False) + "\n"
             with atomic_write(self._run_dir / self.filename) as file:
                 file.write(text.encode())
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Convert a value to JSON types; other values become text."""
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -557,9 +447,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Real):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
-        return _plain(value.tolist())
+        return plain_json(value.tolist())
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     return str(value)

@@ -42,13 +42,21 @@ def test_files_of_the_run_directory() -> None:
         "config.yaml", "environment.json", "metrics.csv", "plots", "plots/learning_curve.png",
         "run.log", "summary.json",
     ]  # fmt: skip
-    assert sum("tfevents" in name for name in names) == 1
+    assert sum("tfevents" in name for name in names) == 2
     assert result.run_dir == Path("run").absolute()
     outcome = summary("run")
     assert outcome["stop_reason"] == "total_steps"
     assert (outcome["epochs"], outcome["updates"], outcome["env_steps"]) == (3, 6, 192)
     assert outcome["best_metric"] == result.best_metric
-    assert {"wall_time_s", "steps_per_second", "final_eval_return_mean"} <= outcome.keys()
+    assert (outcome["algorithm"], outcome["environment"]) == ("ppo", "SpacesEnv")
+    assert (outcome["metric"], outcome["seed"]) == ("eval/episode_return_mean", 0)
+    assert outcome["model"]["hidden_sizes"] == [64, 64]
+    assert {
+        "version",
+        "wall_time_s",
+        "steps_per_second",
+        "final_eval_return_mean",
+    } <= outcome.keys()
     score = json.loads(Path("run/best/score.json").read_text())
     assert score.keys() == {"score", "epoch", "sha256"}
     assert (score["score"], score["epoch"]) == (result.best_metric, outcome["best_epoch"])

@@ -93,7 +93,7 @@ def test_tensorboard_continues_a_run(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path), ROWS)
-    first = next(tmp_path.glob("events.*"))
+    first = max(tmp_path.glob("events.*"))
     first.rename(first.with_name("events.out.tfevents.0000000001.first"))
     again = {**ROWS[1], "train/loss": 5.0}
     write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path, resumed_at_step=1000), [again])
@@ -108,8 +108,7 @@ def test_a_name_is_a_folder_that_tensorboard_shows(tmp_path: Path) -> None:
     """It is the end of the path by which TensorBoard calls a run."""
     name = "algorithm.lr=0.001,seed=2"
     write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path / "0", name=name), ROWS)
-    (file,) = tmp_path.rglob("events.*")
-    assert file.parent == tmp_path / "0" / name
+    assert {file.parent for file in tmp_path.rglob("events.*")} == {tmp_path / "0" / name}
 
 
 def test_the_summary_is_valid_json(tmp_path: Path) -> None:
@@ -165,7 +164,7 @@ def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
 
 
 def test_tensorboard_has_the_settings(tmp_path: Path) -> None:
-    """As a text, and as hyperparameters, of which there is a table."""
+    """As a text."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     writer = TensorBoardWriter()
@@ -176,5 +175,82 @@ def test_tensorboard_has_the_settings(tmp_path: Path) -> None:
     events.Reload()
     (text,) = events.Tensors("config/text_summary")
     assert b"    algorithm:\n      lr: 0.5" in text.tensor_proto.string_val[0]
-    told = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
-    assert all(name in told for name in (b"algorithm.lr", b"algorithm.a", b"seed"))
+
+
+def board_run(
+    folder: Path, config: dict[str, Any], reason: str, resumed_at_step: int | None = None
+) -> None:
+    """A run of two epochs with an evaluation in the second one."""
+    writer, metric = TensorBoardWriter(), "eval/episode_return_mean"
+    past = tuple(ROWS[: resumed_at_step is not None])
+    writer.start(
+        RunInfo(run_dir=folder, config=config, past_rows=past, resumed_at_step=resumed_at_step)
+    )
+    for row in (ROWS[0], {**ROWS[1], metric: 5.0})[len(past) :]:
+        writer.write(row)
+    tests = {"best": {"episode_return_mean": 7.0, "epoch": 2}} if reason == "total_steps" else {}
+    writer.finish({"stop_reason": reason, "best_metric": 9.0, "final_test": tests})
+    writer.close()
+
+
+def hparams_of(logdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Columns and runs of the tab HParams, by name, from TensorBoard's plug-in."""
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import (
+        api_pb2,
+        backend_context,
+        get_experiment,
+        list_session_groups,
+    )
+
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    board = TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(logdir)))
+    places = RequestContext(), backend_context.Context(board), ""
+    asked = api_pb2.GetExperimentRequest()
+    experiment = get_experiment.Handler(*places, asked).run()
+    listed = api_pb2.ListSessionGroupsRequest(
+        allowed_statuses=api_pb2.Status.values(), start_index=0, slice_size=99
+    )
+    groups = list_session_groups.Handler(*places, listed).run().session_groups
+    sessions = {group.sessions[0].name: group for group in groups}
+    return {info.name: info for info in experiment.hparam_infos}, sessions
+
+
+def test_the_table_of_hyperparameters(tmp_path: Path) -> None:
+    """It has the columns of all runs, their status, and the best, last and tested result."""
+    from tensorboard.plugins.hparams.api_pb2 import Status
+
+    ppo = {"seed": 1, "total_steps": None, "algorithm": {"lr": 0.5, "clip_range": 0.2, "a": [1]}}
+    sac = {"seed": 2, "total_steps": 90, "algorithm": {"lr": "linear_0.001", "tau": True}}
+    board_run(tmp_path / "ppo", ppo, "total_steps")
+    board_run(tmp_path / "sac", sac, "error")
+    for logdir in (tmp_path, tmp_path / "sac"):  # Both ways to start TensorBoard.
+        columns, runs = hparams_of(logdir)
+        assert "algorithm.tau" in columns
+    columns, runs = hparams_of(tmp_path)
+    own = {f"algorithm.{key}" for key in ("lr", "clip_range", "a", "tau")}
+    assert columns.keys() == {"seed", "total_steps", *own}
+    assert {name for name, info in columns.items() if info.differs} == {"seed", "algorithm.lr"}
+    assert set(columns["algorithm.lr"].domain_discrete) == {"0.5", "linear_0.001"}
+    assert columns["total_steps"].domain_interval.max_value == 90
+    status = {name: Status.Name(group.sessions[0].status) for name, group in runs.items()}
+    assert status == {"ppo": "STATUS_SUCCESS", "sac": "STATUS_FAILURE"}
+    results = {value.name.tag: value.value for value in runs["ppo"].sessions[0].metric_values}
+    expected = {"summary/best": 9.0, "summary/last": 5.0, "summary/tested": 7.0}
+    assert {key: results[key] for key in expected} == expected
+
+
+def test_a_resumed_run_in_the_table_of_hyperparameters(tmp_path: Path) -> None:
+    """It has its new settings and its new status."""
+    from tensorboard.plugins.hparams.api_pb2 import Status
+
+    board_run(tmp_path, {"total_steps": 2000}, "interrupted")
+    board_run(tmp_path, {"total_steps": 5000}, "total_steps", resumed_at_step=1000)
+    _, runs = hparams_of(tmp_path)
+    (group,) = runs.values()
+    assert group.hparams["total_steps"].number_value == 5000
+    assert Status.Name(group.sessions[0].status) == "STATUS_SUCCESS"
