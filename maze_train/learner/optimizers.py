@@ -418,11 +418,11 @@ class ModuleOptimizer:
             with skipping(optimizer, skips):
                 optimizer.step()
         elif before is not None:
-            kept = [value.clone() for value in before]
+            kept, is_skipped = [value.clone() for value in before], skips > 0.0
             optimizer.step()
             for value, old in zip(before, kept, strict=True):
-                value.copy_(torch.where(skips > 0.0, old, value))
-        elif not skips:  # Synchronises the device, usually only in the first step.
+                value.copy_(torch.where(is_skipped, old, value))
+        elif not skips:  # Synchronises the device, usually only in the first step
             optimizer.step()
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate

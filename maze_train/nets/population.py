@@ -185,8 +185,7 @@ class BatchedPopulation(Population):
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__(model, row_blocks(count))
-        self._row_at = list(range(self.rows))
-        self._place_of = list(range(self.rows))
+        self._row_at, self._place_of = np.arange(self.rows), np.arange(self.rows)
         self._active: list[int] = []
         policies: Any = policies_of(model)
         self._policies = {key: batched_params(own, self._view) for key, own in policies.items()}
@@ -211,26 +210,19 @@ class BatchedPopulation(Population):
 
     def _activate(self, rows: Sequence[int]) -> None:
         """Move some copies to the front, and note how to convert between their two orders."""
-        count, filler = len(rows), row_blocks(len(rows)) - len(rows)
-        self._move_to_front(rows)
-        self._active, lying = list(rows), self._row_at[:count]
-        self._observed = torch.tensor(lying + lying[:1] * filler)
-        self._state = torch.zeros(len(self._observed), 0)
-        self._order = None
-        if lying != self._active:
-            places = [self._place_of[row] for row in rows]
-            self._order = torch.tensor(places + places[:1] * filler)
-
-    def _move_to_front(self, rows: Sequence[int]) -> None:
-        """Swap active copies with inactive ones, so that the active ones come first."""
-        count, active = len(rows), set(rows)
-        behind = [row for row in rows if self._place_of[row] >= count]
-        free = [place for place in range(count) if self._row_at[place] not in active]
-        for row, place in zip(behind, free, strict=True):
-            other, old = self._row_at[place], self._place_of[row]
-            self._weights[[place, old]] = self._weights[[old, place]]
-            self._row_at[place], self._row_at[old] = row, other
-            self._place_of[row], self._place_of[other] = place, old
+        self._active, count = list(rows), len(rows)
+        places = self._place_of[self._active]
+        behind, free = places[places >= count], np.setdiff1d(np.arange(count), places)
+        new, old = np.concatenate([free, behind]), np.concatenate([behind, free])
+        self._weights[new] = self._weights[old]
+        self._row_at[new] = self._row_at[old]
+        self._place_of[self._row_at] = np.arange(self.rows)
+        size, lying, order = row_blocks(count), self._row_at[:count], self._place_of[self._active]
+        # `np.resize` repeats the copies until the last block is full.
+        self._observed = torch.from_numpy(np.resize(lying, size))
+        self._state = torch.zeros(size, 0)
+        is_in_order = np.array_equal(lying, self._active)
+        self._order = None if is_in_order else torch.from_numpy(np.resize(order, size))
 
     def _params(self, count: int, obs: TensorTree) -> Tensor:
         """Return the distribution parameters of the first copies in memory order."""
