@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from maze_train.core.files import atomic_write, writable
 from maze_train.core.names import DIGESTS
 from maze_train.core.notices import warn
 from maze_train.core.run_directory import RunDirectory
+from maze_train.core.secrets import without_secrets
 from maze_train.core.text import json_text
 
 MAX_DIFF_CHARS = 1 << 18
@@ -32,12 +32,6 @@ MAX_DIFF_CHARS = 1 << 18
 
 GIT_TIMEOUT_S = 5.0
 """Timeout of each git command in seconds; after a timeout, no diff is recorded."""
-
-SECRET_KEY = re.compile(r"(^|[._-])(token|password|passwd|secret|credentials?|(api_?)?key)$", re.I)
-"""Pattern of settings whose values are removed from the command line."""
-
-URL_LOGIN = re.compile(r"://[^/@\s]+@")
-REMOVED = "***"
 
 
 class Repository(TypedDict):
@@ -114,20 +108,6 @@ def _this_start(config: TrainConfig, checkpoint: str | None) -> Start:
         packages=dict(installed_packages()),
         repositories=_repositories(_code_folders(config), with_diff=config.tracking.git_diff),
     )
-
-
-def without_secrets(command: Iterable[str]) -> list[str]:
-    """Return a command line with passwords and tokens replaced by `***`.
-
-    Values of `key=value` are removed if the last part of the key is `token`, `password`, `secret`,
-    `credentials`, `key` or similar. Logins are removed from URLs.
-    """
-    words = []
-    for word in command:
-        key, equals, _ = word.partition("=")
-        word = f"{key}={REMOVED}" if equals and SECRET_KEY.search(key) else word
-        words.append(URL_LOGIN.sub(f"://{REMOVED}@", word))
-    return words
 
 
 @cache

@@ -19,6 +19,7 @@ from maze_train.core.folders import check_guarded
 from maze_train.core.names import LATEST, OUTPUTS
 from maze_train.core.notices import notify
 from maze_train.core.run_directory import FAILURES, WHOLE, RunDirectory
+from maze_train.core.secrets import settings_without_secrets
 from maze_train.core.seeding import Seeds, draw_seed
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
@@ -445,7 +446,9 @@ class TrainingRunner:
         if resumed is not None:
             title = f"{title}, continued from {resumed.path.name}"
         networks, metric = (config.model, config.algorithm), self.builder.selection_metric
-        settings = with_networks(config_to_dict(config), *networks, self.builder.spaces)
+        settings = settings_without_secrets(
+            with_networks(config_to_dict(config), *networks, self.builder.spaces)
+        )
         return RunInfo(
             run_dir=None if self.processes.rank else run.path,
             title=title,

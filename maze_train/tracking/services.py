@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import quote
 from urllib.request import urlopen
 
 import numpy as np
@@ -27,6 +28,7 @@ from maze_train.core.files import atomic_write, one_at_a_time, open_own, read_js
 from maze_train.core.folders import files_below, make_folders
 from maze_train.core.names import BEST, SERVICES
 from maze_train.core.run_directory import FAILURES
+from maze_train.core.secrets import without_login
 from maze_train.core.targets import import_extra
 from maze_train.core.text import flattened
 from maze_train.core.types import Array
@@ -264,6 +266,7 @@ class MLflowWriter(ServiceWriter):
         self._tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", DEFAULT_PROJECT)
         self._name = name
+        self._group = ""
         self._client: Any = None
         self._run_id = ""
         self._last_step = -1
@@ -283,9 +286,8 @@ class MLflowWriter(ServiceWriter):
             with self._calls():
                 self._open(run)
         except OSError as error:
-            raise ConfigError(
-                "MLflowWriter.tracking_uri", str(error), self._tracking_uri
-            ) from error
+            uri = without_login(self._tracking_uri or "") or None
+            raise ConfigError("MLflowWriter.tracking_uri", str(error), uri) from error
         for row in run.past_rows:
             self.write(row)
 
@@ -305,14 +307,13 @@ class MLflowWriter(ServiceWriter):
         with _database_opened(uri or ""):
             self._client = self._mlflow.MlflowClient(tracking_uri=uri)
             experiment = self._experiment_id(artifacts)
-            is_grouped = bool(run.group) and self._tracking_uri is not None
-            tags = {PARENT_RUN: self._parent(experiment, run.group)} if is_grouped else {}
-        key = f"mlflow:{self._tracking_uri or ''}/{self._experiment}"
+        self._group = run.group if self._tracking_uri is not None else ""
+        key = f"mlflow:{without_login(self._tracking_uri or '')}/{self._experiment}"
         known = self._known_run(run, key)
         if known is not None and self._continue(known):
             return
         name = self._name or run.name or run.title or None
-        created = self._client.create_run(experiment, run_name=name, tags=tags)
+        created = self._client.create_run(experiment, run_name=name)
         self._run_id = created.info.run_id
         self._keep_id(run, key, self._run_id)
         param = self._mlflow.entities.Param
@@ -336,19 +337,27 @@ class MLflowWriter(ServiceWriter):
         self._last_step = max((point.step for point in history), default=-1)
         return True
 
+    def _join(self, group: str) -> None:
+        """Make this run a child of the parent run of its group."""
+        run = self._client.get_run(self._run_id)
+        if PARENT_RUN not in run.data.tags:
+            parent = self._parent(run.info.experiment_id, group)
+            self._client.set_tag(self._run_id, PARENT_RUN, parent)
+
     def _parent(self, experiment: str, group: str) -> str:
         """Return the id of the parent run of a group; the first run of the group creates it."""
-        query = f"tags.`{GROUP_TAG}` = '{group}'", ["attributes.start_time"]
+        tag = quote(group, safe=" ,=+")  # The filter has no escapes for quotes.
+        text = f"tags.`{GROUP_TAG}` = '{tag}'"
 
         def oldest() -> str | None:
-            text, order = query
+            order = ["attributes.start_time"]
             found = self._client.search_runs([experiment], text, order_by=order)
             return str(found[0].info.run_id) if found else None
 
         known = oldest()
         if known is not None:
             return known
-        created = self._client.create_run(experiment, run_name=group, tags={GROUP_TAG: group})
+        created = self._client.create_run(experiment, run_name=group, tags={GROUP_TAG: tag})
         run_id = str(created.info.run_id)
         self._client.set_terminated(run_id)
         kept = oldest() or run_id
@@ -368,6 +377,9 @@ class MLflowWriter(ServiceWriter):
         ]
         with self._calls():
             self._client.log_batch(self._run_id, metrics=metrics)
+            if self._group:  # Only now, since other writers could have prevented the start.
+                self._join(self._group)
+                self._group = ""
 
     def log_image(self, name: str, image: Array, env_steps: int) -> bool:
         """Store an image as an artifact."""
@@ -440,11 +452,11 @@ class MLflowWriter(ServiceWriter):
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
-        """Turn MLflow errors into OSError."""
+        """Turn MLflow errors into OSError, without the login of the server."""
         try:
             yield
         except self._mlflow.MlflowException as error:
-            raise OSError(str(error)) from error
+            raise OSError(without_login(str(error))) from error
 
 
 def check_answers(uri: str) -> None:
@@ -456,7 +468,8 @@ def check_answers(uri: str) -> None:
     if not uri.startswith(("http://", "https://")):
         return
     try:
-        with urlopen(uri, timeout=ANSWER_S):  # Given by the user, never by a stored configuration.
+        # The URI is given by the user, never by a stored configuration.
+        with urlopen(without_login(uri, ""), timeout=ANSWER_S):
             pass
     except HTTPError:
         pass

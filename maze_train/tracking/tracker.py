@@ -55,7 +55,8 @@ class RunInfo:
     """Common name of related runs, such as the jobs of a sweep; empty for none."""
 
     config: dict[str, Any] = field(default_factory=dict)
-    """Configuration as plain values, with the defaults of the networks filled in."""
+    """Configuration as plain values, with the defaults of the networks filled in, without passwords
+    and tokens."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Entries of `summary.json` that describe the run: algorithm, environment, seed, version,

@@ -18,8 +18,9 @@ from short_runs import short_run
 
 from maze_train import train
 from maze_train.core.errors import EnvError
+from maze_train.core.secrets import without_secrets
 from maze_train.run import provenance
-from maze_train.run.provenance import installed_packages, without_secrets
+from maze_train.run.provenance import installed_packages
 from maze_train.tracking import run_log
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -114,18 +115,37 @@ def test_code_that_is_not_in_git(state: str, monkeypatch: pytest.MonkeyPatch) ->
     assert os.getcwd() not in repositories()
 
 
-def test_secrets_are_removed_from_the_command() -> None:
-    """Whatever part of a key says that it is one; other values stay."""
-    command = [
-        "maze-run", "seed=1", "tracking.writers.0.api_key=s1", "+env.kwargs.TOKEN=s2",
-        "runner.address=ray://ada:s3@host:1", "env.kwargs.password=s4", "tracking.info_keys=[key]",
-        "env.kwargs.monkey=banana",
-    ]  # fmt: skip
-    assert without_secrets(command) == [
-        "maze-run", "seed=1", "tracking.writers.0.api_key=***", "+env.kwargs.TOKEN=***",
-        "runner.address=ray://***@host:1", "env.kwargs.password=***", "tracking.info_keys=[key]",
-        "env.kwargs.monkey=banana",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    "word",
+    [
+        "seed=1", "tracking.info_keys=[key]", "env.kwargs.monkey=banana", "algorithm.lr=1e-3",
+        "env.kwargs={keys: 3, monkey: 1}", "policy=token", "runner.address=ray://host:1", "-key",
+    ],
+)  # fmt: skip
+def test_other_words_of_the_command_stay(word: str) -> None:
+    """Also where a part of a key looks like the name of a secret."""
+    assert without_secrets([word]) == [word]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["tracking.writers.0.api_key=s1"], ["tracking.writers.0.api_key=***"]),
+        (["+env.kwargs.TOKEN=s1 and s2"], ["+env.kwargs.TOKEN=***"]),
+        (["runner.address=ray://ada:s3@host:1"], ["runner.address=ray://***@host:1"]),
+        (["--password=s1", "x"], ["--password=***", "x"]),
+        (["--wandb-api-key", "s1", "x"], ["--wandb-api-key", "***", "x"]),
+        (["w=[{_target_: W, api_key: s1, x: 2}]"], ["w=[{_target_: W, api_key: ***, x: 2}]"]),
+        (["w={password: s1 s2}"], ["w={password: ***}"]),
+        (["w={'token': 's,1', x: 2}"], ["w={'token': ***, x: 2}"]),
+        (['{"secret":"s1","x":2}'], ['{"secret":***,"x":2}']),
+        (["url=http://h/?token=s1&x=2"], ["url=http://h/?token=***&x=2"]),
+        (["train(password='s1', x=2)"], ["train(password=***, x=2)"]),
+    ],
+)
+def test_secrets_are_removed_from_the_command(words: list[str], shown: list[str]) -> None:
+    """Whatever part of a key says that it is one, also within nested values."""
+    assert without_secrets(words) == shown
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"starts": 3}'])

@@ -12,20 +12,20 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-from maze_train import ConfigError, MLflowWriter, RunInfo, Tracker, WandbWriter
+from maze_train import ConfigError, MetricsWriter, MLflowWriter, RunInfo, Tracker, WandbWriter
 from maze_train.core.folders import check_enclosed
 from maze_train.tracking.services import check_answers, mlflow_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from maze_train import MetricsWriter
 
 # What the packages themselves warn of is not for these tests to judge.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -305,22 +305,67 @@ def test_a_resumed_run_continues_its_run_of_mlflow(tmp_path: Path) -> None:
     assert len(runs_of_mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}")[1]) == 1
 
 
-def test_names_and_groups_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of a sweep have one parent; the variables of MLflow hold where nothing is given."""
+class FailingWriter(MetricsWriter):
+    """A service that cannot be reached."""
+
+    def start(self, run: RunInfo) -> None:
+        raise ConfigError("service", "does not answer")
+
+
+@pytest.mark.parametrize("group", ["sweep", 'ada\'s "sweep" `100%`'])
+def test_names_and_groups_of_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    """The runs of a sweep have one parent; the variables of MLflow hold where nothing is given.
+
+    Runs that do not start create no parent.
+    """
     pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path / 'own.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ours")
     for seed in (1, 2):
         (run_dir := tmp_path / str(seed)).mkdir()
-        info = RunInfo(run_dir=run_dir, title="PPO on X", name=f"seed={seed}", group="sweep")
-        with Tracker([MLflowWriter()], info):
-            pass
+        info = RunInfo(run_dir=run_dir, title="PPO on X", name=f"seed={seed}", group=group)
+        with Tracker([MLflowWriter()], info) as tracker:
+            tracker.write(ROW)
     _, runs = runs_of_mlflow(uri, "ours")
     by_name = {run.info.run_name: run for run in runs}
-    assert by_name.keys() == {"sweep", "seed=1", "seed=2"}
+    assert by_name.keys() == {group, "seed=1", "seed=2"}
     parents = {by_name[name].data.tags["mlflow.parentRunId"] for name in ("seed=1", "seed=2")}
-    assert parents == {by_name["sweep"].info.run_id}
+    assert parents == {by_name[group].info.run_id}
+    other = replace(info, name="other", group="other group")
+    with pytest.raises(ConfigError), Tracker([MLflowWriter(), FailingWriter()], other):
+        pass
+    _, runs = runs_of_mlflow(uri, "ours")
+    assert {run.info.run_name for run in runs} == {*by_name, "other"}
+
+
+def test_the_login_of_a_server_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither in the file with the ids nor in messages; a resumed run finds its id."""
+
+    class RequestError(Exception):
+        """An error of MLflow."""
+
+    client = MagicMock()
+    client.create_run.return_value.info.run_id = "r1"
+    client.get_run.return_value.info.lifecycle_stage = "active"
+    mlflow = SimpleNamespace(
+        MlflowException=RequestError, MlflowClient=lambda tracking_uri: client, entities=MagicMock()
+    )
+    monkeypatch.setattr("maze_train.tracking.services.import_extra", lambda *_: mlflow)
+    monkeypatch.setattr("maze_train.tracking.services.check_answers", lambda uri: None)
+    uri, info = "https://ada:s3cret@host:5000", RunInfo(run_dir=tmp_path, resumed_at_step=9)
+    for _ in range(2):
+        MLflowWriter(uri).start(info)
+    assert client.create_run.call_count == 1
+    assert "s3cret" not in (tmp_path / "services.json").read_text()
+    client.get_experiment_by_name.side_effect = RequestError(f"request to {uri}/api failed")
+    with pytest.raises(ConfigError, match=r"https://\*{3}@host:5000.*request to h") as caught:
+        MLflowWriter(uri).start(info)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +475,7 @@ def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answers:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        check_answers(uri)
+        check_answers(uri.replace("//", "//ada:s3cret@"))
         thread.join()
 
 
