@@ -260,7 +260,7 @@ def test_runs_are_compared_by_a_command(
     assert maze_run(*compare, "runs=a", "bounds={CartPole-v1: [0, 10]}") == 0
     assert "all environments\n  algorithm  runs  final mean" in capfd.readouterr().out
     for wrong, message in (
-        ("runs=c", "runs = 'c': there is no run"),
+        ("runs=c", "runs = 'c': no run found"),
         ("run=a", "run = 'a': unknown; did you mean runs?"),
     ):
         assert maze_run(*compare, wrong) == 2

@@ -1,4 +1,4 @@
-"""Comparison of finished runs: a table per environment, a plot, CSV and Markdown files."""
+"""Comparison of finished runs: tables, a plot, CSV and Markdown files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Comparison:
     """Result of a comparison of runs."""
 
     metric: str
-    """The metric that was compared."""
+    """The compared metric."""
 
     settings: list[str]
     """Settings that differ between runs of the same algorithm in the same environment."""
@@ -88,20 +88,20 @@ class Comparison:
         return sections
 
     def notes(self) -> list[str]:
-        """Return remarks on the values."""
-        meaning = "IQM: mean of the middle half of the runs; [95 %]: its bootstrap interval"
+        """Return explanations of the values, and warnings."""
+        meaning = "IQM: mean of the middle half of the runs; [95 %]: bootstrap interval of the IQM"
         is_range = any(row["runs"] < FEW_RUNS for row in self.rows)
         ranges = f"; range: bootstrap interval of fewer than {FEW_RUNS} runs, close to min and max"
         lines = [f"{self.metric}; {meaning}{ranges if is_range else ''}"]
         if self.overall:
-            lines.append(f"{ALL_ENVS}: values scaled by the bounds, each resampled separately")
+            lines.append(f"{ALL_ENVS}: values normalised by the bounds, resampled per environment")
         for group in self.groups:
             seeds = [str(run.seed) for run in group.runs]
             twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
             if twice:
                 lines.append(
                     f"{' '.join((*group.name, 'on', group.env))}: several runs have seed "
-                    f"{', '.join(twice)}: repetitions of a run make intervals too narrow"
+                    f"{', '.join(twice)}; repeated runs make intervals too narrow"
                 )
         return lines + differing_code([run for group in self.groups for run in group.runs])
 
@@ -134,7 +134,7 @@ class Comparison:
 
 
 def differing_code(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each version or commit that differs between runs that recorded it."""
+    """Return a line for each recorded version or commit that differs between runs."""
     names = repository_names([list(run.commits) for run in runs])
     found: dict[str, Counter[str]] = {}
     for run in runs:
@@ -150,11 +150,11 @@ def differing_code(runs: Sequence[Run]) -> list[str]:
 
 
 def repository_names(folders_of_runs: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Return a name for each repository: the end of its path that is unique within each run.
+    """Return a name for each repository: the shortest end of its path that is unique in each run.
 
     Args:
-        folders_of_runs: Directories of the repositories of each run. Between runs, directories with
-            the same name are assumed to be copies of one repository.
+        folders_of_runs: Directories of the repositories of each run. Directories of different runs
+            with the same name are assumed to be copies of one repository.
     """
     names: dict[str, str] = {}
     for folder in dict.fromkeys(folder for folders in folders_of_runs for folder in folders):
@@ -171,7 +171,7 @@ def repository_names(folders_of_runs: Sequence[Sequence[str]]) -> dict[str, str]
 def compare_runs(
     runs: str | Path | Sequence[str | Path], output: str | Path | None = None, **settings: Any
 ) -> Comparison:
-    """Compare runs, and write tables and a plot; the function behind `maze-run compare`.
+    """Compare runs, and write tables and a plot, like `maze-run compare`.
 
         comparison = compare_runs(["outputs/sweeps/a"], "outputs/comparison", threshold=475)
         print(comparison)
@@ -235,7 +235,7 @@ def _read(config: CompareConfig) -> tuple[list[Run], list[SkippedRun]]:
             left_out.append(SkippedRun(str(directory), str(problem)))
     if not runs:
         reasons = "".join(f"\n  {left.name}: {left.reason}" for left in left_out)
-        hint = "\nunfinished=true counts runs that did not finish"
+        hint = "\nset unfinished=true to include runs that did not finish"
         remedy = "" if config.unfinished else hint
         raise RunDirectoryError(f"none of these runs can be compared:{reasons}{remedy}")
     return runs, left_out
@@ -245,7 +245,7 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
     """Return the metric to compare.
 
     Raises:
-        ConfigError: If no run has it.
+        ConfigError: If no run has the metric.
     """
     selecting = {run.evaluation.selection_metric for run in runs}
     shared = selecting if len(selecting) == 1 else ()
@@ -254,12 +254,12 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
             return name
     known = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
     hint = did_you_mean(nearest(metric or EVAL_RETURN, known), "", " ")
-    problem = f"no run has it; {hint}columns of {METRICS}: {', '.join(known)}"
+    problem = f"no run has this metric; {hint}columns of {METRICS}: {', '.join(known)}"
     raise ConfigError("metric", problem, metric)
 
 
 def _mode(runs: Sequence[Run], metric: str, config: CompareConfig) -> Literal["max", "min"]:
-    """Return `max` or `min`, from the settings, the runs or the name of the metric."""
+    """Return `max` or `min`, derived from the settings, the runs or the name of the metric."""
     given = {run.evaluation.mode for run in runs if run.evaluation.selection_metric == metric}
     mode = config.mode if config.mode != "auto" or len(given) != 1 else given.pop()
     return EvaluationConfig(mode=mode).selection_mode(metric)
@@ -271,12 +271,12 @@ def _check_envs(config: CompareConfig, envs: set[str]) -> None:
         value = getattr(config, key)
         for env in value if isinstance(value, dict) else ():
             if env not in envs:
-                problem = f"no run is in this environment; there are {', '.join(sorted(envs))}"
+                problem = f"no run has this environment; available: {', '.join(sorted(envs))}"
                 raise ConfigError(key, problem, env)
 
 
 def _check_ignored(config: CompareConfig, keys: set[str]) -> None:
-    """Warn about ignored names that are neither settings nor sections of the runs."""
+    """Warn about names in `ignore` that are neither settings nor sections of the runs."""
     for name in config.ignore:
         if not any(is_within(key, [name]) for key in keys):
             meant = did_you_mean(nearest(name, keys, count=1))
@@ -284,7 +284,7 @@ def _check_ignored(config: CompareConfig, keys: set[str]) -> None:
 
 
 def drawn_groups(comparison: Comparison, mode: str) -> dict[tuple[str, ...], str]:
-    """Return the labels of the groups to draw: the best ones by mean rank over environments."""
+    """Return the labels of the groups to draw: the best groups by mean rank over environments."""
     sign = -1.0 if mode == "max" else 1.0
     pairs = list(zip(comparison.groups, comparison.figures, strict=True))
     ranks: dict[tuple[str, ...], list[int]] = {}

@@ -37,7 +37,7 @@ FEW_RUNS = 4
 
 ABSENT = "-"
 NOT_SET = "not set"
-"""Placeholder for a setting that a run does not have."""
+"""Placeholder for a missing setting."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ def _number(text: str) -> float:
 def figures(group: Group, metric: str, mode: str, threshold: float | None, n: int) -> Figures:
     """Compute the statistics of a group by column name.
 
-    Runs that do not reach the threshold count as infinity in the medians of steps and time. If half
-    of the runs do not reach it, there is no median.
+    Steps and time of runs that do not reach the threshold are infinite. If half of the runs do not
+    reach the threshold, the medians are missing.
 
     Args:
         group: The runs.
         metric: Metric to compare.
-        mode: `max` or `min`: which values are better.
-        threshold: Value for which steps and time are reported; None for no threshold.
+        mode: `max` if larger values are better, otherwise `min`.
+        threshold: Target value for the medians of steps and time; None: no threshold.
         n: Number of bootstrap resamples.
     """
     curves = [run.curve(metric) for run in group.runs]
@@ -133,7 +133,7 @@ def figures(group: Group, metric: str, mode: str, threshold: float | None, n: in
 
 
 def spread(name: str, strata: Sequence[Array], n: int) -> Figures:
-    """Compute mean, interquartile mean and its interval over one or several tasks."""
+    """Compute mean, interquartile mean and bootstrap interval over one or several tasks."""
     joined = np.concatenate(strata)
     low, high = bootstrap_interval(strata, n)
     return {
@@ -145,7 +145,7 @@ def spread(name: str, strata: Sequence[Array], n: int) -> Figures:
 
 
 def _reached(curve: tuple[Array, Array, Array], threshold: float, mode: str) -> tuple[float, float]:
-    """Return steps and seconds at which the threshold is first reached, or infinity."""
+    """Return steps and seconds until the threshold is first reached, or infinity."""
     steps, seconds, values = curve
     good = np.flatnonzero(values >= threshold if mode == "max" else values <= threshold)
     return (float(steps[good[0]]), float(seconds[good[0]])) if len(good) else (math.inf, math.inf)
@@ -154,13 +154,13 @@ def _reached(curve: tuple[Array, Array, Array], threshold: float, mode: str) -> 
 def overall(
     groups: Iterable[Group], metric: str, mode: str, bounds: Mapping[str, Sequence[float]], n: int
 ) -> dict[tuple[str, ...], Figures]:
-    """Compute statistics over several environments for groups with runs in all of them.
+    """Compute statistics over several environments, for groups with runs in all environments.
 
     Args:
         groups: All groups.
         metric: Metric to compare.
-        mode: `max` or `min`: which values are better.
-        bounds: Values that are normalised to 0 and 1, by environment.
+        mode: `max` if larger values are better, otherwise `min`.
+        bounds: Values of the normalised scores 0 and 1, by environment.
         n: Number of bootstrap resamples.
 
     Returns:
@@ -202,7 +202,7 @@ def shown(row: Row) -> dict[str, str]:
 
 
 def iqm_text(figures: Figures, name: str, n_runs: int) -> str:
-    """Format an interquartile mean with its interval, called a range for few runs."""
+    """Format an interquartile mean with its interval; with few runs, the label is "range"."""
     low, high = figures[f"{name}_low"], figures[f"{name}_high"]
     word = "range " if n_runs < FEW_RUNS else ""
     interval = "" if math.isnan(low) else f" {word}[{readable(low)}, {readable(high)}]"
@@ -223,19 +223,19 @@ COLORS = (
     *(BLUE, RED, "#1a7f37", "#bf8700", "#8250df"),
     *("#0f8b8d", "#e85aad", "#6e5494", "#7d4e00", "#57606a"),
 )
-"""Colours of the curves; also limits their number."""
+"""Colours of the curves, one per curve."""
 
 N_POINTS = 200
 """Maximum number of points of a curve over several runs."""
 
 N_RESAMPLES = 1_000
-"""Bootstrap resamples for the bands of a plot, which need less precision than tables."""
+"""Number of bootstrap resamples for the bands of a plot; tables use more."""
 
 EXTREMES = (5.0, 95.0)
-"""Percentiles of the values in a row of axes; values beyond them may be clipped."""
+"""Percentiles of the values that are always shown; other values may be clipped."""
 
 UNITS = ((2 * 3600.0, 3600.0, "h"), (2 * 60.0, 60.0, "min"), (0.0, 1.0, "s"))
-"""Units of time, by the longest time in seconds for which each is used."""
+"""Units of time, each with its maximum in seconds."""
 
 
 def draw_comparison(
@@ -243,8 +243,8 @@ def draw_comparison(
 ) -> Figure:
     """Draw interquartile means with 95 % bands without the global state of pyplot.
 
-    Individual runs are thin lines. A curve over several runs ends with the shortest run. With few
-    runs, the band is labelled as a range.
+    Thin lines are individual runs. A curve over several runs ends with the shortest run. With few
+    runs, the label of the band is "range".
 
     Args:
         groups: The groups to draw.
@@ -269,7 +269,7 @@ def draw_comparison(
         decorate(by_steps, step_label, _as_text(metric), title=_as_text(env))
         decorate(by_time, f"wall time ({word})", "", note=_band_text(drawn), counts=False)
         found = [values for runs in curves for _, _, values in runs]
-        # Every run has the same weight, regardless of its number of evaluations.
+        # All runs have the same weight, regardless of the number of evaluations.
         alike = [values[np.linspace(0, len(values) - 1, N_POINTS).astype(int)] for values in found]
         values = np.concatenate([*found, []])
         leave_out_extremes(by_steps, values, np.concatenate([*alike, []]), EXTREMES)
@@ -278,7 +278,7 @@ def draw_comparison(
 
 
 def _band_text(groups: Sequence[Group]) -> str:
-    """Return the meaning of the bands; empty without bands."""
+    """Return the description of the bands; empty without bands."""
     sizes = [len(group.runs) for group in groups if len(group.runs) > 1]
     texts = {
         f"95 % interval of {FEW_RUNS} runs or more": any(size >= FEW_RUNS for size in sizes),
@@ -289,7 +289,7 @@ def _band_text(groups: Sequence[Group]) -> str:
 
 
 def _as_text(name: str) -> str:
-    """Escape dollar signs, which matplotlib would interpret as a formula."""
+    """Escape dollar signs, since matplotlib would interpret them as formulas."""
     return printable(name).replace("$", r"\$")
 
 

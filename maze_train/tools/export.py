@@ -1,4 +1,4 @@
-"""Export of a policy to a file. The file's outputs are compared with the policy before writing."""
+"""Export of a policy to a file, after comparing the outputs of both."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ FORMATS = {
 
 OBS, STATE = "obs", "state"
 ACTION, PARAMS, NEXT_STATE = "action", "params", "next_state"
-"""Names of inputs and outputs; Dict and Tuple spaces have one per leaf, such as `obs/goal`."""
+"""Names of inputs and outputs. Dict and Tuple spaces have one name per leaf, like `obs/goal`."""
 
 
 TARGET_POLICY = "target_policy"
@@ -188,16 +188,16 @@ TARGET_POLICY = "target_policy"
 class PolicyStep(nn.Module):
     """Module that maps named tensors to the most likely actions of a policy.
 
-    Inputs are `obs`, raw observations `[n, ...]` with the dtypes of the environment, and for
-    recurrent policies `state`, the recurrent state `[n, S]` (zeros at the start of an episode). In
-    multi-agent environments, `obs/agents/<name>`, and `obs/acts` if recurrent, replace `obs`.
-    Outputs are `action` (environment actions), `params` (`[n, param_size]`, the distribution
-    parameters of each action component) and `next_state` (the `state` for the next call).
+    Inputs: `obs`, raw observations `[n, ...]` with the dtypes of the environment; for recurrent
+    policies also `state`, the recurrent state `[n, S]` (zeros at the start of an episode). In
+    multi-agent environments, `obs` is replaced by `obs/agents/<name>` and, for recurrent policies,
+    `obs/acts`. Outputs: `action` (environment actions), `params` (`[n, param_size]`, the
+    distribution parameters of each action component) and `next_state` (`state` of the next call).
 
     Args:
         policy: The policy; its networks are copied.
 
-    Attributes: `keys`, the observation leaves that are read (a single leaf has an empty key);
+    Attributes: `keys`, the observation leaves used as inputs (a single leaf has an empty key);
         `state_size`, S (0 if not recurrent).
 
     Raises:
@@ -212,7 +212,7 @@ class PolicyStep(nn.Module):
         for module in modules_of(model).values():
             for name in (*CRITIC_PARTS, TARGET_POLICY):
                 module._modules.pop(name, None)
-            # Values such as the epsilon of DQN become constants.
+            # Convert values such as the epsilon of DQN to constants.
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if not buffer.dim():
                     delattr(module, name)
@@ -255,13 +255,13 @@ class PolicyStep(nn.Module):
 
 
 def _check_networks(model: Any) -> None:
-    """Raise ConfigError for policies that are not networks: random and custom policies."""
+    """Raise ConfigError for policies without networks: random and custom policies."""
     if not isinstance(model, nn.Module):
         raise ConfigError("policy", "has no networks; only networks can be exported", type(model))
     for name, module in modules_of(model).items():
         if isinstance(module, FixedPolicy):
             problem = "is random or custom code and cannot be exported"
-            remedy = "name one of the agents with networks, agent=<name>"
+            remedy = "select an agent with networks, agent=<name>"
             raise ConfigError(f"policies.{name}.source", f"{problem}; {remedy}")
 
 
@@ -271,14 +271,13 @@ BATCHES = ((1, 8), (31, 32))
 OBSERVATIONS = sum(n * steps for n, steps in BATCHES)
 
 EPISODES, STEPS = 4, 250
-"""Number of parallel episodes played to collect observations, and their maximum length."""
+"""Number of parallel episodes to collect observations, and maximum episode length."""
 
 TOLERANCE = 1e-4
-"""Maximum difference of an output x in units of max(1, |x|); rounding depends on the order of
-summation."""
+"""Maximum difference of an output x in units of max(1, |x|), due to rounding."""
 
 MAX_OTHER_CHOICES = 5
-"""Maximum number of observations with a different discrete action; rounding may decide ties."""
+"""Maximum number of observations with a different discrete action, due to ties."""
 
 
 class Differences(NamedTuple):
@@ -295,7 +294,7 @@ def played_observations(env: Any, policy: Any) -> dict[str, Array]:
     """Collect observations from episodes with sampled actions, by leaf, `[1000, ...]`.
 
     Raises:
-        ConfigError: If the policy does not fit the environment.
+        ConfigError: If the spaces of policy and environment differ.
         EnvError: If the environment cannot be built, or fails.
     """
     episodes: list[Trajectory] = []
@@ -311,7 +310,7 @@ def played_observations(env: Any, policy: Any) -> dict[str, Array]:
 def observations_of_agent(
     observations: Mapping[str, Array] | None, agent: str, number: int
 ) -> dict[str, Array]:
-    """Return the observations of one agent where it acted, repeated; empty if it never did.
+    """Return the observations at which an agent acted, repeated; empty if the agent never acted.
 
     Args:
         observations: Observations of all agents by leaf, `[1000, ...]`, or None.
@@ -356,12 +355,12 @@ def differences(
 ) -> Differences:
     """Compare the outputs of a file and of the policy, for two batch sizes.
 
-    The recurrent state is carried through the steps; the file receives the state of the policy.
+    Recurrent policies are compared over several steps, each with the state of the policy.
 
     Args:
         policy: The policy.
         step: The policy as a function of tensors.
-        run: Runs the file.
+        run: The file as a function of tensors.
         observations: Observations by leaf, `[1000, ...]`.
 
     Raises:
@@ -399,7 +398,7 @@ def differences(
 
 
 def _compared(given: dict[str, Array], expected: dict[str, Array]) -> Differences:
-    """Return the differences for one batch, which are NaN if an output contains NaN."""
+    """Return the differences for one batch; NaN if an output contains NaN."""
     forms = [{k: (x.dtype, x.shape) for k, x in found.items()} for found in (given, expected)]
     if forms[0] != forms[1]:
         raise ExportError(f"the file returns {forms[0]}, the policy {forms[1]}")
@@ -442,7 +441,7 @@ class Export:
         largest, other = self.differences
         found = f"{OBSERVATIONS:,} observations of {self.source}, largest difference {largest:.1e}"
         if other:
-            found += f"; {other} discrete actions differ, since rounding decides ties"
+            found += f"; {other} discrete actions differ due to rounding"
         rows = [("file", f"{self.path}, {self.path.stat().st_size:,} bytes")]
         rows += [("input", f"{name}: {form}") for name, form in self.inputs.items()]
         rows += [("output", f"{name}: {form}") for name, form in self.outputs.items()]
@@ -450,11 +449,11 @@ class Export:
 
 
 def run_export(config: ExportConfig) -> Export:
-    """Export the policy of a run, compared on observations of its environment if possible.
+    """Export the policy of a run; compare outputs on observations of the environment if possible.
 
     Raises:
         ConfigError: If a setting is invalid, or a policy has no networks.
-        ExportError: If the policy cannot be traced, or the file differs from it.
+        ExportError: If the policy cannot be traced, or the outputs of the file differ.
         MissingExtraError: If a package that the format requires is not installed.
         RunDirectoryError: If there is no policy, or it is damaged.
     """
@@ -484,17 +483,17 @@ def export_policy(
 
     Args:
         policy: The policy.
-        output: Path of the file, overwritten if it exists.
+        output: Path of the file; an existing file is overwritten.
         format: `onnx` or `torch_export`.
-        agent: In multi-agent environments, the agent to export; None exports all to one file.
-        env: Environment that provides observations for the comparison, as for `RolloutGenerator`;
-            None samples them from the observation space.
+        agent: In multi-agent environments, the agent to export; None exports all agents.
+        env: Environment that provides observations for the comparison, see `RolloutGenerator`;
+            None: sample observations from the observation space.
         observations: Observations by leaf, `[1000, ...]`, used instead of `env`.
 
     Raises:
         ConfigError: If an argument is invalid, or a policy has no networks.
         EnvError: If the environment cannot be built, or fails.
-        ExportError: If the policy cannot be traced, or the file differs from it.
+        ExportError: If the policy cannot be traced, or the outputs of the file differ.
         MissingExtraError: If a package that the format requires is not installed.
     """
     check_one_of("format", format, FORMATS)
@@ -531,7 +530,7 @@ def policy_of_agent(policy: TrainedPolicy, agent: str) -> tuple[int, TrainedPoli
     """
     several = agent_spaces(policy.observation_space, policy.action_space)
     if several is None:
-        raise ConfigError("agent", "the environment has one agent: leave it out", agent)
+        raise ConfigError("agent", "only for multi-agent environments; remove this setting", agent)
     check_one_of("agent", agent, several.agents)
     joint: Any = policy.model
     own = TrainedPolicy(joint.policies[joint.agents[agent]], *several.of(agent))

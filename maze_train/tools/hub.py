@@ -37,21 +37,21 @@ OWN_FILES = (*POLICY_FILES, METRICS, CURVE, VIDEO)
 MAX_NBYTES = 1 << 28
 
 SHOWN = ("env", "model", "policies", "algorithm")
-"""Sections of the settings that the model card shows."""
+"""Sections of the settings in the model card."""
 
 SHARED = (*SHOWN, "policies_to_train", "seed", "total_steps")
 SHARED_OF_RUNNER = ("concurrency", "envs_per_actor", "dataset")
-"""Settings that affect the results, which are published. Other settings are private to the user and
-the machine, such as directories, and writers and callbacks with addresses and tokens."""
+"""Settings that are published because they affect the results. Other settings are private, such as
+directories, and writers and callbacks with addresses and tokens."""
 
 SHARED_TEXTS = (
     *("env.id", f"*.{TARGET}", "policies.*.agents", "policies_to_train"),
     *("model.normalization.exclude", "policies.*.model.normalization.exclude"),
 )
-"""Patterns of settings whose texts are published, in addition to predefined choices."""
+"""Patterns of text settings that are published in addition to predefined choices."""
 
 OMITTED = "left_out"
-"""Placeholder for other texts: paths, secrets, or arguments of a custom environment."""
+"""Placeholder for all other texts (paths, secrets, arguments of custom environments)."""
 
 
 class Score(NamedTuple):
@@ -71,17 +71,17 @@ class Score(NamedTuple):
 def score_of_epoch(run_dir: Path, epoch: int | None) -> Score | None:
     """Return the score of an epoch, from the test after training if available.
 
-    None if the epoch was not evaluated, or the files of the run are missing.
+    Returns None if the epoch was not evaluated or the files of the run are missing.
 
     Raises:
         RunDirectoryError: If the metrics are damaged.
     """
-    origin, row = "the test after training, in episodes not used for selection", None
+    origin, row = "test after training, in episodes not used for selection", None
     with suppress(KeyError, TypeError, AttributeError):
         tests = RunDirectory(run_dir).outcome["final_test"].values()
         row = next((test for test in tests if test["epoch"] == epoch), None)
     if row is None:
-        origin = "the evaluation in training that selected it"
+        origin = "evaluation during training, by which the policy was selected"
         row = {name.removeprefix("eval/"): value for name, value in _row_of(run_dir, epoch).items()}
     with suppress(KeyError, TypeError, ValueError):
         mean, std = (float(row[f"episode_return_{name}"]) for name in ("mean", "std"))
@@ -126,7 +126,8 @@ def model_card(
         "| | |\n| --- | --- |",
         *(f"| {key} | {value} |" for key, value in facts.items() if value),
         f"\n## Use\n\n{_use(saved, name)}",
-        "## Settings\n\nThese affect the results; `config.yaml` has all published settings.\n",
+        "## Settings\n\nThese settings affect the results; `config.yaml` has all published "
+        "settings.\n",
         f"```yaml\n{dump_yaml(shown)}```\n",
     ]
     return "\n".join(lines)
@@ -165,11 +166,9 @@ def _use(saved: SavedPolicy, name: str) -> str:
         "action = policy.act(observation)\n```\n",
     ]
     if modules:
-        lines.append(f"It needs the code of {', '.join(modules)}, which is executed.\n")
+        lines.append(f"Loading the policy executes code of {', '.join(modules)}.\n")
     if own:
-        lines.append(
-            f"These parts were given in Python, and must be given again: {', '.join(own)}.\n"
-        )
+        lines.append(f"Python objects that must be passed to `load_policy`: {', '.join(own)}.\n")
     return "\n".join(lines)
 
 
@@ -182,7 +181,7 @@ def write_repository(
         folder: An empty directory.
         saved: The policy.
         settings: The settings to publish.
-        config: The other settings of the upload.
+        config: Settings of the upload.
         name: The name for `load_policy`.
 
     Raises:
@@ -191,8 +190,8 @@ def write_repository(
     """
     for path in filter(Path.exists, (saved.directory / file for file in POLICY_FILES)):
         if not lies_in(saved.run_dir, path):
-            problem = f"{path} leads to a file elsewhere, and only files of the run are uploaded: "
-            raise ConfigError("run", f"{problem}copy it there", str(saved.run_dir))
+            problem = f"{path} is a link to a file outside of the run directory; copy the file"
+            raise ConfigError("run", problem, str(saved.run_dir))
     score = {key: saved.score.get(key) for key in ("score", "epoch")}
     text = dump_yaml(settings)
     PolicyWriter(*saved.spaces, text)(folder, saved.weights, score)
@@ -222,15 +221,15 @@ def shared_settings(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings to publish with a policy, as plain values.
 
-    Numbers, flags, predefined choices and the texts in `SHARED_TEXTS` are kept. Any other text may
-    be a path or a secret and is replaced by `OMITTED`.
+    Numbers, flags, predefined choices and the texts in `SHARED_TEXTS` are published. Any other text
+    may be a path or a secret and is replaced by `OMITTED`.
 
     Args:
         config: The settings.
-        share: Additional settings whose texts are kept: dotted names or patterns.
+        share: Additional text settings to publish: dotted names or patterns.
 
     Returns:
-        The settings, and the keys of the settings whose texts were replaced.
+        The settings, and the keys of all replaced texts.
     """
     settings = config_to_dict(config)
     found = {key: settings[key] for key in SHARED}
@@ -274,7 +273,7 @@ class PushedPolicy:
     """An uploaded policy."""
 
     name: str
-    """Name for `load_policy`: `hf://<owner>/<name>`, with the revision if not the main one."""
+    """Name for `load_policy`: `hf://<owner>/<name>`, with the revision unless it is main."""
 
     url: str
     """Address of the commit."""
@@ -283,7 +282,7 @@ class PushedPolicy:
     """Names of the uploaded files."""
 
     left_out: list[str]
-    """Keys of settings whose texts were omitted, since they may be a path or a secret."""
+    """Keys of omitted text settings, which may contain paths or secrets."""
 
     def __str__(self) -> str:
         """Format the upload for a terminal."""
@@ -297,24 +296,24 @@ class PushedPolicy:
 def push_to_hub(
     run: str | Path | TrainingResult, repo_id: str, *, token: str | None = None, **settings: Any
 ) -> PushedPolicy:
-    """Upload a policy to the Hugging Face hub: `maze-run push`.
+    """Upload a policy to the Hugging Face hub, like `maze-run push`.
 
         pushed = push_to_hub("outputs/a", "me/cartpole-ppo", private=True)
         policy = load_policy(pushed.name)
 
-    Uploads the policy, its metrics and learning curve, a video if there is one, and a model card.
-    The uploaded configuration only contains settings that affect the results, without texts that
-    may be a path or a secret.
+    Uploads the policy, metrics, the learning curve, the video (if any) and a model card. The
+    uploaded configuration only contains settings that affect the results, without texts that may be
+    paths or secrets.
 
     Args:
-        run: A run directory (its best policy), the directory of a saved policy, or the result of
-            `train`.
+        run: A run directory (selects the best policy), the directory of a saved policy, or the
+            result of `train`.
         repo_id: Repository, `<owner>/<name>`.
         token: Access token of the hub; None to use `HF_TOKEN` or the login of `hf auth login`.
         **settings: Additional settings of `PushConfig` by name.
 
     Raises:
-        ConfigError: If a setting is invalid, or the policy names untrusted code.
+        ConfigError: If a setting is invalid, or the policy requires untrusted code.
         MissingExtraError: If the extra `hub` is not installed.
         RunDirectoryError: If there is no policy, the policy cannot be loaded again, or the upload
             fails.
@@ -343,7 +342,7 @@ def push(config: PushConfig, token: str | None = None) -> PushedPolicy:
                 folder_path=folder,
                 revision=config.revision,
                 commit_message=title_of(saved, settings),
-                # Delete files of an earlier push that this one does not replace.
+                # Delete files of an earlier push that are not replaced.
                 delete_patterns=[file for file in OWN_FILES if file not in files],
             )
         except Exception as error:  # Raised by huggingface_hub or its HTTP library.

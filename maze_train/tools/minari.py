@@ -1,4 +1,4 @@
-"""Write Minari datasets through Minari's public interface."""
+"""Writing of Minari datasets through the public interface of Minari."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.spaces.describe import FlatView, unflatten_value
 
 UNFINISHED = "-unfinished-"
-"""Part of the name of a dataset while it is written; the process ID follows."""
+"""Part of the temporary name of a dataset, followed by the process ID."""
 
 
 def save_minari(
@@ -41,9 +41,9 @@ def save_minari(
 ) -> Path:
     """Write a Minari dataset (HDF5, lossless images).
 
-    The dataset is written under a temporary name in the same folder and renamed once it is
-    complete. If writing fails, no files remain. If the process is killed, the unfinished dataset
-    `<name>-unfinished-<pid>-v0` is left; the next call for the same name removes it.
+    The dataset is written under a temporary name and renamed when it is complete. If writing fails,
+    no files remain. If the process is killed, the unfinished dataset `<name>-unfinished-<pid>-v0`
+    remains until the next call with the same name.
 
     Args:
         dataset: The episodes.
@@ -52,8 +52,8 @@ def save_minari(
         author: Author of the dataset.
         author_email: Email address of the author.
         code_permalink: URL of the code.
-        description: Short description. Each of these five texts defaults to the entry of
-            `metadata.policy` with the same key.
+        description: Short description. All five texts default to the entry in `metadata.policy`
+            with the same key.
 
     Returns: Directory of the new dataset.
 
@@ -117,7 +117,7 @@ def save_minari(
 
 
 def _remove_unfinished(directory: Path, name: str) -> None:
-    """Remove unfinished datasets of this name that were left by killed processes."""
+    """Remove unfinished datasets with this name, left by killed processes."""
     for path in directory.glob(f"{name}{UNFINISHED}*-v0"):
         pid = path.name.removeprefix(name + UNFINISHED).removesuffix("-v0")
         if pid.isdigit() and not process_runs(int(pid)):
@@ -143,9 +143,9 @@ def _buffers(dataset: TrajectoryDataset) -> Iterator[Any]:
 
 
 def _env_spec(env: dict[str, Any]) -> EnvSpec | None:
-    """Return the Gymnasium `EnvSpec`, or None if it would not describe the environment.
+    """Return the Gymnasium `EnvSpec`, or None if a spec cannot describe the environment.
 
-    A spec does not include the wrappers of this package, which may change observations and actions.
+    A spec cannot include wrappers of this package that change observations or actions.
     """
     if isinstance(env.get("env_spec"), dict):
         return EnvSpec.from_json(json.dumps(env["env_spec"]))

@@ -1,4 +1,4 @@
-"""Reading of runs for a comparison, and statistics over them.
+"""Reading of runs for a comparison, and statistics over runs.
 
 Source: Agarwal, Schwarzer, Castro, Courville, Bellemare (2021), Deep Reinforcement Learning at the
 Edge of the Statistical Precipice, arXiv:2108.13264, sections 4.1 and 4.3.
@@ -43,7 +43,7 @@ NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "chec
 COMPARED = ("python", *PACKAGES)
 """Python and packages, whose versions are compared."""
 SHORT_COMMIT, SHORT_DIGEST = 10, 6
-"""Number of characters of a commit, and of the digest of changes, that are shown."""
+"""Number of displayed characters of a commit and of the digest of changes."""
 
 SELECTING = ("n_episodes", "opponents", "metric", "mode")
 """Evaluation settings that determine how the best policy is selected."""
@@ -51,7 +51,7 @@ SELECTING = ("n_episodes", "opponents", "metric", "mode")
 
 @dataclass(frozen=True)
 class SkippedRun:
-    """An excluded run and the reason."""
+    """An excluded run with the reason."""
 
     name: str
     """Directory of the run, or job of a sweep."""
@@ -72,17 +72,17 @@ class Run:
 
     rows: list[MetricsRow]
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """Evaluation settings by which the best policy was selected."""
+    """Evaluation settings, which define the selection of the best policy."""
 
     versions: dict[str, str] = field(default_factory=dict)
-    """Versions of Python and packages by name, as far as they were recorded."""
+    """Recorded versions of Python and packages by name."""
 
     commits: dict[str, str] = field(default_factory=dict)
-    """Git commits by directory of the repository. `+` and a digest follow if there were uncommitted
-    changes, `?` if changes were not recorded."""
+    """Git commits by directory of the repository. The suffix is `+<digest>` for uncommitted changes
+    and `?` if changes were not recorded."""
 
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
-        """Return steps, seconds and values where the metric is finite."""
+        """Return steps, seconds and values of all rows with a finite metric."""
         found = [(row[ENV_STEPS], row.get(WALL_TIME, np.nan), row.get(metric)) for row in self.rows]
         points = [point for point in found if point[2] is not None and np.isfinite(point[2])]
         steps, seconds, values = np.array(points, np.float64).reshape(-1, 3).T
@@ -108,7 +108,7 @@ def find_runs(names: Iterable[str]) -> FoundRuns:
         names: Run directories, directories that contain runs, or glob patterns.
 
     Raises:
-        ConfigError: If there is no run for a name.
+        ConfigError: If a name matches no run.
         RunDirectoryError: If the jobs of a sweep cannot be read.
     """
     found = FoundRuns([], {}, [])
@@ -125,7 +125,7 @@ def find_runs(names: Iterable[str]) -> FoundRuns:
                     known.add(path.resolve())
                     found.directories.append(path)
         if len(found.directories) + len(found.without_run) == before and not repeated:
-            problem = f"there is no run: expected a directory with {CONFIG}, or one with runs"
+            problem = f"no run found; expected a directory with {CONFIG}, or a directory of runs"
             raise ConfigError("runs", problem, name)
     return found
 
@@ -140,7 +140,7 @@ def _below(root: Path, found: FoundRuns) -> Iterator[Path]:
                 run_dir = Path(job.run_dir)
                 try:
                     is_run = RunDirectory(run_dir).is_run
-                except OSError as error:  # For example, a name that is too long.
+                except OSError as error:  # For example, the name is too long.
                     job, is_run = replace(job, error=f"run_dir: {error.strerror}"), False
                 if is_run and not run_dir.is_relative_to(path):
                     yield run_dir
@@ -155,12 +155,12 @@ def _below(root: Path, found: FoundRuns) -> Iterator[Path]:
 
 
 def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
-    """Read a run without importing anything that its configuration names.
+    """Read a run without importing code named in its configuration.
 
     Args:
         directory: The run directory.
-        error: Error message if its job failed; ignored if the run was resumed and finished.
-        unfinished: Whether to accept a run that has not finished.
+        error: Error message of a failed job; ignored if the run was resumed and has finished.
+        unfinished: Whether to accept unfinished runs.
 
     Raises:
         RunDirectoryError: If the run has no metrics, has not finished, or a file is damaged. The
@@ -196,7 +196,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
 def code_of(directory: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Return versions and commits at the last start of a run; see `Run`.
 
-    Values of unexpected types in `environment.json` are ignored, and damaged files.
+    Damaged files and values of unexpected types in `environment.json` are ignored.
     """
     last: object = None
     with suppress(RunDirectoryError, IndexError):
@@ -225,7 +225,7 @@ def _changes(diff: str | None) -> str:
 def _with_loss(
     evaluation: EvaluationConfig, settings: Mapping[str, Any], rows: Sequence[MetricsRow]
 ) -> EvaluationConfig:
-    """Return the evaluation settings, with the metric that selected the best policy filled in."""
+    """Return the evaluation settings with the metric that selected the best policy."""
     env, has_data = settings["env"], bool(settings["runner"].get("dataset"))
     has_env = bool(env.get("id") or env.get(TARGET))
     names = [name for name in rows[-1] if re.fullmatch(r"train/(.+/)?policy_loss", name)]
@@ -237,7 +237,7 @@ def _with_loss(
 def _stopped(
     directory: Path, settings: Mapping[str, Any], rows: Sequence[MetricsRow], error: str
 ) -> str:
-    """Return why a run did not finish; empty if it did or the reason is unknown."""
+    """Return the reason why a run did not finish; empty if it finished or the reason is unknown."""
     summary = RunDirectory(directory).read_summary()
     if not summary:
         is_written = settings.get("tracking", {}).get("summary", False)
@@ -250,7 +250,7 @@ def _stopped(
     if reason in words:
         return error or words[reason]
     if rows and rows[-1].get("updates", 0) > updates:
-        return error or "was resumed after its end, and has not finished since, or was killed"
+        return error or "was resumed, and is still running or was killed"
     return ""
 
 
@@ -280,7 +280,7 @@ def interquartile_mean(values: Any, axis: int = -1) -> Array:
     """Compute the mean of the middle half: floor(n / 4) of n values are dropped at each end.
 
     Args:
-        values: Array of values; with fewer than 4, this is the ordinary mean.
+        values: Array of values. With fewer than 4 values, the result is the ordinary mean.
         axis: Axis over which the mean is taken.
     """
     ordered = np.sort(np.asarray(values, np.float64), axis=axis)

@@ -73,22 +73,22 @@ STUDY = "search"
 """Name of the study in its journal."""
 
 DEFAULTS = {"median": {"n_warmup_steps": 30}}
-"""Default arguments of samplers and pruners that differ from Optuna's."""
+"""Default arguments of samplers and pruners that differ from Optuna's defaults."""
 
 MAY_DIFFER = ("tracking", "checkpoint", "trust", "moved")
 """Sections of settings that do not affect the values of trials."""
 
 
 def open_journal(directory: Path) -> BaseStorage:
-    """Open the storage of the study in a directory; each process opens it separately.
+    """Open the storage of the study in a directory; each process must open it separately.
 
     Raises:
-        RunDirectoryError: If the file cannot be read, or holds another journal.
+        RunDirectoryError: If the file cannot be read, or is another journal.
     """
     storages = optuna().storages
     path = directory / JOURNAL
     with reading_journal(directory):
-        os.close(open_own(path, os.O_RDWR))  # Optuna follows links.
+        os.close(open_own(path, os.O_RDWR))  # Optuna itself follows links.
         storage: BaseStorage = storages.JournalStorage(
             storages.journal.JournalFileBackend(str(path))
         )
@@ -100,7 +100,7 @@ def reading_journal(directory: Path) -> Iterator[None]:
     """Convert Optuna's errors about a damaged journal to RunDirectoryError.
 
     Raises:
-        RunDirectoryError: If the block fails to read the journal.
+        RunDirectoryError: If reading the journal fails in this context.
     """
     damages = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
     try:
@@ -111,7 +111,7 @@ def reading_journal(directory: Path) -> Iterator[None]:
 
 
 def release_journal(directory: Path) -> None:
-    """Remove the stale journal lock of a killed process, which would block Optuna.
+    """Remove the journal lock of a killed process, since it would block Optuna.
 
     No other process may use the directory.
 
@@ -122,7 +122,7 @@ def release_journal(directory: Path) -> None:
     try:
         lock.unlink(missing_ok=True)
     except OSError as error:
-        raise RunDirectoryError(f"{lock} cannot be removed: {error}; remove it") from error
+        raise RunDirectoryError(f"{lock} cannot be removed: {error}; remove the file") from error
 
 
 def open_study(storage: BaseStorage, mode: str) -> Study:
@@ -161,8 +161,8 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
         if key not in before and not key.startswith(f"{GROUP}."):
             continue  # A setting of a newer version.
         if str(before.get(key)) != str(now.get(key)) and not is_within(key, MAY_DIFFER):
-            problem = f"the study in {directory} has {before.get(key)}; to resume it, "
-            problem += "set it so, or name another directory: study=<directory>"
+            problem = f"the study in {directory} has {before.get(key)}; use this value to resume "
+            problem += "the study, or set another directory: study=<directory>"
             raise ConfigError(key, problem, now.get(key))
 
 
@@ -172,7 +172,7 @@ def part_named(kind: str, node: str | Mapping[str, Any], seed: int | None = None
     Args:
         kind: `sampler` or `pruner`.
         node: First part of the class name, or a mapping with `name` and the arguments.
-        seed: Seed for classes that have one; added to the seed in the arguments.
+        seed: Seed, if the class has a seed; added to the seed in the arguments.
 
     Raises:
         ConfigError: If the name is unknown, or the arguments are invalid.
@@ -203,17 +203,17 @@ GRID = 5
 
 @dataclass(frozen=True)
 class TrialRecord(JobRecord):
-    """Record of a finished trial; its value is the objective."""
+    """Record of a finished trial; the objective is the value of the trial."""
 
     pruned_at: int = 0
-    """Percentage of the run at which it was pruned; 0 if it finished."""
+    """Percentage of the run at which the trial was pruned; 0 if it finished."""
 
     word: ClassVar[str] = "trial"
 
 
 @dataclass(frozen=True)
 class TrialTask:
-    """Data that a process needs to run a trial."""
+    """Arguments of a process that runs a trial."""
 
     number: int
     study: Path
@@ -240,10 +240,10 @@ class TrialTask:
 
 
 class PruningCallback(Callback):
-    """Reports the metric of a run to the study, and stops the run if the pruner decides so.
+    """Reports the metric of a run to the study, and stops the run if the pruner returns True.
 
     Trials may have epochs of different lengths, so values are reported on a common grid of
-    percentages of the run. Each grid point gets the latest value available when it is reached.
+    percentages of the run. The value at a grid point is the latest metric at that time.
 
     Args:
         task: The trial.
@@ -252,13 +252,13 @@ class PruningCallback(Callback):
     def __init__(self, task: TrialTask) -> None:
         self.pruned_at = 0
         self._metric, self._pruner = task.metric, task.pruner
-        self._storage = open_journal(task.study)  # Not shared with the parent process.
+        self._storage = open_journal(task.study)  # Must not be shared with the parent process.
         self._study = open_study(self._storage, task.mode)
         study_id = self._storage.get_study_id_from_name(STUDY)
         self._id = self._storage.get_trial_id_from_study_id_trial_number(study_id, task.number)
 
     def on_run_start(self, run: TrainingView) -> None:
-        """Stop a resumed run that has already been pruned."""
+        """Stop a resumed run that was already pruned."""
         self._prune(run)
 
     def on_epoch_end(self, run: TrainingView) -> None:
@@ -280,7 +280,7 @@ class PruningCallback(Callback):
 
 
 def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
-    """Run a trial; on failure, record the message and print the traceback to stderr."""
+    """Run a trial; after an error, record the message and print the traceback to stderr."""
     try:
         values = []
         for seed in task.seeds:
@@ -295,7 +295,7 @@ def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
 
 
 def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
-    """Start or resume a run; return its value and the percentage at which it was pruned.
+    """Start or resume a run; return the value and the percentage at which it was pruned.
 
     Raises:
         TrainingError: If the run has no finite value of the metric.
@@ -323,7 +323,7 @@ def search(
     ranges: str | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> SearchResult:
-    """Search for hyperparameters with Optuna; the same as `maze-run search`.
+    """Search for hyperparameters with Optuna, like `maze-run search`.
 
         result = search(
             "CartPole-v1",
@@ -338,8 +338,8 @@ def search(
     Trials run in forked processes, so this process must not have used a GPU.
 
     Args:
-        env: A registered id, an environment class or function with a name, or the settings of the
-            `env` section as a mapping; as in `train`.
+        env: A registered id, an environment class or function that can be imported by name, or the
+            settings of the `env` section as a mapping.
         algorithm: The name of an algorithm, or its settings as a mapping with `_target_`.
         ranges: Search space by dotted setting, `{"low": a, "high": b}` or a list of values; or the
             name of a file in `conf/search`.
@@ -371,7 +371,7 @@ def run_search(
         config: The search.
         settings: Settings common to all runs, as for `load_config`.
         given: The user's overrides as on the command line, to print the best command.
-        directory: Directory of the study if the configuration does not name one.
+        directory: Default directory of the study.
 
     Raises:
         ConfigError: If a setting is invalid. Raised before anything is written.
@@ -385,7 +385,7 @@ def run_search(
     if base.evaluation.opponents:
         settings = {**settings, "evaluation.opponents": base.evaluation.opponents}
     if not base.tracking.csv:
-        notify(f"note: trials write {METRICS} anyway, since it is needed to resume them")
+        notify(f"note: trials always write {METRICS}, since resuming a trial requires this file")
     space = Space(config.ranges, settings)
     default = Path(OUTPUTS, "studies", f"{task_name(config_to_dict(base))}-{base.algorithm.name}")
     path = Path(config.study or directory or default).absolute()
@@ -460,7 +460,7 @@ class _Search:
         result = self._write()
         if not result.best and all(row["state"] == "failed" for row in result.rows):
             raise TrainingError(
-                f"all {len(result.rows)} trials failed; the last one: {result.rows[-1]['error']}"
+                f"all {len(result.rows)} trials failed; last error: {result.rows[-1]['error']}"
             )
         return result
 
@@ -489,14 +489,14 @@ class _Search:
         return result_of(self.study, self.space, self.directory, self.metric, self.given)
 
     def _jobs(self) -> Iterator[ProcessJob]:
-        """Yield interrupted trials, then new ones, each chosen when a process is free."""
+        """Yield interrupted trials, then new trials; each is sampled when a process is free."""
         for trial in self.study.get_trials(states=(self.states.RUNNING,)):
             if trial.params.keys() == self.space.ranges.keys():
-                with reading_journal(self.directory):  # The stored choices may be different.
+                with reading_journal(self.directory):  # The stored choices may differ.
                     job = self._job(trial)
                 yield job
             else:  # The process was killed while sampling the settings.
-                self._fail(trial.number, "its settings were not chosen")
+                self._fail(trial.number, "the settings were not sampled")
         if not self.study.trials and self.config.begin_with_given:
             try:
                 self.study.enqueue_trial(self.space.given(self.base))
@@ -509,7 +509,7 @@ class _Search:
                 return
             # A new sampler per trial, so that a resumed study samples the same settings.
             self.study.sampler = part_named("sampler", self.config.sampler, self.seed + number)
-            with reading_journal(self.directory):  # The stored choices may be different.
+            with reading_journal(self.directory):  # The stored choices may differ.
                 trial_number = self.study.ask(self.space.distributions).number
                 job = self._job(self.study.trials[trial_number])
             yield job
@@ -532,7 +532,7 @@ class _Search:
         return ProcessJob(record, directory / LOG_FILE, lambda: run_trial(task, record))
 
     def _take(self, job: StartedJob) -> None:
-        """Report the outcome of a trial to the study, unless it was interrupted."""
+        """Report the outcome of a trial to the study; an interrupted trial is only printed."""
         record = job.outcome
         assert isinstance(record, TrialRecord)
         took = duration(job.seconds)
@@ -562,7 +562,7 @@ class _Search:
 
 
 def _selection_metric(config: TrainConfig) -> str:
-    """Return the metric that selects the best policy, as determined by the settings."""
+    """Return the metric that selects the best policy."""
     has_env = config.env.id is not None or config.env.target is not None
     losses = [VALIDATION_LOSS] * (config.algorithm.learns_from == "dataset")
     return config.evaluation.metric_of_run(has_env, losses)

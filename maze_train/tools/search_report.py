@@ -57,7 +57,7 @@ def optuna() -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Format a value as on the command line; objects without a text form show their class."""
+    """Format a value as on the command line; other objects as the name of their class."""
     plain = str(value) if isinstance(value, str) else value
     try:
         text: str = dump_yaml([plain], default_flow_style=True, width=2**31 - 1)
@@ -88,8 +88,7 @@ class Space:
         settings: Values of the other settings, as for `load_config`.
 
     Raises:
-        ConfigError: If a setting does not exist, or does not accept a bound of its range or one of
-            its choices.
+        ConfigError: If a setting does not exist, or a bound or a choice is not a valid value.
     """
 
     def __init__(self, ranges: Mapping[str, SearchRange], settings: Mapping[str, Any]) -> None:
@@ -115,17 +114,17 @@ class Space:
         return {key: self._setting(key, params[key]) for key in self.ranges}
 
     def given(self, config: TrainConfig) -> dict[str, Any]:
-        """Return Optuna's parameters for the given settings.
+        """Return Optuna's parameters for the configured settings.
 
         Raises:
-            ConfigError: If a range does not contain the setting exactly.
+            ConfigError: If a setting is not a value of its range.
         """
         values, params = config_to_dict(config), {}
         param: Any
         for key in self.ranges:
             value = _select(values, key)
             if self._choices[key]:
-                param, problem = self._as_set[key].get(text_of(value)), "lies outside of its range"
+                param, problem = self._as_set[key].get(text_of(value)), "outside of the range"
             else:
                 param, problem = self._number(key, value)
             if param is None:
@@ -134,25 +133,25 @@ class Space:
         return params
 
     def _number(self, key: str, value: Any) -> tuple[float | None, str]:
-        """Return the value in a range that corresponds exactly to a value of a setting.
+        """Return the number in a range for a value of a setting.
 
         Returns:
-            The value, or None and the reason why there is none.
+            The number and an empty text, or None and the reason.
         """
         found = self.ranges[key]
         assert found.low is not None
         assert found.high is not None
         number = value
         if found.linear:
-            problem = "its range has schedules that decrease to 0 (linear_<start>), not this value"
+            problem = "the range has schedules that decrease to 0 (linear_<start>), not this value"
             if not (isinstance(value, str) and value.startswith(LINEAR)):
                 return None, f"{problem}; remove `linear` from the range to search constants"
             number = float(value.removeprefix(LINEAR))
         if type(number) not in (int, float) or not found.low <= number <= found.high:
-            return None, "lies outside of its range"
+            return None, "outside of the range"
         steps = (number - found.low) / (found.step or 1.0)
         if found.step and abs(steps - round(steps)) > 1e-8:
-            return None, f"lies between two steps of its range (step: {found.step:g})"
+            return None, f"between two steps of the range (step: {found.step:g})"
         return number, ""
 
     def _setting(self, key: str, value: Any) -> Any:
@@ -203,8 +202,8 @@ COLUMNS = 3
 """Maximum number of settings per row of the plot."""
 
 SHOWN = {True: (25.0, 100.0), False: (0.0, 75.0)}
-"""Percentiles of the values of ended trials that the plot always shows, by whether larger is
-better."""
+"""Percentiles of the values of finished trials that are always shown; key: whether larger values
+are better."""
 
 MIN_TRIALS = 4
 """Minimum number of finished trials for reporting importances."""
@@ -213,8 +212,8 @@ MIN_TRIALS = 4
 def draw_search(result: SearchResult, study: Study, space: Space) -> Figure:
     """Draw the trials of a study without the global state of pyplot.
 
-    Optuna's plots are not used: they change the global style, omit pruned trials, and put all
-    settings into one row.
+    Optuna's plots are not used, because they change the global style, omit pruned trials, and draw
+    all settings in one row.
 
     Args:
         result: The trials.
@@ -279,7 +278,7 @@ def _draw_history(axes: Axes, rows: Sequence[Row], result: SearchResult) -> None
 
 
 def _scale(axes: Axes, found: Any) -> None:
-    """Show the whole range or all choices of an Optuna distribution on the x axis."""
+    """Scale the x axis to the whole range or all choices of an Optuna distribution."""
     choices = getattr(found, "choices", ())
     if choices:
         axes.set_xticks(range(len(choices)), choices)
@@ -303,7 +302,7 @@ ERROR, SECONDS = "error", "seconds"
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search: all trials, and the best one."""
+    """Result of a search: all trials and the best trial."""
 
     study: Path
     """Directory of the study."""
@@ -346,7 +345,7 @@ class SearchResult:
         plural = "" if len(states) == 1 else "s"
         line = f"{len(states)} trial{plural} ({', '.join(counts)})"
         if self.best_trial is None:
-            return f"{line}, none of which finished"
+            return f"{line}; no trial finished"
         return f"{line}; best: trial {self.best_trial}, {self.metric} {readable(self.best_value)}"
 
     def _ranked(self) -> list[dict[str, Any]]:
@@ -413,7 +412,7 @@ def result_of(
 
 
 def write_result(result: SearchResult, picture: Figure | None = None) -> None:
-    """Write tables, best settings, and the plot if there is one.
+    """Write tables, best settings and the plot, if any.
 
     Raises:
         ConfigError: If the files cannot be written.
@@ -428,7 +427,7 @@ def write_result(result: SearchResult, picture: Figure | None = None) -> None:
 def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:
     values = trial.intermediate_values
     last = values[max(values)] if values else math.nan
-    # Written by earlier versions.
+    # Earlier versions did not store SECONDS.
     took = trial.duration.total_seconds() if trial.duration else math.nan
     known = trial.params.keys() >= space.ranges.keys()
     settings = space.settings_of(trial.params) if known else {}

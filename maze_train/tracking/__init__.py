@@ -1,1 +1,1 @@
-"""Metrics of a run, and writers that display and store them."""
+"""Metrics of a run, and writers that display and store metrics."""

@@ -26,23 +26,23 @@ class TrackingConfig(Settings):
     """Whether to write TensorBoard event files."""
 
     name: str = ""
-    """Subfolder for TensorBoard files in the run directory; TensorBoard shows it as part of the run
-    name. Empty: no subfolder, or in a sweep the settings that vary between jobs, such as
+    """Subfolder for TensorBoard files in the run directory; TensorBoard shows the subfolder as part
+    of the run name. Empty: no subfolder, or in a sweep the settings that vary between jobs, such as
     `algorithm.lr=0.001,seed=2`."""
 
     group: str = ""
-    """Common name of related runs: group in Weights & Biases, parent run in MLflow. Empty:
-    none, or in a sweep the name of its directory."""
+    """Common name of related runs: group in Weights & Biases, parent run in MLflow. Empty: no
+    group, or in a sweep the name of the sweep directory."""
 
     summary: bool = True
     """Whether to write summary.json at the end of the run."""
 
     git_diff: bool = True
-    """Whether environment.json contains uncommitted changes to tracked files of the git
-    repositories with the code of the run; the commit is always recorded."""
+    """Whether to write uncommitted changes to tracked files in the git repositories of the run to
+    environment.json. The commits are always recorded."""
 
     plot: bool = True
-    """Whether to draw plots/learning_curve.png at the end of the run. For self-play, also writes
+    """Whether to draw plots/learning_curve.png at the end of the run and, for self-play, to write
     plots/league_<policy>.csv and .png at the end and after each evaluation."""
 
     profile: list[int] | None = None
@@ -54,8 +54,8 @@ class TrackingConfig(Settings):
     `{_target_: maze_train.WandbWriter, project: my_project}`."""
 
     info_keys: list[str] = field(default_factory=list)
-    """Numeric keys of `info` in the last step of an episode to report. Their means are logged as
-    `train/info/<key>` and `eval/info/<key>` (ES: evaluations only)."""
+    """Numeric keys of the final `info` of an episode to log, as means `train/info/<key>` and
+    `eval/info/<key>` (ES: evaluations only)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

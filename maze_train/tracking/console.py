@@ -69,11 +69,11 @@ class Display:
         self._bar: Progress | None = None
 
     def open(self, shown_at: float = -math.inf) -> None:
-        """Start the bar, in bar mode; `shown_at` counts as the time of the last update."""
+        """Start the bar in bar mode; `shown_at` is the time of the last update."""
         self._shown_at = shown_at
         if self.mode == "bar":
-            # No refresh thread: it would compete with the hot loops for the GIL, and a fork while
-            # it holds a lock could deadlock the child.
+            # No refresh thread: the thread would compete with training for the GIL, and a fork
+            # while the thread holds a lock could deadlock the child.
             self._bar = Progress(
                 TextColumn("{task.description}", style="bold", markup=False),
                 BarColumn(bar_width=None),
@@ -123,12 +123,12 @@ class Display:
         self._bar.refresh()
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line, unless the mode is quiet."""
+        """Print a line; does nothing in quiet mode."""
         text = printable(text)
         if text:
             CONSOLE.info(text)
         if self.mode != "quiet":
-            # Lines also go to files and pipes: no wrapping at 80 columns, no markup in names.
+            # Lines may be written to files and pipes: no wrapping at 80 columns, no markup.
             encoding = self._console.encoding
             text = text.encode(encoding, "replace").decode(encoding)
             self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
@@ -148,7 +148,7 @@ class Screen(Console):
     """Standard output that raises OSError on a closed pipe instead of exiting the process."""
 
     def on_broken_pipe(self) -> None:
-        """Redirect output to the null device and raise, so that the tracker drops the console."""
+        """Redirect output to the null device and raise; the tracker then drops the console."""
         abandon_output()
         raise BrokenPipeError("standard output was closed")
 
@@ -156,7 +156,7 @@ class Screen(Console):
 TIMES = tuple(
     f"time/{name}_s" for name in ("env", "collect", "update", "evaluate", "checkpoint", "epoch")
 )
-"""Time metrics of the parts of a run; the last one is the total."""
+"""Time metrics of the parts of a run; the last metric is the total."""
 
 
 class ConsoleWriter(MetricsWriter):
@@ -221,7 +221,7 @@ class ConsoleWriter(MetricsWriter):
             self._show(now)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Close the bar and print the summary, unless the run failed in its first epoch."""
+        """Close the bar and print the summary; no summary if the run failed in its first epoch."""
         self.close()
         if self._status.epoch == 0 and summary.get("stop_reason") in FAILURES:
             return
@@ -277,7 +277,7 @@ class _Status:
             self.best = (score, self.epoch)
 
     def share(self, now: float) -> float | None:
-        """Completed fraction of the run in [0, 1]; None if the run has no limit."""
+        """Return the completed fraction of the run in [0, 1]; None if the run has no limit."""
         shares = []
         if self.run.total_env_steps:
             shares.append(self.env_steps / self.run.total_env_steps)
@@ -289,19 +289,19 @@ class _Status:
         return min(max(shares), 1.0) if shares else None
 
     def speed(self, now: float) -> float:
-        """Environment steps per second since the start of this process; NaN if not yet known."""
+        """Return environment steps per second since the start of this process; NaN if unknown."""
         elapsed = now - self.started_at
         return (self.env_steps - self.started_with) / elapsed if elapsed > 0 else math.nan
 
     def remaining_s(self, now: float) -> float:
-        """Estimated seconds to the end of the run; NaN if unknown."""
+        """Return the estimated time to the end of the run in seconds; NaN if unknown."""
         share = self.share(now)
         if share is None or share <= self.started_share:
             return math.nan
         return (now - self.started_at) * (1 - share) / (share - self.started_share)
 
     def epoch_text(self) -> str:
-        """Format the epoch, padded so that lines align."""
+        """Format the number of the epoch with a fixed width."""
         if not self.run.n_epochs:
             return f"epoch {self.epoch:>3}"
         return f"epoch {self.epoch:>{len(str(self.run.n_epochs))}}/{self.run.n_epochs}"
@@ -311,7 +311,7 @@ class _Status:
 
         Args:
             now: Time in seconds.
-            room: Available characters; the least important items are dropped. None: unlimited.
+            room: Maximum number of characters; less important items are dropped. None: no limit.
         """
         speed, remaining = self.speed(now), self.remaining_s(now)
         rate = f"{compact(speed) if math.isfinite(speed) else '-':>5}/s"
@@ -331,7 +331,7 @@ class _Status:
         return "  ".join(parts.values())
 
     def _steps_text(self, unit: str) -> str:
-        """Format the steps so far and their limit, which the last update may exceed."""
+        """Format the steps so far and the limit; the last update may exceed the limit."""
         done, total = compact(self.env_steps), self.run.total_env_steps
         if not total:
             return f"{done:>5}{unit}"

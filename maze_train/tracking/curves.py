@@ -1,4 +1,4 @@
-"""Learning curves and results of self-play."""
+"""Plots of learning curves and of self-play."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ LOSSES = {"train/policy_loss": GREY, "validation/policy_loss": BLUE}
 class LearningCurveWriter(MetricsWriter):
     """Writes `plots/learning_curve.png`: training and evaluation returns over environment steps.
 
-    The plot is drawn at the end of training. Results of self-play (`write_leagues`) are also
-    written after each evaluation.
+    The plot is drawn at the end of training. For self-play, `write_leagues` is also called after
+    each evaluation.
 
     Args:
         filename: Name of the file below the run directory.
@@ -65,7 +65,7 @@ class LearningCurveWriter(MetricsWriter):
         self._has_league = False
 
     def start(self, run: RunInfo) -> None:
-        """Start with the rows of the resumed run, if any."""
+        """Load the rows of the resumed run, if any."""
         self._run = run
         self._rows = list(run.past_rows)
         self._has_league = any(key.startswith(LEAGUE) for row in self._rows for key in row)
@@ -78,7 +78,7 @@ class LearningCurveWriter(MetricsWriter):
             self._write_leagues()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Draw the plot, unless the run failed before the end of the first epoch."""
+        """Draw the plot; does nothing if no epoch was finished."""
         if self._run.run_dir is not None and self._rows:
             figure = draw_learning_curve(self._rows, self._run)
             save_picture(figure, self._run.run_dir / self.filename)
@@ -92,8 +92,8 @@ class LearningCurveWriter(MetricsWriter):
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:
     """Draw the returns of a run without the global state of pyplot.
 
-    If results against an opponent select the best policy, these are drawn instead. If there are no
-    returns and a loss selects the best policy, losses are drawn.
+    Draws results against an opponent if they select the best policy. Draws losses if the run has no
+    returns and a loss selects the best policy.
 
     Args:
         rows: Rows of metrics in the order of epochs.
@@ -133,7 +133,7 @@ def _points(rows: Sequence[Mapping[str, float]], name: str) -> dict[float, float
 def _draw_evaluation(
     axes: Axes, points: Mapping[float, float], stds: Mapping[float, float], run: RunInfo
 ) -> None:
-    """Draw the results of evaluations, a band of one standard deviation, and the best one."""
+    """Draw the results of evaluations, a band of one standard deviation, and the best result."""
     if not points:
         return
     curve(axes, list(points), list(points.values()), "evaluation", color=BLUE)
@@ -146,10 +146,10 @@ def _draw_evaluation(
 
 
 def write_leagues(rows: Sequence[Mapping[str, float]], plots: Path, title: str) -> None:
-    """Write `league_<policy>.csv` and `.png` for each policy that played snapshots.
+    """Write `league_<policy>.csv` and `.png` for each policy that played against snapshots.
 
-    Each row of the table is an epoch with the Elo rating of the policy. Each further column is a
-    snapshot: the policy's fraction of points against it in this epoch, empty if they did not play.
+    Each row of the table is an epoch. Columns are the Elo rating of the policy and, for each
+    snapshot, the mean points of the policy against it in this epoch (empty without episodes).
 
     Args:
         rows: Rows of metrics in the order of epochs.
@@ -184,7 +184,7 @@ def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], titl
     extent = (epochs[0] - 0.5, epochs[-1] + 0.5, numbers[-1] + 0.5, numbers[0] - 0.5)
     curve(above, epochs, elo, color=BLUE)
     image = below.imshow(points, "RdYlGn", vmin=0.0, vmax=1.0, aspect="auto", extent=extent)
-    figure.colorbar(image, ax=below, label="share of points")
+    figure.colorbar(image, ax=below, label="fraction of points")
     decorate(above, "", "Elo rating", title=title, counts=False)
     decorate(below, "epoch", "snapshot", counts=False)
     below.set_xlim(extent[:2])

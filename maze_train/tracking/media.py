@@ -1,4 +1,4 @@
-"""Images, histograms, videos and texts that callbacks log."""
+"""Conversion of images, histograms and videos that callbacks log."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def as_pixels(key: str, image: Values, has_frames: bool = False) -> Array:
     Args:
         key: Name for error messages.
         image: Array or tensor `[H, W]` or `[H, W, C]` with 1, 3 or 4 channels: uint8, or floats in
-            [0, 1]; a video has T >= 1 such frames.
-        has_frames: Whether it is a video.
+            [0, 1]. Videos have an additional first dimension T >= 1.
+        has_frames: Whether `image` is a video.
 
     Raises:
-        ConfigError: If shape or values are different.
+        ConfigError: If shape, dtype or values are invalid.
     """
     pixels = as_array(image)
     if pixels.ndim == 2 + has_frames:
@@ -61,13 +61,13 @@ def as_array(values: Values) -> Array:
 
 
 def animation(frames: Array, fps: float) -> bytes:
-    """Encode a video `[T, H, W, C]`, uint8, as an animated GIF, which needs no codec."""
-    from PIL import Image  # of matplotlib
+    """Encode a video `[T, H, W, C]`, uint8, as an animated GIF; requires no codec."""
+    from PIL import Image  # A dependency of matplotlib.
 
     check_positive("fps", fps)
     pictures = [Image.fromarray(f[..., 0] if f.shape[-1] == 1 else f[..., :3]) for f in frames]
     file = BytesIO()
-    duration_ms = max(20, round(1000.0 / fps))  # viewers play shorter ones slowly
+    duration_ms = max(20, round(1000.0 / fps))  # Viewers slow down shorter frames.
     how: dict[str, Any] = {"append_images": pictures[1:], "duration": duration_ms, "loop": 0}
     pictures[0].save(file, "GIF", save_all=True, **how)
     return file.getvalue()

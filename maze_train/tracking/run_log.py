@@ -17,11 +17,11 @@ LINE = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
 class RunLog(logging.Handler):
-    """Appends everything that a run prints to a file, with the time of each message.
+    """Appends all console output of a run to a file, with the time of each message.
 
-    A context manager; an exception that leaves the block is logged with its traceback. Text that
-    cannot be written yet, because the file is not open or the disk is full, is kept and written
-    with the next message.
+    Used as a context manager, the log also receives the traceback of an exception that leaves the
+    block. If the file is not open yet or the disk is full, the text is written with the next
+    message.
     """
 
     def __init__(self) -> None:

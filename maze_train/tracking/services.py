@@ -36,13 +36,13 @@ from maze_train.tracking.media import animation
 from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
 FILMS = "*.mp4"
-"""Patterns of files in the run directory that are uploaded besides the best policy."""
+"""Patterns of files in the run directory that are uploaded in addition to the best policy."""
 
 WANDB, ARTIFACTS = COPIES = ("wandb", "mlartifacts")
 """Directories of the tracking packages, which contain copies of the run's files."""
 
 ANSWER_S = 10.0
-"""Time-out in seconds for the server to answer at the start of a run."""
+"""Timeout in seconds for the first response of the server."""
 
 SQLITE = "sqlite:///"
 
@@ -50,17 +50,17 @@ DEFAULT_PROJECT = "maze_train"
 """Default project of Weights & Biases and experiment of MLflow."""
 
 PARENT_RUN, GROUP_TAG = "mlflow.parentRunId", "group_of_runs"
-"""Tags of MLflow runs: the id of the parent run, and the group that a parent stands for."""
+"""Tags of MLflow runs: the id of the parent run, and the group of a parent run."""
 
 MOST_VALUES = 10_000
-"""Maximum number of values for which NumPy chooses the bins of a histogram."""
+"""Maximum number of values for which NumPy selects the bins of a histogram."""
 
 _MLFLOW_PARAMS_PER_CALL = 100  # Limit of MLflow's REST interface.
 _MLFLOW_PARAM_LENGTH = 500  # Limit of MLflow versions before 2.8 on a database.
 
 
 class ServiceWriter(MetricsWriter):
-    """Base class of the writers for experiment trackers; finds the files to upload."""
+    """Base class of the writers for experiment trackers, with the files to upload."""
 
     def __init__(self) -> None:
         self._run_dir: Path | None = None
@@ -71,7 +71,7 @@ class ServiceWriter(MetricsWriter):
 
         Args:
             run: The run.
-            key: Service and place in it, such as `wandb:<entity>/<project>`.
+            key: Service and project, such as `wandb:<entity>/<project>`.
         """
         is_resumed = run.run_dir is not None and run.resumed_at_step
         return _service_ids(run.run_dir).get(key) if run.run_dir and is_resumed else None
@@ -100,7 +100,7 @@ class ServiceWriter(MetricsWriter):
 
 
 def _service_ids(run_dir: Path) -> dict[str, str]:
-    """Return the ids of a run by service; empty if there are none, or the file is damaged."""
+    """Return the ids of a run by service; empty if the file is missing or damaged."""
     with suppress(RunDirectoryError):
         return {str(k): str(v) for k, v in read_json(run_dir / SERVICES).items()}
     return {}
@@ -119,7 +119,7 @@ class WandbWriter(ServiceWriter):
     below the run directory are logged. A resumed run continues the same wandb run.
 
     Args:
-        project: Project that the run belongs to; None: `WANDB_PROJECT`, or `maze_train`.
+        project: Project of the run; None: `WANDB_PROJECT`, or `maze_train`.
         name: Name of the run; None: `WANDB_NAME`, or in a sweep the settings that vary, otherwise
             the title of the run.
         **init: Additional arguments of `wandb.init`, such as `entity`, `group`, `tags` or `mode`.
@@ -138,10 +138,10 @@ class WandbWriter(ServiceWriter):
         self._env_steps = 0
 
     def start(self, run: RunInfo) -> None:
-        """Open a run in this process, next to any other wandb runs.
+        """Open a wandb run; this process may have other wandb runs.
 
-        A resumed run continues its wandb run, whose id is in `services.json`. If there is none, for
-        example because the project has changed, a new wandb run contains the earlier rows.
+        A resumed run continues the wandb run with the id in `services.json`. If there is no such
+        id, for example because the project has changed, a new wandb run receives all earlier rows.
 
         Raises:
             ConfigError: If `wandb.init` fails, for example without a login, or because the wandb
@@ -159,7 +159,7 @@ class WandbWriter(ServiceWriter):
             "group": run.group or None,
             "config": run.config,
             "dir": None if run.run_dir is None else str(run.run_dir),
-            # Without this a second run in the process would take over the first one.
+            # Without this argument, a second run in the process would replace the first run.
             "reinit": "create_new",
         }
         if known is not None:
@@ -168,10 +168,10 @@ class WandbWriter(ServiceWriter):
             self._run = self._wandb.init(**{**arguments, **self._init})
         # TypeError: unknown arguments; ValueError: raised by pydantic.
         except (self._wandb.Error, TypeError, ValueError) as error:
-            remedy = "mode=offline needs no login"
+            remedy = "mode=offline requires no login"
             if known is not None:
                 remedy = f"remove {SERVICES} from the run directory to start a new wandb run"
-            problem = f"wandb.init refused it ({error}); {remedy}"
+            problem = f"wandb.init failed ({error}); {remedy}"
             raise ConfigError("WandbWriter", problem, self._init or self._project) from error
         self._remove_links()
         self._keep_id(run, key, self._run.id)
@@ -179,14 +179,14 @@ class WandbWriter(ServiceWriter):
             self.write(row)
 
     def _remove_links(self) -> None:
-        """Remove wandb's links to logs in the home directory, since no link may leave the run."""
+        """Remove wandb's links to the home directory; run directories must not contain links."""
         if self._run_dir is not None:
             for path in self._run_dir.glob(f"{WANDB}/*/logs/*"):
                 if path.is_symlink():
                     path.unlink()
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Log one row, unless wandb has it already because its epoch is repeated after a resume."""
+        """Log one row. Rows of epochs that are repeated after a resume are not logged again."""
         self._env_steps = int(row[ENV_STEPS])
         if self._env_steps >= self._run.step:
             self._run.log(dict(row), step=self._env_steps)
@@ -227,7 +227,7 @@ class WandbWriter(ServiceWriter):
             self._run.log_artifact(artifact, aliases=[BEST])
 
     def close(self) -> None:
-        """End the run; an unfinished one is marked as failed."""
+        """End the run; an unfinished run is marked as failed."""
         if self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=0 if self._is_finished else 1)
@@ -243,11 +243,10 @@ class MLflowWriter(ServiceWriter):
     is printed and training continues.
 
     Args:
-        tracking_uri: Database or server that stores the runs; None: `MLFLOW_TRACKING_URI`, or
+        tracking_uri: Database or server for the runs; None: `MLFLOW_TRACKING_URI`, or
             `sqlite:///<run_dir>/mlflow.db` and `<run_dir>/mlartifacts`, or MLflow's default if the
             run has no directory.
-        experiment: Name of the experiment that the run belongs to; None:
-            `MLFLOW_EXPERIMENT_NAME`, or `maze_train`.
+        experiment: Name of the experiment; None: `MLFLOW_EXPERIMENT_NAME`, or `maze_train`.
         name: Name of the run; None: in a sweep the settings that vary, otherwise the title of the
             run.
 
@@ -270,13 +269,14 @@ class MLflowWriter(ServiceWriter):
         self._client: Any = None
         self._run_id = ""
         self._last_step = -1
-        """Environment steps of the last row that MLflow has."""
+        """Environment steps of the last row in MLflow."""
 
     def start(self, run: RunInfo) -> None:
-        """Open a run and log the configuration as its parameters.
+        """Open a run and log the configuration as parameters.
 
-        A resumed run continues its MLflow run, whose id is in `services.json`. If there is none,
-        for example because the experiment has changed, a new MLflow run contains the earlier rows.
+        A resumed run continues the MLflow run with the id in `services.json`. If there is no such
+        id, for example because the experiment has changed, a new MLflow run receives all earlier
+        rows.
 
         Raises:
             ConfigError: If MLflow cannot store runs at the given URI.
@@ -298,11 +298,11 @@ class MLflowWriter(ServiceWriter):
         if uri is None and run.run_dir is not None:
             make_folders(run.run_dir / ARTIFACTS)
             database = run.run_dir / "mlflow.db"
-            os.close(open_own(database, os.O_RDWR))  # SQLite follows links.
+            os.close(open_own(database, os.O_RDWR))  # SQLite itself follows links.
             uri = f"sqlite:///{database}"
-            # Without one they would be below the working directory, which may belong to other code.
+            # Without a location, MLflow would store artifacts in the working directory.
             artifacts = (run.run_dir.absolute() / ARTIFACTS).as_uri()
-        # A separate client, because mlflow.start_run and mlflow.set_tracking_uri set global state.
+        # Use a client, because mlflow.start_run and mlflow.set_tracking_uri set global state.
         check_answers(uri or "")
         with _database_opened(uri or ""):
             self._client = self._mlflow.MlflowClient(tracking_uri=uri)
@@ -361,12 +361,12 @@ class MLflowWriter(ServiceWriter):
         run_id = str(created.info.run_id)
         self._client.set_terminated(run_id)
         kept = oldest() or run_id
-        if kept != run_id:  # Another process created it first.
+        if kept != run_id:  # Another process has created the parent run.
             self._client.delete_run(run_id)
         return kept
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Log one row, unless MLflow has it because its epoch is repeated after a resume."""
+        """Log one row. Rows of epochs that are repeated after a resume are not logged again."""
         metric = self._mlflow.entities.Metric
         now_ms = int(time.time() * 1000)
         step = int(row[ENV_STEPS])
@@ -422,7 +422,7 @@ class MLflowWriter(ServiceWriter):
                 self._client.log_artifact(self._run_id, str(path), folder)
 
     def close(self) -> None:
-        """End the run; an unfinished one is marked as failed."""
+        """End the run; an unfinished run is marked as failed."""
         if self._client is not None and self._run_id:
             client, self._client = self._client, None
             with self._calls():
@@ -430,12 +430,12 @@ class MLflowWriter(ServiceWriter):
                 client.set_terminated(self._run_id, status=status)
 
     def _experiment_id(self, artifacts: str | None) -> str:
-        """Return the experiment, creating it if it does not exist.
+        """Return the id of the experiment; create the experiment if it does not exist.
 
         Args:
-            artifacts: Required artifact location; None for any. If an existing experiment stores
-                artifacts elsewhere (the run was moved, or made by another user), a new experiment
-                with a number in its name is created.
+            artifacts: Required artifact location; None: any location. If an existing experiment has
+                another location (the run was moved, or made by another user), a new experiment with
+                a number in its name is created.
         """
         for name in chain([self._experiment], (f"{self._experiment}-{i}" for i in count(2))):
             known = self._client.get_experiment_by_name(name)
@@ -448,7 +448,7 @@ class MLflowWriter(ServiceWriter):
                         raise error
             if artifacts in (None, known.artifact_location):
                 return str(known.experiment_id)
-        raise AssertionError("names do not end")
+        raise AssertionError("unreachable")
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
@@ -463,7 +463,8 @@ def check_answers(uri: str) -> None:
     """Check that an HTTP server answers; MLflow itself would retry for minutes.
 
     Raises:
-        OSError: If the server cannot be reached. Any response counts, since it may need a login.
+        OSError: If the server cannot be reached. Error responses are accepted, since the server may
+            require a login.
     """
     if not uri.startswith(("http://", "https://")):
         return
@@ -476,15 +477,15 @@ def check_answers(uri: str) -> None:
     except (OSError, HTTPException) as error:  # A URLError is an OSError.
         cause = getattr(error, "reason", error)
         if not isinstance(cause, ssl.SSLError):  # MLflow has separate certificate settings.
-            problem = f"the server does not answer ({cause}): start it (mlflow server), or leave "
+            problem = f"the server does not answer ({cause}); start it (mlflow server), or remove "
             raise OSError(
-                f"{problem}tracking_uri out to store everything in the run directory"
+                f"{problem}tracking_uri to store everything in the run directory"
             ) from error
 
 
 @contextmanager
 def _database_opened(uri: str) -> Iterator[None]:
-    """Let one process at a time open a SQLite file, since each creates missing tables."""
+    """Open a SQLite file under a lock, since each process creates missing tables."""
     folder = Path(uri.removeprefix(SQLITE)).parent
     with one_at_a_time(folder) if uri.startswith(SQLITE) else nullcontext():
         yield
@@ -496,6 +497,6 @@ def _artifact(name: str, env_steps: int) -> str:
 
 
 def mlflow_name(name: str) -> str:
-    """Return a name that MLflow accepts; names with letters of other scripts stay different."""
+    """Return a valid MLflow name; different names (also in other scripts) remain different."""
     forbidden = re.compile(r"[^\w\-.:/ ]", re.ASCII)
     return forbidden.sub(lambda m: "_" if m[0].isascii() else f"_{ord(m[0]):x}", name)

@@ -69,7 +69,7 @@ class RunInfo:
     """Epochs after which training ends; None: not limited."""
 
     max_wall_time_s: float | None = None
-    """Seconds after which training ends; None: not limited."""
+    """Wall-clock time in seconds after which training ends; None: not limited."""
 
     step_label: str = "environment steps"
     """Display name of the unit of `env_steps`."""
@@ -84,44 +84,44 @@ class RunInfo:
     """Rows of the epochs before the checkpoint from which this run resumed (see `read_rows`)."""
 
     resumed_at_step: int | None = None
-    """Environment steps at that checkpoint; None for a new run."""
+    """Environment steps at the checkpoint to resume from; None for a new run."""
 
     @property
     def opponent(self) -> str:
-        """Opponent whose results select the best policy; empty if other metrics do."""
+        """Opponent whose results select the best policy; empty if another metric is used."""
         return self.metric.split("/")[1][3:] if self.metric.startswith("eval/vs_") else ""
 
     def is_better(self, score: float, best: float) -> bool:
-        """Return whether a score is better than the best one so far."""
+        """Return whether a score is better than the best score so far."""
         return score > best if self.mode == "max" else score < best
 
 
 class MetricsWriter:
-    """Base class of metric writers. Subclasses override the methods they need.
+    """Base class of metric writers. Subclasses override some methods; the defaults do nothing.
 
     The order of calls is `start`, any number of `write`, `advance` and `sync`, `finish` if training
-    finished, and `close` in any case. Writers must not use global state, so that several runs can
-    share a process. If a method raises OSError, the tracker drops the writer (unless `recovers` is
-    set) and training continues.
+    finished, and always `close`. Writers must not use global state, so that several runs can share
+    a process. If a method raises OSError, a warning is printed and training continues; without
+    `recovers`, the writer is dropped.
 
-    If `start` raises another exception, the run does not start, and its directory must be as
-    before. Writers therefore open their files in the first `write`.
+    If `start` raises another exception, the run does not start. Since the run directory must then
+    be unchanged, writers open their files in the first `write`.
     """
 
     recovers: ClassVar[bool] = False
     """Whether the writer keeps rows that it failed to write; `write`, `sync` and `finish` retry."""
 
     is_kept: ClassVar[bool] = True
-    """Whether the files are results of the run, so that it is an error if they are missing."""
+    """Whether the files are required results: missing files are an error."""
 
     filename: str = ""
-    """Path relative to the run directory, for messages; empty for several files or none."""
+    """Path relative to the run directory, for messages; empty without a file or for several."""
 
     def start(self, run: RunInfo) -> None:
         """Prepare to write the rows of a run."""
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Write the row of a finished epoch; a writer may keep but not change it."""
+        """Write the row of a finished epoch. The row may be stored but must not be modified."""
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
         """Show progress within an epoch.
@@ -132,7 +132,7 @@ class MetricsWriter:
         """
 
     def log_image(self, name: str, image: Array, env_steps: int) -> bool:
-        """Store an image `[H, W, C]`, uint8, that a callback logs; return whether it was stored."""
+        """Store an image `[H, W, C]`, uint8; return whether it was stored."""
         return False
 
     def log_histogram(self, name: str, values: Array, env_steps: int) -> bool:
@@ -160,14 +160,14 @@ class MetricsWriter:
 class Tracker:
     """Forwards metrics to all writers and keeps the rows in memory.
 
-    If a writer raises OSError, such as on a full disk, a warning is printed and the writer is
-    dropped (unless it `recovers`), so that training continues. Any other exception propagates. The
+    If a writer raises OSError, for example on a full disk, a warning is printed and training
+    continues; without `recovers`, the writer is dropped. Any other exception propagates. The
     tracker is a context manager that calls `start` and `close`.
 
     Args:
         writers: The writers.
         run_info: Description of the run for the writers.
-        warn: Called with the warning about a dropped writer; prints it to stderr by default.
+        warn: Called with warnings about writers; prints to stderr by default.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class Tracker:
         """
         if not any(self._forward(store)) and kind not in self._not_stored:
             self._not_stored.add(kind)
-            who = "tracking.tensorboard, WandbWriter and MLflowWriter do"
-            self._warn(f"{name} is not stored: no writer of this run stores a {kind}; {who}")
+            remedy = "use tracking.tensorboard=true, WandbWriter or MLflowWriter"
+            self._warn(f"{name} is not stored: no writer of this run stores a {kind}; {remedy}")
 
     def sync(self) -> None:
         """Flush all rows to disk."""
@@ -232,7 +232,7 @@ class Tracker:
         """Forward the outcome of the run as plain values by name.
 
         The console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`, `steps_per_second`
-        and `final_test`; it takes the best and the last return from the rows.
+        and `final_test`, and the best and the last return of the rows.
         """
         self._forward(lambda writer: writer.finish(summary), retries=True)
 
@@ -282,12 +282,12 @@ class Tracker:
                 elif writer not in self._failing:
                     self._failing.add(writer)
                     name = type(writer).__name__
-                    self._warn(f"{name} could not write, and will try again: {error}")
+                    self._warn(f"{name} could not write and will retry: {error}")
         return results
 
     def _drop(self, writer: MetricsWriter, error: OSError) -> None:
         self._writers.remove(writer)
-        # It has failed to write before, so it may fail to close.
+        # After a failed write, closing may fail as well.
         with contextlib.suppress(OSError):
             writer.close()
         self._report(writer, error)
@@ -295,13 +295,13 @@ class Tracker:
     def _report(self, writer: MetricsWriter, error: OSError) -> None:
         self._dropped.append(writer)
         name = type(writer).__name__
-        self._warn(f"{name} is no longer written; training continues: {error}")
+        self._warn(f"{name} is no longer updated; training continues: {error}")
 
 
 def ordered_columns(names: Iterable[str]) -> list[str]:
     """Return names in column order: epoch, updates, env_steps, train, eval, others, time.
 
-    Within a group the order of `names` is kept.
+    The order of `names` is kept within a group.
     """
 
     def rank(name: str) -> int:
@@ -322,7 +322,7 @@ class CSVWriter(MetricsWriter):
 
     Args:
         filename: Path of the file relative to the run directory.
-        columns: Initial columns, which the file always has.
+        columns: Columns that the file always contains.
     """
 
     recovers = True
@@ -338,7 +338,7 @@ class CSVWriter(MetricsWriter):
         self._file: IO[str] | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Take the rows of the resumed run, if any."""
+        """Load the rows of the resumed run, if any."""
         if run.run_dir is None:
             return
         self._path = run.run_dir / self.filename
@@ -355,7 +355,7 @@ class CSVWriter(MetricsWriter):
             self._replace()
             return
         try:
-            check_guarded(self._path)  # An open file follows its directory.
+            check_guarded(self._path)  # An open file moves with its directory.
             self._file.write(csv_text(self._rows[-1:], self._columns, header=False))
             self._file.flush()
         except OSError:
@@ -363,7 +363,7 @@ class CSVWriter(MetricsWriter):
             raise
 
     def sync(self) -> None:
-        """Flush the file to disk; raises OSError if the file is gone."""
+        """Flush the file to disk; raises OSError if the file was removed."""
         if self._path is None or not self._columns:
             return
         if self._file is None:
@@ -378,16 +378,14 @@ class CSVWriter(MetricsWriter):
             raise
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write rows that could not be written before."""
+        """Write all rows that could not be written earlier."""
         self.sync()
 
     def close(self) -> None:
         """Close the file."""
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # Rows that it failed to write are written again later.
+            with contextlib.suppress(OSError):  # Unwritten rows are written again later.
                 file.close()
 
     def _take(self, row: Mapping[str, float]) -> bool:
@@ -399,12 +397,12 @@ class CSVWriter(MetricsWriter):
         return has_new
 
     def _replace(self) -> None:
-        """Replace the file by one with all rows and open it for appending."""
+        """Replace the file by a new file with all rows and open it for appending."""
         assert self._path is not None
         self.close()
         if not self._may_replace:
             make_folders(self._path.parent)
-            with contextlib.suppress(FileNotFoundError):  # It may belong to another run.
+            with contextlib.suppress(FileNotFoundError):  # The file may belong to another run.
                 os.replace(self._path, self._path.with_suffix(".previous.csv"))
             self._may_replace = True
         with atomic_write(self._path) as new:
@@ -414,7 +412,7 @@ class CSVWriter(MetricsWriter):
 
 
 class JSONSummaryWriter(MetricsWriter):
-    """Writes `summary.json`, the outcome of a run; NaN and infinity become null.
+    """Writes the outcome of a run to `summary.json`; NaN and infinity become null.
 
     Args:
         filename: Path of the file relative to the run directory.

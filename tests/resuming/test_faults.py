@@ -97,7 +97,7 @@ def test_a_signal(run, tmp_path):
                 "the last valid checkpoint is epoch_000001",
             ],
         ),
-        ("disk_full_for_a_while", 0, ["CSVWriter could not write, and will try again"]),
+        ("disk_full_for_a_while", 0, ["CSVWriter could not write and will retry"]),
         pytest.param("checkpoints_vanish", 0, [], marks=exhaustive),  # they are written again
         pytest.param("read_only", 1, ["could not be written"], marks=exhaustive),
     ],

@@ -151,7 +151,7 @@ def test_several_environments(tmp_path: Path) -> None:
     compared(tmp_path, threshold={"Pendulum-v1": -150})
     assert [row["reached"] for row in table(tmp_path)] == ["", "", "1"]
     for wrong in ({"bounds": {"X": [0, 1]}}, {"threshold": {"X": 1}}):
-        with pytest.raises(ConfigError, match=r" = 'X': no run is in this environment; "):
+        with pytest.raises(ConfigError, match=r" = 'X': no run has this environment; "):
             compared(tmp_path, **wrong)
 
 
@@ -180,7 +180,7 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
         "failed": "failed (stop_reason error)",
         "stopped": "was interrupted",
         "running": "has not ended, or was killed (no summary.json)",
-        "longer": "was resumed after its end, and has not finished since, or was killed",
+        "longer": "was resumed, and is still running or was killed",
         "empty": "metrics.csv is missing",
         "other": "metrics.csv has no eval/episode_return_mean",
         "strange": "config.yaml is not the configuration of a run: 'algorithm'",
@@ -190,7 +190,7 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
     assert [row["runs"] for row in comparison.rows] == [1]
     assert [row["seeds"] for row in compared(tmp_path, unfinished=True).rows] == ["0 1 4 3 2"]
     message = r"none of these runs can be compared:\n.* is missing"
-    for unfinished, remedy in ((False, r"\nunfinished=true counts .*"), (True, "")):
+    for unfinished, remedy in ((False, r"\nset unfinished=true .*"), (True, "")):
         with pytest.raises(RunDirectoryError, match=f"{message}{remedy}$"):
             compared(tmp_path, "empty", unfinished=unfinished)
 

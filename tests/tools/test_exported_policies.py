@@ -225,7 +225,7 @@ def test_one_of_several_agents(tmp_path):
     seen["acts"][:] = [agent == "second" for agent in AGENTS.agents]
     path = tmp_path / "one"
     assert export_policy(policy, path, "torch_export", "second", None, seen).source != export.source
-    with pytest.raises(ConfigError, match="agent = 'first': the environment has one agent"):
+    with pytest.raises(ConfigError, match="agent = 'first': only for multi-agent"):
         export_policy(build("vector"), tmp_path / "none", agent="first")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 

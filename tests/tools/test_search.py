@@ -218,7 +218,7 @@ def test_a_trial_that_fails(
     errors = {row["algorithm.gamma"]: row["error"] for row in rows}
     if everything:
         assert {row["state"] for row in rows} == {"failed"}
-        assert output.err.endswith("error: all 8 trials failed; the last one: ValueError: a bug\n")
+        assert output.err.endswith("error: all 8 trials failed; last error: ValueError: a bug\n")
         return
     assert errors == {
         "0.5": "ValueError: a bug",
@@ -277,7 +277,7 @@ def test_trials_that_a_kill_ended_have_failed(maze_run: CommandLine, runs: Runs)
     (maze_run.folder / "s").mkdir()
     open_study(open_journal(maze_run.folder / "s"), "max").ask()
     assert maze_run(*ONE, "n_trials=3") == 0
-    errors = ["its settings were not chosen", "ended by SIGKILL", ""]
+    errors = ["the settings were not sampled", "ended by SIGKILL", ""]
     assert column(maze_run.folder / "s", "error") == errors
 
 
@@ -286,7 +286,7 @@ def test_what_the_first_trial_has(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The settings as they are, unless they lie elsewhere or are not wanted."""
-    told = "note: no trial uses the configured settings: algorithm.gamma = 0.99: lies outside"
+    told = "note: no trial uses the configured settings: algorithm.gamma = 0.99: outside"
     for study, settings, is_told in (
         ("a", ("algorithm.gamma=0.7",), False),
         ("b", ("algorithm.gamma=0.7", "begin_with_given=false"), False),

@@ -146,13 +146,13 @@ def test_distributions() -> None:
     config = load_config({**PPO, **settings})
     assert space.given(config) == params
     others = {
-        r"entropy_coef = 2.0: lies outside": {"algorithm.entropy_coef": 2},
-        r"hidden_sizes = \[9\]: lies outside": {"model.hidden_sizes": [9]},
-        r"lr = 0.0003: its range has schedules": {"algorithm.lr": 3e-4},
-        r"lr = 'adaptive_kl.*its range has schedules": {"algorithm.lr": "adaptive_kl"},
-        r"lr = .*0.001.*its range has schedules": {"algorithm.lr": {"start": 0.002, "end": 0.001}},
-        r"lr = 'linear_0.02': lies outside": {"algorithm.lr": "linear_0.02"},
-        r"batch_size = 100: lies between two steps": {"algorithm.batch_size": 100},
+        r"entropy_coef = 2.0: outside": {"algorithm.entropy_coef": 2},
+        r"hidden_sizes = \[9\]: outside": {"model.hidden_sizes": [9]},
+        r"lr = 0.0003: the range has schedules": {"algorithm.lr": 3e-4},
+        r"lr = 'adaptive_kl.*the range has schedules": {"algorithm.lr": "adaptive_kl"},
+        r"lr = .*0.001.*the range has schedules": {"algorithm.lr": {"start": 0.002, "end": 0.001}},
+        r"lr = 'linear_0.02': outside": {"algorithm.lr": "linear_0.02"},
+        r"batch_size = 100: between two steps": {"algorithm.batch_size": 100},
     }
     for message, change in others.items():
         with pytest.raises(ConfigError, match=message):

@@ -383,7 +383,7 @@ def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
             tracker.write(ROW)
     assert tracker.missing == ["MLflowWriter"]
     assert len(warnings) == 1
-    assert warnings[0].startswith("MLflowWriter is no longer written; training continues: ")
+    assert warnings[0].startswith("MLflowWriter is no longer updated; training continues: ")
 
 
 @pytest.mark.parametrize("link", ["best", "best/policy.pt", "film/videos/a.mp4", "film/videos"])
@@ -463,7 +463,7 @@ def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answers:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
         if not answers:
             for place in (uri, "http://127.0.0.1:9"):
-                with pytest.raises(OSError, match=r"the server does not answer .*: start it"):
+                with pytest.raises(OSError, match=r"the server does not answer .*; start it"):
                     check_answers(place)
             return
 
