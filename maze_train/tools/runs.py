@@ -41,7 +41,7 @@ NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "chec
 """Settings and sections that do not distinguish configurations."""
 
 COMPARED = ("python", *PACKAGES)
-"""Python and packages, whose versions are compared."""
+"""Python and the packages whose versions are compared."""
 SHORT_COMMIT, SHORT_DIGEST = 10, 6
 """Number of displayed characters of a commit and of the digest of changes."""
 

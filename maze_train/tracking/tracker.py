@@ -109,7 +109,7 @@ class MetricsWriter:
     """
 
     recovers: ClassVar[bool] = False
-    """Whether the writer keeps rows that it failed to write; `write`, `sync` and `finish` retry."""
+    """Whether unwritten rows are kept after an error; `write`, `sync` and `finish` then retry."""
 
     is_kept: ClassVar[bool] = True
     """Whether the files are required results: missing files are an error."""
@@ -212,12 +212,12 @@ class Tracker:
         self._forward(lambda writer: writer.advance(progress_fraction, env_steps))
 
     def log(self, kind: str, name: str, store: Callable[[MetricsWriter], bool]) -> None:
-        """Store what a callback logs; print a warning once if no writer stores this kind.
+        """Store content that a callback logs; warn once if no writer stores this kind.
 
         Args:
             kind: Kind of the content, such as `image`, for the warning.
             name: Name of the content, for the warning.
-            store: Passes the content to a writer; returns whether it was stored.
+            store: Function that passes the content to a writer and returns whether it was stored.
         """
         if not any(self._forward(store)) and kind not in self._not_stored:
             self._not_stored.add(kind)
