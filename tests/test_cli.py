@@ -157,8 +157,8 @@ def test_what_is_given_is_what_the_runner_gets(
             ("run=a", "rollout"),
             "rollout: expected key=value, a command comes first: maze-run rollout",
         ),
-        ((*PPO, "total_steps=100,000"), "a number has no comma: total_steps=100000"),
-        ((*PPO, "algorithm.lr=0,001"), "a number has no comma: algorithm.lr=0.001"),
+        ((*PPO, "total_steps=100,000"), "write numbers without commas: total_steps=100000"),
+        ((*PPO, "algorithm.lr=0,001"), "write numbers without commas: algorithm.lr=0.001"),
         (
             (*PPO, "model.hidden_sizes=[64,", "64]", "seed=1"),
             "split by the shell at spaces; use quotes: 'model.hidden_sizes=[64, 64]'",
@@ -338,7 +338,10 @@ def test_how_batches_of_a_sweep_go_on(
             "experiment = 'glob(nothing*)': matches no option, so the",
         ),
         (("seed=range(3,3)",), "seed = 'range(3,3)': has no values, so the sweep has no jobs"),
-        (("seed=0,1", "resume=auto"), "resume = 'auto': needs the directory of the sweep: set hyd"),
+        (
+            ("seed=0,1", "resume=auto"),
+            "resume = 'auto': requires the directory of the sweep; set hyd",
+        ),
     ],
 )
 def test_a_sweep_is_checked_before_its_first_job(
@@ -520,5 +523,5 @@ def test_a_working_directory_that_was_removed(
     """One message."""
     maze_run.folder.rmdir()
     assert maze_run(*PPO) == 2
-    message = "working directory: does not exist any more: change to an existing one (cd)"
+    message = "working directory: does not exist; change to an existing directory (cd)"
     assert capsys.readouterr() == ("", f"maze-run: error: {message}\n")

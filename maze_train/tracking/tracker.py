@@ -1,4 +1,4 @@
-"""Metrics of a run, and writers that store them: CSV, JSON."""
+"""Metrics of a run, and writers for CSV and JSON."""
 
 from __future__ import annotations
 

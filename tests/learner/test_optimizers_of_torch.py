@@ -139,7 +139,10 @@ def test_an_optimizer_of_torch_takes_a_rate(rate):
     ("settings", "message"),
     [
         ({"own_params": [torch.nn.Parameter(torch.ones(1))]}, r"optimizer = 'Adam': expected an"),
-        ({"lr_factors": {"bias": 2.0}}, r"algorithm.lr_factors: expected none: set rates in the "),
+        (
+            {"lr_factors": {"bias": 2.0}},
+            r"algorithm.lr_factors: has no effect on a PyTorch optimizer; set lr in ",
+        ),
     ],
 )
 def test_optimizers_of_torch_that_do_not_fit(settings, message):

@@ -131,7 +131,7 @@ def test_a_run_directory_that_is_lost(run, undisturbed, tmp_path, how):
     losses = ("policies/epoch_000004", "CSVWriter", "epoch_000003", "JSONSummary")
     assert [loss for loss in losses if not re.search(loss + reason, output)] == []
     assert "/run: the directory itself, " in output
-    assert output.endswith("; put it back and resume the run, which writes them\n")
+    assert output.endswith("; restore it and resume the run to write them\n")
     left = {path.name for path in tmp_path.glob("run/*")}
     unaffected = {"best", "checkpoints", "environment.json", "run.log"}
     assert left <= {*unaffected, *(name for name in left if name.startswith("events."))}

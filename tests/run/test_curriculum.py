@@ -171,7 +171,7 @@ def test_wrong_names_end_a_run_at_its_start(
 def test_clones_have_no_curriculum(tmp_path: Path) -> None:
     """They step no environments."""
     given = {"curriculum.stages": by_level(), "runner.dataset": str(tmp_path)}
-    with pytest.raises(ConfigError, match=r"curriculum.stages = 1: bc steps no environments"):
+    with pytest.raises(ConfigError, match=r"curriculum.stages = 1: bc does not use environments"):
         train(env="CartPole-v1", algorithm="bc", **given)
 
 

@@ -333,7 +333,7 @@ def test_where_runs_are_found(tmp_path: Path) -> None:
     assert seeds("t", "s/1*") == "3 1 2"
     assert compare_runs(tmp_path / "t", tmp_path / "out").rows[0]["seeds"] == "3"
     for name in ("nowhere", "s/3*", "s/0/metrics.csv"):
-        with pytest.raises(ConfigError, match="there is no run: expected a directory with config"):
+        with pytest.raises(ConfigError, match="no run found; expected a directory with config"):
             compared(tmp_path, "s", name)
 
 
@@ -384,7 +384,9 @@ def test_the_metric(tmp_path: Path) -> None:
     assert compared(tmp_path).metric == RETURN
     write_run(tmp_path / "b", [3.0, 1.0, 2.0], metric="train/value_loss", seed=1)
     assert compared(tmp_path, "b", metric="train/value_loss").rows[0]["best_mean"] == 1.0
-    with pytest.raises(ConfigError, match=r"no run has it; did you mean train/value_loss\? col"):
+    with pytest.raises(
+        ConfigError, match=r"no run has this metric; did you mean train/value_loss\? col"
+    ):
         compared(tmp_path, "b", metric="train/value_los")
 
 

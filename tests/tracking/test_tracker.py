@@ -148,4 +148,4 @@ def test_a_failing_writer_is_missing_until_it_writes(tmp_path: Path) -> None:
         tracker.sync()
         assert tracker.missing == []
     assert read_rows(tmp_path / "metrics.csv")[1:] == [ROW]
-    assert warnings[0].startswith("CSVWriter could not write, and will try again: ")
+    assert warnings[0].startswith("CSVWriter could not write and will retry: ")

@@ -84,7 +84,7 @@ def test_a_team_is_played_by_one() -> None:
     model = JointModel({"main": Fixed(1, 0), "goalie": Fixed(1, 0)}, TEAMMATES)
     (found,) = leagues_of(model, {"main": OpponentsConfig()}, lambda _: 0, [list("abc"), ["d"]])
     assert (found.agents, found.teams) == ([0, 2, 3], [0, 0, 1])
-    with pytest.raises(ConfigError, match="a second agent of main, in another team; it has a"):
+    with pytest.raises(ConfigError, match="agents of main in at least two teams; its agents are a"):
         leagues_of(model, {"main": OpponentsConfig()}, lambda _: 0, [list("acd"), ["b"]])
 
 
