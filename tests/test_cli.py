@@ -340,7 +340,7 @@ def test_how_batches_of_a_sweep_go_on(
         (("seed=range(3,3)",), "seed = 'range(3,3)': has no values, so the sweep has no jobs"),
         (
             ("seed=0,1", "resume=auto"),
-            "resume = 'auto': requires the directory of the sweep; set hyd",
+            "resume = 'auto': requires the directory of the sweep;",
         ),
     ],
 )

@@ -247,9 +247,7 @@ def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch)
 def test_what_could_not_be_read_again_is_not_written() -> None:
     """A run must not end with a configuration that nothing can open."""
     config = config_to_dict(load_config({**BASE, "env.kwargs": {"walls": [1] * 50_000}}))
-    with pytest.raises(
-        ConfigError, match=r"config\.yaml: would not be a valid file: .*larger than"
-    ):
+    with pytest.raises(ConfigError, match=r"config\.yaml: would not be a valid file: .*larger"):
         check_text(yaml.safe_dump(config))
 
 

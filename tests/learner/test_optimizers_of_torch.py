@@ -141,7 +141,7 @@ def test_an_optimizer_of_torch_takes_a_rate(rate):
         ({"own_params": [torch.nn.Parameter(torch.ones(1))]}, r"optimizer = 'Adam': expected an"),
         (
             {"lr_factors": {"bias": 2.0}},
-            r"algorithm.lr_factors: has no effect on a PyTorch optimizer; set lr in ",
+            r"algorithm.lr_factors: has no effect on a PyTorch",
         ),
     ],
 )

@@ -243,7 +243,7 @@ def test_the_speed_of_a_run_is_told(
         monkeypatch.setattr("maze_train.run.notes.MIN_RUN_S", least_s)
         for name in ("MIN_WAIT_S", "MIN_FRACTION"):
             monkeypatch.setattr(f"maze_train.run.notes.{name}", 0.0)
-        for runner, note in (("dev", "stepping environments"), ("local", "runner=dev")):
+        for runner, note in (("dev", "stepping environments took"), ("local", "runner=dev")):
             run_dir = tmp_path / f"{runner}{least_s}"
             more = {"runner": runner, "run_dir": run_dir, "total_steps": 800, "seed": 0, **QUIET}
             policy = train("CartPole-v1", "a2c", **more).policy
@@ -285,7 +285,7 @@ class SharedEnv(SpacesEnv):
         (
             ChanceEnv,
             {},
-            "the same seed and actions lead to another episode in this environment (after",
+            "seed and actions lead to another episode in this environment (after",
         ),
         (ChanceEnv, {"checkpoint.allow_new_episodes": True}, ""),
         (ChanceEnv, {"runner.check_repeatability": "never"}, ""),
