@@ -16,6 +16,7 @@ from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.seeding import Seeds
 from maze_train.core.types import Array
 from maze_train.data.rollout import Rollout
+from maze_train.envs.calls import EnvCall
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.workers.backends import Pickled
 
@@ -102,6 +103,10 @@ class ActorCollector(Collector):
             self._on_lost(gathered.lost)
         rollout = gathered.rollouts[DEFAULT_MODULE]
         return replace(rollout, weights_seq_no=None), gathered.episodes
+
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make calls in the environments of all actors, see `Called`."""
+        self._begin().make_calls(calls)
 
     def state_dict(self) -> dict[str, Any]:
         """Return state and generation of each actor; valid between rollouts."""

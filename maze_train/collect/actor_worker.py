@@ -426,6 +426,10 @@ class ActorWorker(Worker):
             collector.state_dict() if self._policy.returns_states else None,
         )
 
+    def make_calls(self, actor: int, calls: Sequence[EnvCall]) -> None:
+        """Make the calls that the environments of an actor have not received yet."""
+        self._envs[actor].make_calls(calls)
+
     def written(self) -> list[Array]:
         """Return the arrays of the slot that the last rollout wrote; empty on the second call."""
         written, self._written = self._written, []

@@ -44,7 +44,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.notices import warn
 from maze_train.core.types import Array
 from maze_train.data.rollout import Rollout, RolloutStorage, join_rollouts, slot_nbytes, slots_in
-from maze_train.envs.calls import EnvCall
+from maze_train.envs.calls import CALL_ENVS, EnvCall
 from maze_train.learner.modules import torch_threads
 from maze_train.nets.joint import JointModel
 from maze_train.workers.backends import Pickled, ThisProcess, WorkerBackend
@@ -61,6 +61,7 @@ SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
 
 CALLS = {
     "collect": "a step of a rollout",
+    "make_calls": f"calls of {CALL_ENVS}",
     "set_policy": "building its policy or restoring its environments",
     "state_dict": "reporting its state",
 }
@@ -217,7 +218,7 @@ class DistributedActors:
         if splits_turns and isinstance(model, JointModel):
             self._make_turns = partial(turns_of, model, as_steps=True)
         self._turns = [self._make_turns() for _ in range(self.num_actors)]
-        self._turn, self._has_begun = 0, False
+        self._turn, self._has_begun, self._is_collecting = 0, False, False
         self._lost: Array = np.zeros((self.num_actors, self.num_envs), np.bool_)
         self._restarts = 0
         # Pending calls of each worker, after its policy was sent.
@@ -368,21 +369,38 @@ class DistributedActors:
         while ready := self.pool.ready(timeout_s):
             timeout_s = 0.0
             for worker in ready:
-                if (collected := self._receive(worker)) is not None:
+                if isinstance(collected := self._receive(worker), CollectedRollout):
                     self._queue.append(collected)
         self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
 
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make calls in all environments, after the rollouts in progress; see `Called`."""
+        self._calls = calls
+        self._set_up_all()
+        try:
+            for actor in range(self.num_actors):
+                self._call("make_calls", actor)
+            while any(call[0] == "make_calls" for open_ in self._open for call in open_):
+                self._look(POLL_S)
+        except BaseException:
+            self.close()
+            raise
+
     def _begin_to_act(self) -> None:
-        """Send the policy to all workers once; in unordered mode, also start collecting."""
-        if self._has_begun:
-            return
-        self._has_begun = True
-        for worker in range(len(self.slices)):
-            self._set_up(worker)
-        if not self._is_ordered:
+        """Set up all workers once; in unordered mode, also start collecting."""
+        self._set_up_all()
+        if not (self._is_ordered or self._is_collecting):
+            self._is_collecting = True
             for actor in range(self.num_actors):
                 for slot in range(self.num_slots):
                     self._call("collect", actor, slot)
+
+    def _set_up_all(self) -> None:
+        """Send the policy to all workers once."""
+        if not self._has_begun:
+            self._has_begun = True
+            for worker in range(len(self.slices)):
+                self._set_up(worker)
 
     def _set_up(self, worker: int, **changes: Any) -> None:
         """Send the policy, with changed fields, and the states of its actors to a worker."""
@@ -403,8 +421,9 @@ class DistributedActors:
         self._call_worker(worker, method, actor, slot)
 
     def _call_worker(self, worker: int, method: str, actor: int, slot: int) -> None:
-        arguments = [slot, tuple(self._calls)] if method == "collect" else []
-        self.pool.call(worker, method, actor, *arguments)
+        calls = tuple(self._calls)
+        arguments = {"collect": (slot, calls), "make_calls": (calls,)}
+        self.pool.call(worker, method, actor, *arguments.get(method, ()))
 
     def _receive(self, worker: int) -> Any:
         """Receive the next result of a worker; None after its setup or restart."""
@@ -456,6 +475,8 @@ class DistributedActors:
             self._settled[worker] += dropped
             self.counts.dropped += dropped
             self._failures[worker] += 1
+            if failure.raised and self._failures[worker] > 1 and calls:
+                failure.final = failure.final or calls[0][0] == "make_calls"
             over: Sequence[int] = () if self._policy.returns_states else part
             if self._failures[worker] > 1 and calls and not over:
                 over = (calls[0][1],)

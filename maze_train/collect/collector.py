@@ -106,6 +106,10 @@ class Collector(ABC):
         """Collect T steps of all environments, with observations and actions of all agents."""
 
     @abstractmethod
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make calls in the environments between two rollouts, see `Called`."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the environments and of unfinished turns.
 
@@ -142,8 +146,7 @@ class RolloutCollector(Collector):
         on_step: Called with the results of each step. If it raises, the rollout is aborted, and the
             environments can only be closed.
         info_keys: Keys of final infos to report with the episodes.
-        calls: All calls of the environments so far, a list that grows; new calls are made before a
-            rollout.
+        calls: All calls of the environments so far, a list that grows.
     """
 
     def __init__(
@@ -187,6 +190,10 @@ class RolloutCollector(Collector):
     def obs_nbytes(self) -> int:
         """Number of bytes of the observations of a rollout; 0 before the first rollout."""
         return 0 if self._storage is None else self._storage.obs_nbytes
+
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make calls in the environments between two rollouts, see `Called`."""
+        self.env.make_calls(calls)
 
     @torch.no_grad()
     def collect_steps(

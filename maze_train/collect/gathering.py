@@ -13,6 +13,7 @@ from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key
 from maze_train.data.rollout import ENV_DIM, Rollout, join_rollouts
+from maze_train.envs.calls import EnvCall
 from maze_train.learner.torchrun import TorchrunProcesses
 
 
@@ -47,6 +48,10 @@ class GatheringCollector(Collector):
         rollout, episodes = own.collect_steps(model, overlap)
         self.env_s = own.env_s
         return gathered(self._processes, rollout), gathered_episodes(self._processes, episodes)
+
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make calls in the environments of this process, see `Called`."""
+        self._own.make_calls(calls)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the collectors of all processes, and of unfinished turns."""

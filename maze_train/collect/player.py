@@ -35,7 +35,7 @@ from maze_train.core.targets import member_of
 from maze_train.core.types import ArrayTree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
 from maze_train.envs.building import closed_on_error
-from maze_train.envs.calls import EnvCall
+from maze_train.envs.calls import CALL_ENVS, EnvCall
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.slice import EnvSlice
@@ -51,10 +51,8 @@ if TYPE_CHECKING:
 
 RANDOM = "random"
 
-
 MakeEnv: TypeAlias = Callable[[], gymnasium.Env[Any, Any]]
 MakeAgent: TypeAlias = Callable[[EnvSlice], RowAgent]
-
 
 LONGEST_S = 0.05
 """Maximum duration of a call in a remote worker in seconds; at least one step is taken."""
@@ -63,6 +61,7 @@ LONGEST_STEPS = 100
 """Maximum number of steps of a call in this process; not a time limit, for reproducibility."""
 
 CALLS = {"advance": "a step of an episode", "set_agent": "building its policy"}
+CALLS |= {"make_calls": f"calls of {CALL_ENVS}"}
 """Description of each method, for messages."""
 
 
@@ -158,7 +157,6 @@ class PlayerWorker(Worker):
         self._report_s = report_s
         self._context = context
         self._runner: EpisodeRunner | None = None
-        self._num_called = 0
 
     def describe(self) -> tuple[Any, Any]:
         """Return the observation and action space of one environment."""
@@ -174,11 +172,14 @@ class PlayerWorker(Worker):
         agent = make_agent.value(self._envs, *args)
         self._runner = EpisodeRunner(self._episodes, agent, self._recorder, self._context.count)
 
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make the calls that are new, see `EnvSlice.make_calls`."""
+        self._envs.make_calls(calls)
+
     def begin_round(self, calls: Sequence[EnvCall], *args: Any) -> None:
         """Make the calls that are new, and notify the agent that a round begins."""
         assert self._runner is not None, "set_agent() comes first"
-        self._envs.make_calls(calls[self._num_called :])
-        self._num_called = len(calls)
+        self.make_calls(calls)
         self._runner.agent.begin_round(*args)
 
     def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:
@@ -219,8 +220,7 @@ class PlayerPool:
         place: Backend of the workers; None selects this process.
         on_non_finite: What to do about non-finite values: `raise` or `skip`.
         report_s: See `PlayerWorker`.
-        calls: All calls of the environments so far, a list that grows; new calls are made before a
-            round.
+        calls: All calls of the environments so far, a list that grows.
 
     Attributes:
         waiting: Finished episodes that have not been returned, by number.

@@ -155,6 +155,20 @@ def generator_states(layers: Sequence[Any]) -> bytes:
     return b"".join(pickle.dumps(generator.bit_generator.state) for generator in found)
 
 
+def new_calls(calls: Sequence[EnvCall], num_made: int) -> list[EnvCall]:
+    """Return all calls except the first `num_made`, which an environment has received.
+
+    Raises:
+        EnvError: If there are fewer.
+    """
+    if len(calls) < num_made:
+        raise EnvError(
+            f"an environment received {num_made} calls, but there are only {len(calls)}: calls "
+            "cannot be undone; build new environments"
+        )
+    return list(calls[num_made:])
+
+
 def calls_from(state: Sequence[Mapping[str, Any]]) -> list[EnvCall]:
     """Return calls from a saved state."""
     return [EnvCall(**call) for call in state]
@@ -166,38 +180,43 @@ def calls_to_state(calls: Sequence[EnvCall]) -> list[dict[str, Any]]:
 
 
 class Called(Protocol):
-    """A vector environment; see `MazeVectorEnv`."""
+    """Environments that receive calls: a vector environment, or the owner of several."""
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make the calls that the environments have not received yet."""
+        """Make the calls that the environments have not received yet, and wait until they end.
+
+        Args:
+            calls: All calls so far, in order.
+        """
 
 
 class EnvCalls:
     """All calls of the environments of a run in order; new environments are set up with them.
 
+    A call that fails in an environment is removed again, so a checkpoint contains no such call.
+
     Attributes:
-        training: Calls of training environments.
-        evaluation: Calls of evaluation environments.
-        has_training: Whether the run steps training environments.
-        helpers: Environments of this process that play no episodes; calls reach them immediately.
+        training: Calls that training environments received.
+        evaluation: Calls that evaluation environments received.
+        training_envs: Training environments.
+        evaluation_envs: Evaluation environments.
+        helpers: Environments of this process that play no episodes; they receive the calls of
+            training environments.
     """
 
     def __init__(self) -> None:
         self.training: list[EnvCall] = []
         self.evaluation: list[EnvCall] = []
-        self.has_training = False
+        self.training_envs: list[Called] = []
+        self.evaluation_envs: list[Called] = []
         self.helpers: list[Called] = []
+        self._added: list[tuple[EnvCall, bool]] = []
 
     def __bool__(self) -> bool:
         return bool(self.training)
 
-    def for_training(self) -> Sequence[EnvCall]:
-        """Return the list of calls, which grows, for the owner of training environments."""
-        self.has_training = True
-        return self.training
-
     def add(self, call: EnvCall, *, evaluate: bool = False) -> None:
-        """Add a call, which is made before the next step of the environments.
+        """Add a call for the next `make`.
 
         Args:
             call: The call.
@@ -207,14 +226,33 @@ class EnvCalls:
             ConfigError: If the call is invalid, or the run has no such environments.
         """
         call = call.checked()
-        if not (evaluate or self.has_training):
+        if not (evaluate or self.training_envs):
             problem = "the algorithm steps no environments; with evaluate=True, evaluations do"
             raise ConfigError(call.key, problem, call.name)
-        self.training.append(call)
-        self._call_helpers()
-        if evaluate:
-            self.evaluation.append(call)
-        if len(self.training) == MANY_CALLS:
+        self._added.append((call, evaluate))
+
+    def make(self) -> None:
+        """Make the added calls in all environments, between two updates.
+
+        Raises:
+            MazeTrainError: If a call fails; see `MazeVectorEnv.make_calls`. None of the added calls
+                is kept then.
+        """
+        added, self._added = self._added, []
+        if not added:
+            return
+        before = len(self.training), len(self.evaluation)
+        self.training += [call for call, _ in added]
+        self.evaluation += [call for call, evaluate in added if evaluate]
+        try:
+            for envs in (*self.training_envs, *self.helpers):
+                envs.make_calls(self.training)
+            for envs in self.evaluation_envs if len(self.evaluation) > before[1] else ():
+                envs.make_calls(self.evaluation)
+        except BaseException:
+            del self.training[before[0] :], self.evaluation[before[1] :]
+            raise
+        if before[0] < MANY_CALLS <= len(self.training):
             warn(
                 f"{MANY_CALLS:,} calls of environments so far: checkpoints contain all of them, "
                 "and each new environment repeats them; call less often"
@@ -231,8 +269,5 @@ class EnvCalls:
         """Restore `state`; the lists of calls remain the same objects."""
         self.training[:] = calls_from(state["training"])
         self.evaluation[:] = calls_from(state["evaluation"])
-        self._call_helpers()
-
-    def _call_helpers(self) -> None:
         for helper in self.helpers:
             helper.make_calls(self.training)

@@ -17,7 +17,7 @@ from maze_train.core.notices import warn
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.batch import StepReport
-from maze_train.envs.calls import EnvCall, calls_from, calls_to_state
+from maze_train.envs.calls import CALL_ENVS, EnvCall, calls_from, calls_to_state
 from maze_train.envs.facade import columns_of
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
@@ -41,7 +41,7 @@ CALLS = {
     "step": "a step",
     "reset": "a reset",
     "begin_anew": "a reset",
-    "make_calls": "calls of run.call_envs",
+    "make_calls": f"calls of {CALL_ENVS}",
     "restore": "replaying episodes",
     "own_states": "saving the state of its environments",
     "load_own_states": "loading the state of its environments",
@@ -106,7 +106,9 @@ class WorkerRepair:
     def repeat(
         self, failure: WorkerFailedError, root_seed: int, method: str, *args: Any
     ) -> StepReport | None:
-        """Restart a worker until it completes the call; return its report.
+        """Restart a worker until it completes the call or begins new episodes; return its report.
+
+        Calls of `run.call_envs` that fail again after a restart end the run instead.
 
         Args:
             failure: Failure of the worker.
@@ -120,6 +122,7 @@ class WorkerRepair:
         """
         given_up = 0
         while True:
+            failure.final = failure.final or (given_up > 0 and method == "make_calls")
             outlook = "begin new episodes" if given_up else "are restored"
             self._pool.restart(
                 failure,
@@ -132,8 +135,6 @@ class WorkerRepair:
                 failure = another.with_traceback(None)  # Failed before restoring episodes.
                 continue
             try:
-                if given_up and method == "make_calls":
-                    raise failure.as_error() from None
                 if given_up:
                     return self._begin_anew(failure.index, root_seed, method, given_up)
                 return self._put_back(failure.index, root_seed, method, *args)
@@ -418,8 +419,9 @@ class PooledVectorEnv(MazeVectorEnv):
     def _make_calls(self, calls: list[EnvCall]) -> None:
         if self._repair is not None:
             self._repair.remember()
-        self._call("make_calls", calls)
-        self._gather("make_calls", calls)
+        every = [*self.calls_made, *calls]
+        self._call("make_calls", every)
+        self._gather("make_calls", every)
         if self._journal is not None:
             self._journal.called(len(calls))
 

@@ -15,7 +15,7 @@ from maze_train.core.step_end import DROPPED, RUNNING, TERMINATED, TRUNCATED, Ep
 from maze_train.envs import faults
 from maze_train.envs.batch import StepReport, episode_end, required_keys
 from maze_train.envs.building import build_envs, close_all, closed_on_error
-from maze_train.envs.calls import EnvCall
+from maze_train.envs.calls import EnvCall, new_calls
 from maze_train.envs.monitoring import (
     continue_game,
     continuing_layers,
@@ -303,8 +303,16 @@ class EnvSlice(Worker):
         )
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls of all environments, between two steps."""
-        self._calls += calls
+        """Make the calls that the environments have not received yet, between two steps.
+
+        Args:
+            calls: All calls since the environments were made, in order.
+
+        Raises:
+            EnvError: If an environment raises, or there are fewer calls than before.
+        """
+        new_calls(calls, max(self._num_called))
+        self._calls = list(calls)
         for i in range(len(self.envs)):
             self._make_calls(i, len(self._calls))
 

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import draw_seed
 from maze_train.core.step_end import StepBatch
-from maze_train.envs.calls import EnvCall
+from maze_train.envs.calls import EnvCall, new_calls
 from maze_train.envs.facade import infos_of
 from maze_train.envs.types import Space
 from maze_train.spaces.agents import agent_spaces
@@ -237,9 +237,10 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         Raises:
             ConfigError: If an environment has no such method or attribute, or the call draws from
                 its generator although it cannot save its state.
-            EnvError: If an environment raises; a WorkerError if a worker process fails.
+            EnvError: If an environment raises, or there are fewer calls than before; a WorkerError
+                if a worker process fails.
         """
-        new = list(calls[len(self.calls_made) :])
+        new = new_calls(calls, len(self.calls_made))
         if new:
             self._check_not_stepping("make_calls()")
             self._make_calls(new)

@@ -196,7 +196,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
                 f"{', '.join(named)}"
             )
             raise ConfigError(key, problem, source)
-    return OpponentEvaluator(
+    evaluator = OpponentEvaluator(
         lambda num_envs: builder.context.make_env(num_envs, training=False),
         settings.n_episodes,
         opponents,
@@ -207,3 +207,5 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         deterministic=settings.deterministic,
         calls=builder.context.env_calls.evaluation,
     )
+    builder.context.env_calls.evaluation_envs.append(evaluator)
+    return evaluator

@@ -41,7 +41,7 @@ def build_actors(
         make_other=context.features.make_vector_env,
         info_keys=context.config.tracking.info_keys,
     )
-    calls = context.env_calls.for_training()
+    calls = context.env_calls.training
     actors = DistributedActors(
         make_env, num_actors, num_envs, context.place, calls=calls, **workers
     )

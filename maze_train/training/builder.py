@@ -425,7 +425,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def build_evaluators(self) -> list[Evaluator]:
         """Build the evaluators of the policy, except user-defined evaluators."""
         n_episodes = self.config.evaluation.n_episodes
-        return [self._build_evaluator(n_episodes, "evaluation")] if n_episodes else []
+        if not n_episodes:
+            return []
+        evaluator = self._build_evaluator(n_episodes, "evaluation")
+        self.context.env_calls.evaluation_envs.append(evaluator)
+        return [evaluator]
 
     def build_final_evaluator(self) -> Evaluator | None:
         """Build the evaluator of the final test; None if `evaluation.final_episodes` is 0.
@@ -436,10 +440,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         n_episodes = self.config.evaluation.final_episodes
         return self._build_evaluator(n_episodes, "final test") if n_episodes else None
 
-    def _build_evaluator(self, n_episodes: int, stream: str) -> Evaluator:
+    def _build_evaluator(self, n_episodes: int, stream: str) -> RolloutEvaluator:
         """Build an evaluator that plays `n_episodes` episodes seeded from a named stream."""
         config = self.config.evaluation
-        evaluator: Evaluator = RolloutEvaluator(
+        return RolloutEvaluator(
             lambda num_envs: self.context.make_env(num_envs, training=False),
             n_episodes,
             concurrency=config.concurrency,
@@ -449,7 +453,6 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             is_guarded=config.max_episode_steps is None,
             calls=self.context.env_calls.evaluation,
         )
-        return evaluator
 
     def make_collector(
         self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
@@ -483,10 +486,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             check_fits(self.env, steps)
             find_class = context.features.collector_class
             collector_class = RolloutCollector if find_class is None else find_class(self.env)
-            settings["calls"] = context.env_calls.for_training()
+            settings["calls"] = context.env_calls.training
             collector = collector_class(self.env, steps, device=context.device, **settings)
             if context.features.gather is not None:
                 collector = context.features.gather(collector)
+        context.env_calls.training_envs.append(collector)
         if self.agents is not None:
             logs = turns.pop("records_log_probs", False)
             splitter = self.agents.turns_of(acting, **turns)

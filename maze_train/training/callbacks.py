@@ -77,6 +77,7 @@ class Training(Protocol):
     model: nn.Module
     checkpoints: CheckpointStore | None
     stop_reason: str
+    has_started: bool
     env_calls: EnvCalls
 
     def progress(self, last_epoch: int = 0) -> Progress:
@@ -222,21 +223,23 @@ class TrainingView:
         return f"{PREFIX}/{name}", self.progress.env_steps
 
     def call_envs(self, method: str, /, *args: Any, evaluate: bool = False, **kwargs: Any) -> None:
-        """Call a method of every training environment, before the next step.
+        """Call a method of every training environment after the current update.
 
-        The method is looked up in the wrappers, starting with the outermost, and then in the
-        environment. Resumed runs, restarted workers and new environments repeat all calls at the
-        same steps.
+        The call is made when the current methods of all callbacks have returned; calls in `on_step`
+        and `on_rollout_end` wait for `on_update_end`. The method is looked up in the wrappers,
+        starting with the outermost, and then in the environment. Resumed runs, restarted workers
+        and new environments repeat all calls at the same steps.
 
         Args:
             method: Name of the method.
             *args: Positional arguments: plain values, lists, dicts and arrays.
-            evaluate: Whether to also call evaluation environments, before the next evaluation.
+            evaluate: Whether to also call evaluation environments.
             **kwargs: Keyword arguments.
 
         Raises:
-            ConfigError: If an argument has another type, or the run has no such environments. If
-                the method does not exist or raises an error, the run ends when the call is made.
+            ConfigError: If an argument has another type, the name is not allowed, or the run has no
+                such environments. If the method does not exist or raises an error, the run ends
+                when the call is made.
         """
         self.add_call(EnvCall(method, [*args], kwargs), evaluate=evaluate)
 
@@ -282,7 +285,7 @@ class TrainingView:
         if self._hook in NO_CALLS:
             problem = f"not available in {self._hook}, because resumed runs do not repeat it"
             raise ConfigError(key, problem, value)
-        if self._hook == "on_run_start" and self.progress.updates:
+        if self._hook == "on_run_start" and self._trainer.has_started:
             notify(f"note: {key} ({value}) in on_run_start has no effect in a resumed run")
             return False
         return True

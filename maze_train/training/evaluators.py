@@ -129,8 +129,7 @@ class RolloutEvaluator(Evaluator):
         info_keys: Keys of final infos whose means are reported as `<prefix>/info/<key>`.
         is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`; a note is printed when the
             first episode is truncated.
-        calls: All calls of evaluation environments so far. New entries of this list are called
-            before the next evaluation.
+        calls: All calls of evaluation environments so far, a list that grows.
     """
 
     def __init__(
@@ -177,6 +176,12 @@ class RolloutEvaluator(Evaluator):
                 metrics[name] = np.nanmean(values)
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make calls in the environments, which are built if necessary; see `Called`."""
+        self._calls = calls
+        with generators_kept():
+            self._environments()
+
     def _environments(self) -> MazeVectorEnv:
         """Return the environments; build them on first use and restore a loaded state."""
         if self._env is None:
@@ -196,11 +201,10 @@ class RolloutEvaluator(Evaluator):
         return {} if states is None else {"own_states": list(states), "num_called": num_called}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`; environments that provide states are rebuilt."""
+        """Restore `state`; the environments are built again, since calls cannot be undone."""
         self._own_states = state.get("own_states")
         self._num_called = state.get("num_called", 0)
-        if self._env is not None and self._env.offers_own_state:
-            self.close()
+        self.close()
 
     def _play(self, policy: nn.Module, env: MazeVectorEnv) -> tuple[Array, Array, dict[str, Array]]:
         """Return the returns, lengths and other metrics of n episodes; missing values are NaN."""

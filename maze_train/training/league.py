@@ -16,6 +16,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key
 from maze_train.data.rollout import Rollout
+from maze_train.envs.calls import EnvCall
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.nets.acting import Acted, acting
@@ -391,6 +392,10 @@ class LeagueCollector(Collector):
     def stepping(self) -> RolloutCollector | None:
         """The collector that steps the environments; None with actors."""
         return self._collector.stepping
+
+    def make_calls(self, calls: Sequence[EnvCall]) -> None:
+        """Make calls in the environments between two rollouts, see `Called`."""
+        self._collector.make_calls(calls)
 
     def collect_steps(
         self, model: nn.Module, overlap: Callable[[], object] | None = None

@@ -119,6 +119,8 @@ class Trainer(ABC):
         self.wall_time_s = 0.0
         self.final_eval_return_mean = math.nan
         self.stop_reason = ""
+        self.has_started = False
+        """Whether `on_run_start` of all callbacks succeeded, maybe before the run was resumed."""
         self.exact = True
         """Whether the results are identical to an uninterrupted run."""
         self._score: float | None = None
@@ -222,6 +224,7 @@ class Trainer(ABC):
         self.stop_reason = self._limit_reached(last_epoch, ended)
         self._call("on_run_start")
         self._check_callbacks()
+        self.has_started = True
         # Finish an interrupted epoch even if its last update reached a limit.
         while self._row is not None or self._updates_in_epoch or not self.stop_reason:
             if self._row is None:
@@ -360,8 +363,13 @@ class Trainer(ABC):
             raise CallbackError("a callback failed in another process, which shows the error")
 
     def _call(self, hook: str, row: dict[str, float] | None = None) -> None:
-        """Call the callbacks; the first process whose callbacks end training ends it in all."""
+        """Call a method of all callbacks, then make the calls of environments that they added.
+
+        Checkpoints are written later, so they contain no call that fails. The first process whose
+        callbacks end training ends it in all.
+        """
         self.callbacks.call(hook, row)
+        self.env_calls.make()
         if self.callbacks:
             reasons = self.processes.gather(self.stop_reason)
             self.stop_reason = next(filter(None, reasons), "")
@@ -461,6 +469,7 @@ class Trainer(ABC):
             "evaluated": (self._evaluated_at, self._evaluated),
             "progress": {name: getattr(self, name) for name in PROGRESS},
             "exact": self.exact,
+            "has_started": self.has_started,
             "settings": self.settings.state_dict(),
             "generators": self.processes.state(generator_states()),
         }
@@ -488,7 +497,9 @@ class Trainer(ABC):
         self._evaluated_at, self._evaluated = state.get("evaluated", (0, {}))
         for name in PROGRESS:
             setattr(self, name, state["progress"][name])
-        self.exact = bool(state.get("exact", True))  # Missing in checkpoints of earlier versions.
+        # Both are missing in checkpoints of earlier versions.
+        self.exact = bool(state.get("exact", True))
+        self.has_started = bool(state.get("has_started", self.updates))
         self.load_experience(state)
         # Last, since restoring other parts may draw random numbers.
         load_generator_states(generators)

@@ -77,6 +77,28 @@ class TaskQueue(Generic[Result]):
         self._setup.append((method, args))
         self._pool.call_all(method, *args)  # Waits, so that all workers start a round together.
 
+    def ask_all(self, method: str, *args: Any) -> None:
+        """Call a method without a result of every worker, between two rounds, and wait.
+
+        A restarted worker repeats the call.
+
+        Raises:
+            MazeTrainError: If a worker cannot be restarted, or a method raises twice.
+        """
+        raised: set[int] = set()
+        for index in range(len(self._pool)):
+            self._call(index, method, *args)
+        for index in range(len(self._pool)):
+            while self._pool.pending(index):
+                try:
+                    self._receive(index)
+                except WorkerFailedError as failure:
+                    failure.final = failure.final or (failure.raised and index in raised)
+                    if failure.raised:
+                        raised.add(index)
+                    self._repair(failure.with_traceback(None))
+                    self._call(index, method, *args)
+
     def begin(
         self, *args: Any, task_of: Callable[[int], Any], seed_of: Callable[[int], int]
     ) -> None:

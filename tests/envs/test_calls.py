@@ -98,8 +98,38 @@ def test_calls_that_are_not_accepted(monkeypatch, capsys) -> None:
     monkeypatch.setattr(calls_module, "MANY_CALLS", 3)
     for _ in range(5):
         calls.add(EnvCall("keep"), evaluate=True)
+        calls.make()
     assert capsys.readouterr().err.count("warning: 3 calls of environments so far") == 1
     assert len(calls.training) == len(calls.evaluation) == 5
+
+
+def test_all_environments_receive_a_call_together() -> None:
+    """Those that only help, too; what one of them does not accept is forgotten."""
+    calls = EnvCalls()
+    with PooledVectorEnv([LevelEnv]) as one, PooledVectorEnv([LevelEnv]) as helper:
+        calls.training_envs.append(one)
+        calls.helpers.append(helper)
+        calls.add(LEVEL_2)
+        levels = [lambda env=env: env.envs[0].level for env in (one, helper)]
+        assert [level() for level in levels] == [0.0, 0.0]
+        calls.make()
+        assert [level() for level in levels] == [2.5, 2.5]
+        calls.add(sets("size", 3.0))
+        calls.add(EnvCall("fail"))
+        with pytest.raises(EnvError, match="no such floor"):
+            calls.make()
+        calls.make()
+        assert calls.training == [LEVEL_2]
+
+
+def test_calls_are_not_undone() -> None:
+    """Environments that had more calls are of no use."""
+    with PooledVectorEnv([LevelEnv]) as env:
+        played = EnvSlice.for_playing([LevelEnv])
+        for each in (env, played):
+            each.make_calls([LEVEL_2, LEVEL_2])
+            with pytest.raises(EnvError, match="received 2 calls, but there are only 1"):
+                each.make_calls([LEVEL_2])
 
 
 def random_calls(rng: np.random.Generator, *, draws: bool) -> list[EnvCall]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,23 @@ class LevelEnv(gymnasium.Env[Any, Any]):
         reward = self.x - self.level + 0.1 * self.felt
         ended = self.t >= self.last
         return self.observe(), reward, ended, False, {"is_success": self.x > 0}
+
+
+class Louder(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Has a method of its own."""
+
+    def louder(self) -> None:
+        """Do nothing."""
+
+
+class InterruptsOnce(LevelEnv):
+    """Its process gets a signal in the first step, unless the marker exists."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not Path(self.marker).exists():
+            Path(self.marker).touch()
+            signal.raise_signal(signal.SIGINT)
+        return super().step(action)
 
 
 class KeptLevelEnv(LevelEnv):

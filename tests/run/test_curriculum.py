@@ -33,13 +33,19 @@ class Play:
 
     def __init__(self, **settings: Any) -> None:
         self.calls = EnvCalls()
-        self.calls.for_training()
+        self.calls.training_envs.append(SimpleNamespace(make_calls=lambda calls: None))
         self.metrics: dict[str, float] = {}
         self.stages: list[float] = []
         self.progress = SimpleNamespace(env_steps=0)
         self.model = None
         self.curriculum = Curriculum(CurriculumConfig(**settings))
         self.curriculum.on_run_start(self)  # type: ignore[arg-type]
+
+    @property
+    def made(self) -> list[EnvCall]:
+        """All calls so far."""
+        self.calls.make()
+        return self.calls.training
 
     def add_call(self, call: EnvCall, *, evaluate: bool) -> None:
         self.calls.add(call, evaluate=evaluate)
@@ -55,7 +61,7 @@ class Play:
         self.curriculum.on_update_end(self)  # type: ignore[arg-type]
         self.curriculum.on_epoch_end(self)  # type: ignore[arg-type]
         env: Any = LevelEnv()
-        for call in self.calls.training:
+        for call in self.made:
             call.make(env)
         level: float = env.level
         return level
@@ -100,7 +106,7 @@ def test_arguments_of_calls() -> None:
     env: Any = SimpleNamespace(
         **{name: lambda *a, n=name, **kw: made.append((n, a, kw)) for name in calls}
     )
-    for call in play.calls.training:
+    for call in play.made:
         call.make(env)
     assert made == [
         ("one", (1,), {}),

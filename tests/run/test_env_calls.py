@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from called_envs import LevelEnv
 from cases import everyday
 from killed_runs import differences, final_state, run_in_child
-from run_cases import ALGORITHMS, LOCAL, SMALL, TWO_EPOCHS, assert_same_training, go_on
-from short_runs import rows, short_run
+from recorded import record
+from run_cases import ALGORITHMS, FORK, LOCAL, SMALL, TWO_EPOCHS, assert_same_training, go_on
+from short_runs import rows, short_run, summary
 
 from maze_train import Callback, CallbackError, ConfigError, train
 from maze_train.core.errors import EnvError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LEVELS: dict[str, Any] = {"env": {"_target_": "called_envs.LevelEnv"}}
 KEPT: dict[str, Any] = {"env": {"_target_": "called_envs.KeptLevelEnv"}}
@@ -67,16 +67,26 @@ class CallOnce(Callback):
 
     def __init__(self, hook: str, *call: Any, **how: Any) -> None:
         self.hook, self.call, self.how = hook, call, how
+        self.first_epoch = 0
 
     def _called(self, hook: str, run: Any) -> None:
-        if hook == self.hook:
+        if hook == self.hook and run.progress.epoch >= self.first_epoch:
             run.call_envs(*self.call, **self.how)
 
     def on_run_start(self, run: Any) -> None:
         self._called("on_run_start", run)
 
+    def on_rollout_end(self, run: Any) -> None:
+        self._called("on_rollout_end", run)
+
     def on_update_end(self, run: Any) -> None:
         self._called("on_update_end", run)
+
+    def on_evaluation_end(self, run: Any) -> None:
+        self._called("on_evaluation_end", run)
+
+    def on_epoch_end(self, run: Any) -> None:
+        self._called("on_epoch_end", run)
 
     def on_checkpoint(self, run: Any) -> None:
         self._called("on_checkpoint", run)
@@ -114,6 +124,39 @@ def test_calls_that_end_a_run(hook: str, call: Any, error: Any, message: str) ->
         short_run(callbacks=[CallOnce(hook, *call)], **LEVELS)
 
 
+FAILING: dict[str, tuple[dict[str, Any], str, str]] = {
+    "ppo": ({}, "on_epoch_end", "fail"),
+    "ppo, evaluation": ({"evaluation.interval": 4}, "on_epoch_end", "louder"),
+    "ppo, actors": ({"runner.envs_per_actor": 1}, "on_epoch_end", "fail"),
+    "es": ({}, "on_epoch_end", "jump"),
+    "sac": ({}, "on_epoch_end", "fail"),
+    "impala, processes": (FORK, "on_epoch_end", "fail"),
+    "ppo, processes": (LOCAL, "on_epoch_end", "jump"),
+    "es, processes": (LOCAL, "on_epoch_end", "fail"),
+    "impala": ({}, "on_evaluation_end", "fail"),
+    "bc": ({}, "on_epoch_end", "fail"),
+}
+
+
+@pytest.mark.usefixtures("empty_directory")
+@pytest.mark.parametrize("case", everyday(6, FAILING))
+def test_runs_can_be_resumed_after_a_call_that_failed(case: str) -> None:
+    """Every checkpoint was written before the call, and the corrected callback goes on."""
+    how, hook, method = FAILING[case]
+    algorithm = case.partition(",")[0]
+    given = {**SMALL, **LEVELS, "algorithm": algorithm, **ALGORITHMS[algorithm], **how}
+    if algorithm == "bc":
+        given["runner.dataset"] = str(record(Path("data"), LevelEnv()))
+    if case == "ppo, evaluation":
+        given["env"] = {**LEVELS["env"], "training_wrappers": [{"_target_": "called_envs.Louder"}]}
+    caller = CallOnce(hook, method, evaluate=algorithm == "bc" or "evaluation" in case)
+    caller.first_epoch = 1
+    with pytest.raises((ConfigError, EnvError), match=r"jump|louder|no such floor"):
+        train(**given, callbacks=[caller], run_dir="run")
+    caller.call = ("set_level", 1.0)
+    assert go_on(resume="run", callbacks=[caller], trust=TRUST).summary.epochs == 4
+
+
 @pytest.mark.usefixtures("empty_directory")
 def test_resumed_runs_ignore_calls_at_their_start(capsys: pytest.CaptureFixture[str]) -> None:
     """Their checkpoint contains them."""
@@ -125,6 +168,18 @@ def test_resumed_runs_ignore_calls_at_their_start(capsys: pytest.CaptureFixture[
         "run.call_envs (set_level) in on_run_start has no effect in a resumed run"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.usefixtures("empty_directory")
+def test_runs_that_are_stopped_in_their_first_update_have_started() -> None:
+    """What a callback did at the start is in the checkpoint, and not repeated."""
+    env = {"_target_": "called_envs.InterruptsOnce", "kwargs": {"marker": "stopped"}}
+    caller = CallOnce("on_run_start", "keep", [])
+    with pytest.raises(KeyboardInterrupt):
+        short_run(algorithm="es", env=env, callbacks=[caller])
+    assert summary("run")["updates"] == 0
+    go_on(resume="run", callbacks=[caller], trust=TRUST)
+    assert len(final_state(Path("run"))["env_calls"]["training"]) == 1
 
 
 @pytest.mark.slow

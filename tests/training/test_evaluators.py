@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from called_envs import KeptLevelEnv, LevelEnv
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from own_envs import Curriculum
@@ -28,6 +29,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.state_files import dumps, loads
 from maze_train.distributions.mapping import distribution_for
+from maze_train.envs.calls import EnvCall
 from maze_train.envs.foreign import SimulatorVectorEnv, foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
@@ -367,6 +369,23 @@ def test_what_outlasts_an_evaluation_is_state(make_env, evaluator_class):
     assert other.evaluate(model) == first
     for evaluator in (one, other):
         evaluator.close()
+
+
+@pytest.mark.parametrize("kind", [LevelEnv, KeptLevelEnv])
+def test_a_loaded_state_has_its_calls_alone(kind):
+    """Later ones are not in the environments any more, whether or not these save their state."""
+    calls = [EnvCall("set_level", [1.0])]
+    evaluator = RolloutEvaluator(lambda n: PooledVectorEnv([kind] * n), 1, calls=calls)
+    space = LevelEnv().action_space
+    policy = RandomPolicy(distribution_for(space), space)
+    expected = evaluator.evaluate(policy)
+    state = evaluator.state_dict()
+    evaluator.make_calls([*calls, EnvCall("set_level", [100.0])])
+    assert evaluator.evaluate(policy) != expected
+    evaluator.load_state_dict(state)
+    evaluator.make_calls(calls)
+    assert evaluator.evaluate(policy) == expected
+    evaluator.close()
 
 
 @pytest.mark.parametrize(("n", "concurrency"), [(0, 1), (1, 0)])

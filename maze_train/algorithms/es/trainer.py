@@ -197,8 +197,9 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
             settings,
             context.place,
             on_non_finite=config.on_non_finite_step,
-            calls=context.env_calls.for_training(),
+            calls=context.env_calls.training,
         )
+        context.env_calls.training_envs.append(rollouts)
         context.closing.callback(close_quietly, rollouts)
         return rollouts
 

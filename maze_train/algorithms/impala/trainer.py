@@ -123,7 +123,10 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         # Without checkpoints, states are never requested; otherwise the backend decides.
         is_kept = None if self.config.checkpoint.is_on else False
         num_actors = self.algorithm.num_actors
-        return build_actors(self.context, num_actors, self.envs_per_actor, can_be_restored=is_kept)
+        envs, calls = self.envs_per_actor, self.context.env_calls
+        actors = build_actors(self.context, num_actors, envs, can_be_restored=is_kept)
+        calls.training_envs.append(actors)
+        return actors
 
     @property
     def has_actors(self) -> bool:
