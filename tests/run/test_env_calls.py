@@ -115,7 +115,7 @@ def test_evaluation_environments_are_called_on_request(algorithm: str) -> None:
         ("on_update_end", ("fail",), EnvError, "ZeroDivisionError: no such floor"),
         ("on_update_end", ("draw_level",), ConfigError, "draws from the random generator"),
         ("on_update_end", ("keep", object), CallbackError, r"args\[0\] is type"),
-        ("on_checkpoint", ("keep", []), CallbackError, "not available in on_checkpoint, which"),
+        ("on_checkpoint", ("keep", []), CallbackError, "not available in on_checkpoint, because"),
     ],
 )
 def test_calls_that_end_a_run(hook: str, call: Any, error: Any, message: str) -> None:
