@@ -55,14 +55,16 @@ class InlineObject(str):
     """
 
     value: object
+    module: str
+    """Module of the object or of its class; `__main__` for objects of the main script."""
 
     def __new__(cls, value: object, name: str | None = None) -> InlineObject:
         """Create the name of an object."""
         module = getattr(value, "__module__", type(value).__module__)
         own = getattr(value, "__qualname__", f"<{type(value).__qualname__}>")
-        module = script_name() if module == SCRIPT else module
-        self = super().__new__(cls, f"{module}.{own}" if name is None else name)
-        self.value = value
+        named = script_name() if module == SCRIPT else module
+        self = super().__new__(cls, f"{named}.{own}" if name is None else name)
+        self.value, self.module = value, str(module)
         return self
 
     def __getnewargs__(self) -> tuple[object, str]:  # type: ignore[override]  # of __new__

@@ -6,16 +6,19 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypedDict
 
 import torch
 
-from maze_train.config.named_code import modules_to_trust
+from maze_train.config.named_code import modules_to_trust, names_in
 from maze_train.config.results import digests_of_files
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import write_config
@@ -25,6 +28,7 @@ from maze_train.core.names import DIGESTS
 from maze_train.core.notices import warn
 from maze_train.core.run_directory import RunDirectory
 from maze_train.core.secrets import without_secrets
+from maze_train.core.targets import SCRIPT, InlineObject
 from maze_train.core.text import json_text
 
 MAX_DIFF_CHARS = 1 << 18
@@ -123,10 +127,19 @@ def installed_packages() -> Mapping[str, str]:
 
 
 def _code_folders(config: TrainConfig) -> list[str]:
-    """Return directories that contain code of the run."""
-    modules = [sys.modules.get(name) for name in modules_to_trust(config)]
-    files = [__file__, *(module.__file__ for module in modules if module is not None)]
-    return [os.getcwd(), *(os.path.dirname(file) for file in files if file)]
+    """Return the directories that contain code of the run, this package last."""
+    inline = [path.module for _, path, _ in names_in(config) if isinstance(path, InlineObject)]
+    roots = {name.partition(".")[0]: None for name in (*modules_to_trust(config), *inline)}
+    script = os.path.dirname(vars(sys.modules[SCRIPT]).get("__file__") or "")
+    is_command = script == sysconfig.get_path("scripts")  # Such as `maze-run`.
+    folders = [os.getcwd(), *([] if is_command else [script])]
+    for root in roots:
+        with suppress(ImportError, ValueError):  # Names without a module, and the main script.
+            spec = find_spec(root)
+            folders += (spec and spec.submodule_search_locations) or []
+            folders.append(os.path.dirname((spec and spec.origin) or ""))
+    folders.append(os.path.dirname(__file__))
+    return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
 
 def _repositories(folders: Iterable[str], with_diff: bool) -> list[Repository]:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import own_envs
 import pytest
-from short_runs import short_run
+from short_runs import settings, short_run
 
 from maze_train import train
 from maze_train.core.errors import EnvError
@@ -93,6 +94,52 @@ def test_code_in_git(repository: str) -> None:
     assert "-speed = 1\n+speed = 2\n" in own["diff"]
     short_run("private", **{"tracking.git_diff": False})
     assert repositories("private")[os.getcwd()] == {**own, "diff": None}
+
+
+SCRIPT = """
+import sys
+from maze_train import train
+from package_of_user.envs import MyEnv
+
+if __name__ == "__main__":
+    env = {"class": MyEnv, "lambda": lambda: MyEnv(), "id": "CartPole-v1"}[sys.argv[1]]
+    train(env=env, run_dir="run", **eval(sys.argv[2]))
+"""
+ENVS = """
+from own_envs import SpacesEnv
+
+class MyEnv(SpacesEnv):
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["class", "lambda", "id", "command"])
+def test_code_of_the_user_elsewhere(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repository of a script, or of a package that the settings name, is recorded.
+
+    Neither is below the working directory; the package has no `__init__.py`.
+    """
+    Path("code/package_of_user").mkdir(parents=True)
+    Path("code/script.py").write_text(SCRIPT)
+    Path("code/package_of_user/envs.py").write_text(ENVS)
+    monkeypatch.chdir("code")
+    git("init", "-q", "-b", "trunk")
+    git("add", ".")
+    git("commit", "-q", "-m", "begin")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    helpers = str(Path(own_envs.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "code"), helpers]))
+    values = {key: value for key, value in settings().items() if key not in ("env", "run_dir")}
+    words = [str(tmp_path / "code/script.py"), kind, repr(values)]
+    if kind == "command":
+        own = [f"{key}={value}" for key, value in values.items()]
+        words = ["-m", "maze_train", "env._target_=package_of_user.envs.MyEnv", "run_dir=run", *own]
+    subprocess.run([sys.executable, *words], check=True)
+    assert repositories()[str(tmp_path / "code")]["commit"]
 
 
 def test_a_long_diff_is_truncated(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
