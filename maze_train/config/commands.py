@@ -50,6 +50,9 @@ class CompareConfig(Settings):
     n_resamples: int = 10_000
     """Number of bootstrap resamples per confidence interval (>= 100)."""
 
+    plot_format: Literal["png", "svg", "pdf"] = "png"
+    """File format of the plot."""
+
     def threshold_in(self, env: str) -> float | None:
         """Return the threshold of an environment, or None."""
         return self.threshold.get(env) if isinstance(self.threshold, dict) else self.threshold
@@ -129,8 +132,8 @@ class PushConfig(Settings):
     """Whether to write README.md (the model card). If false, an existing file is kept."""
 
     film: str | None = None
-    """Video of the policy to upload, an .mp4 file, for example written by `maze-run rollout
-    run=<run> video=true`; null: no video."""
+    """Video of the policy to upload, an .mp4 file; null: the newest video of this policy from the
+    rollouts of its run (`maze-run rollout run=<run> video=true`), if there is one."""
 
     share: list[str] = field(default_factory=list)
     """Text settings to upload, by dotted name or pattern, such as `[env.kwargs.map_name]`. Numbers,

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
+from maze_train.core.checks import absolute_path
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.folders import (
     OpenFolder,
@@ -297,6 +298,7 @@ def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
     """
     with writable(key, Path(name or default_parent)):
         if name is None:
+            absolute_path(key, str(default_parent))
             return new_directory(default_parent)
         make_folders(Path(name))
         return Path(name)

@@ -25,6 +25,7 @@ from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.hub import is_on_hub
 from maze_train.core.targets import TARGET, InlineObject, build_target, is_target
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.slice import EnvSlice
@@ -93,6 +94,11 @@ class RolloutPolicy:
         check_same_spaces("env", problem, spaces, self.spaces, env)
 
 
+def shareable(source: str, saved: SavedPolicy) -> str:
+    """Return the name of a run for files that are shared: no path of this machine."""
+    return source if is_on_hub(source) else saved.run_dir.name
+
+
 def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     """Return the policy of a rollout configuration.
 
@@ -110,7 +116,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
         saved = read_saved_policy(config.run, config.trust, config, parts)
         saved.make_model()  # Raise errors in this process, not in a worker.
         several = agent_spaces(*saved.spaces)
-        settings = {"run": str(saved.run_dir.absolute()), **score_of(saved)}
+        settings = {"run": shareable(config.run, saved), **score_of(saved)}
         return RolloutPolicy(
             saved.config.algorithm.name,
             {**settings, "deterministic": config.deterministic},
@@ -250,7 +256,7 @@ def with_policies(
     described = {
         policy: {
             "agents": [agent for agent, owner in owners.items() if owner == policy],
-            "source": named.source,
+            "source": shareable(named.source, named.saved) if named.saved else named.source,
             **(score_of(named.saved) if named.saved else {}),
         }
         for policy, named in found.items()

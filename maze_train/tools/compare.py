@@ -33,7 +33,7 @@ from maze_train.tools.runs import Run, SkippedRun, find_runs, read_run
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
 from maze_train.training.config import EvaluationConfig
 
-CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "comparison.csv", "comparison.md", "comparison.png"
+CSV_FILE, RUNS_FILE, MARKDOWN_FILE = "comparison.csv", "runs.csv", "comparison.md"
 COMPARISONS = Path(OUTPUTS, "comparisons")
 ALL_ENVS = "all environments"
 MAX_ROWS = 40
@@ -46,6 +46,9 @@ class Comparison:
 
     metric: str
     """The compared metric."""
+
+    mode: Literal["max", "min"]
+    """Whether larger (max) or smaller (min) values are better."""
 
     settings: list[str]
     """Settings that differ between runs of the same algorithm in the same environment."""
@@ -64,6 +67,24 @@ class Comparison:
 
     output: Path
     """Directory of the files."""
+
+    picture: str = "comparison.png"
+    """File name of the plot."""
+
+    @property
+    def run_rows(self) -> list[dict[str, Any]]:
+        """Rows of runs.csv, one per run."""
+        better, rows = max if self.mode == "max" else min, []
+        for group in self.groups:
+            named = dict(zip(self.settings, group.settings, strict=True))
+            head = {"group": group.label(self.settings), "environment": group.env}
+            for run in group.runs:
+                steps, _, values = run.curve(self.metric)
+                found = {"env_steps": int(steps[-1]), "final": values[-1], "best": better(values)}
+                found |= {"tested": run.tested(self.metric), "directory": str(run.directory)}
+                own = {"algorithm": group.algorithm, **named, "seed": run.seed}
+                rows.append({**head, **own, **found})
+        return rows
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -119,7 +140,7 @@ class Comparison:
 
     def markdown(self) -> str:
         """Format the tables as Markdown with the plot, excluded runs, and run directories."""
-        lines = ["# Comparison", "", f"![curves]({PICTURE_FILE})", ""]
+        lines = ["# Comparison", "", f"![curves]({self.picture})", ""]
         for env, rows in self.sections().items():
             lines += [f"## {env}", "", *markdown_table(rows), ""]
         lines += [f"- {line}" for line in self.notes()]
@@ -178,7 +199,7 @@ def compare_runs(
 
     Args:
         runs: Run directories, directories that contain runs, or glob patterns.
-        output: Output directory for `comparison.csv`, `comparison.md` and `comparison.png`.
+        output: Output directory for `comparison.csv`, `runs.csv`, `comparison.md` and the plot.
         **settings: Additional settings of `CompareConfig` by name.
 
     Raises:
@@ -206,6 +227,7 @@ def compare(config: CompareConfig) -> Comparison:
     _check_envs(config, {group.env for group in groups})
     comparison = Comparison(
         metric=metric,
+        mode=mode,
         settings=keys,
         groups=groups,
         figures=[
@@ -214,12 +236,14 @@ def compare(config: CompareConfig) -> Comparison:
         overall=overall(groups, metric, mode, config.bounds, n) if config.bounds else {},
         left_out=left_out,
         output=results_directory("output", config.output or None, COMPARISONS.absolute()),
+        picture=f"comparison.{config.plot_format}",
     )
-    drawn = drawn_groups(comparison, mode)
+    drawn = drawn_groups(comparison)
     figure = draw_comparison(groups, drawn, metric, "environment steps")
-    texts = {CSV_FILE: csv_text(comparison.rows), MARKDOWN_FILE: comparison.markdown()}
+    texts = {CSV_FILE: csv_text(comparison.rows), RUNS_FILE: csv_text(comparison.run_rows)}
+    texts[MARKDOWN_FILE] = comparison.markdown()
     with writable("output", comparison.output):
-        write_report(comparison.output, texts, {PICTURE_FILE: figure})
+        write_report(comparison.output, texts, {comparison.picture: figure})
     return comparison
 
 
@@ -283,9 +307,9 @@ def _check_ignored(config: CompareConfig, keys: set[str]) -> None:
             warn(f"ignore: no run has a setting {name!r}{meant}")
 
 
-def drawn_groups(comparison: Comparison, mode: str) -> dict[tuple[str, ...], str]:
+def drawn_groups(comparison: Comparison) -> dict[tuple[str, ...], str]:
     """Return the labels of the groups to draw: the best groups by mean rank over environments."""
-    sign = -1.0 if mode == "max" else 1.0
+    sign = -1.0 if comparison.mode == "max" else 1.0
     pairs = list(zip(comparison.groups, comparison.figures, strict=True))
     ranks: dict[tuple[str, ...], list[int]] = {}
     for env in dict.fromkeys(group.env for group in comparison.groups):
@@ -295,11 +319,5 @@ def drawn_groups(comparison: Comparison, mode: str) -> dict[tuple[str, ...], str
         for rank, (_, name) in enumerate(sorted(here)):
             ranks.setdefault(name, []).append(rank)
     best = sorted(ranks, key=lambda name: sum(ranks[name]) / len(ranks[name]))[: len(COLORS)]
-    labels = {}
-    for name in dict.fromkeys(group.name for group in comparison.groups):
-        values = [
-            f"{key}={short(value)}"
-            for key, value in zip(comparison.settings, name[1:], strict=True)
-        ]
-        labels[name] = " ".join([name[0], *values])
+    labels = {group.name: group.label(comparison.settings) for group in comparison.groups}
     return {name: label for name, label in labels.items() if name in best}

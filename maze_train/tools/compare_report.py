@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -55,6 +56,11 @@ class Group:
     def name(self) -> tuple[str, ...]:
         """Algorithm and settings; groups in other environments may have the same name."""
         return (self.algorithm, *self.settings)
+
+    def label(self, keys: Sequence[str]) -> str:
+        """Return algorithm and settings, such as `ppo algorithm.lr=0.001`."""
+        values = [f"{k}={short(value)}" for k, value in zip(keys, self.settings, strict=True)]
+        return " ".join([self.algorithm, *values])
 
 
 def differing_settings(runs: Iterable[Run], ignore: Sequence[str] = ()) -> list[str]:
@@ -220,10 +226,14 @@ def _time(seconds: float) -> str:
 
 
 COLORS = (
-    *(BLUE, RED, "#1a7f37", "#bf8700", "#8250df"),
-    *("#0f8b8d", "#e85aad", "#6e5494", "#7d4e00", "#57606a"),
+    *(BLUE, RED, "#d7bc07", "#541039", "#12d1fa"),
+    *("#b75b93", "#37227d", "#a1bd8d", "#7d4e00", "#57606a"),
 )
-"""Colours of the curves, one per curve."""
+"""Colours of the curves, one per curve. The first eight are distinguishable with each
+type of colour blindness."""
+
+LINES = ("-", "--", "-.", ":")
+"""Line styles of the curves, repeated."""
 
 N_POINTS = 200
 """Maximum number of points of a curve over several runs."""
@@ -256,16 +266,16 @@ def draw_comparison(
     envs = list(dict.fromkeys(group.env for group in groups))
     figure = new_figure(11.0, 3.6 * len(envs) + 0.3 * -(-len(labels) // 2))
     axes = figure.subplots(len(envs), 2, squeeze=False, sharey="row")
-    colors = dict(zip(labels, COLORS, strict=False))
+    styles = dict(zip(labels, zip(COLORS, cycle(LINES), strict=False), strict=False))
     for env, (by_steps, by_time) in zip(envs, axes, strict=True):
         drawn = [group for group in groups if group.env == env and group.name in labels]
         curves = [[run.curve(metric) for run in group.runs] for group in drawn]
         longest = max((seconds[-1] for runs in curves for _, seconds, _ in runs), default=0.0)
         unit, word = next((unit, word) for least, unit, word in UNITS if not longest < least)
         for group, runs in zip(drawn, curves, strict=True):
-            color, label = colors[group.name], labels[group.name]
-            _draw(by_steps, [(steps, values) for steps, _, values in runs], color, label)
-            _draw(by_time, [(seconds / unit, values) for _, seconds, values in runs], color)
+            style, label = styles[group.name], labels[group.name]
+            _draw(by_steps, [(steps, values) for steps, _, values in runs], style, label)
+            _draw(by_time, [(seconds / unit, values) for _, seconds, values in runs], style)
         decorate(by_steps, step_label, _as_text(metric), title=_as_text(env))
         decorate(by_time, f"wall time ({word})", "", note=_band_text(drawn), counts=False)
         found = [values for runs in curves for _, _, values in runs]
@@ -293,14 +303,17 @@ def _as_text(name: str) -> str:
     return printable(name).replace("$", r"\$")
 
 
-def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = "") -> None:
+def _draw(
+    axes: Axes, runs: list[tuple[Array, Array]], style: tuple[str, str], label: str = ""
+) -> None:
     """Draw the runs of a group and their interquartile mean with its band."""
+    color, line = style
     runs = [(xs, values) for xs, values in runs if np.isfinite(xs).all()]
     start = max((xs[0] for xs, _ in runs), default=0.0)
     end = min((xs[-1] for xs, _ in runs), default=-1.0)
     if len(runs) < 2 or end < start:
         for xs, values in runs:
-            curve(axes, xs, values, label, color=color, linewidth=2.0)
+            curve(axes, xs, values, label, color=color, linestyle=line, linewidth=2.0)
         return
     for xs, values in runs:
         curve(axes, xs, values, color=color, linewidth=0.8, alpha=0.3, marker="")
@@ -310,5 +323,6 @@ def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = 
         grid = np.linspace(start, end, N_POINTS)
     values = np.stack([np.interp(grid, xs, values) for xs, values in runs])
     marker = "o" if len(grid) == 1 else ""
-    curve(axes, grid, interquartile_mean(values, axis=0), label, color=color, marker=marker)
+    mean = interquartile_mean(values, axis=0)
+    curve(axes, grid, mean, label, color=color, linestyle=line, marker=marker)
     band(axes, grid, *bootstrap_interval([values], N_RESAMPLES), color=color)

@@ -18,22 +18,26 @@ from maze_train.core.checks import expanded
 from maze_train.core.conversion import config_to_dict, dotted_name, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular, versions
+from maze_train.core.folders import files_below
 from maze_train.core.hub import HUB, first_line, hub_package
-from maze_train.core.names import CURVE, METRICS, POLICY_FILES
+from maze_train.core.names import CURVE, METRICS, POLICY_FILES, SUMMARY
 from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.run_directory import EPOCH, RunDirectory
 from maze_train.core.targets import TARGET
+from maze_train.core.text import json_text
 from maze_train.distributions.mapping import FAMILIES
 from maze_train.learner.config import Schedule
+from maze_train.run.rollout import VIDEOS
 from maze_train.run.runner import TrainingResult
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy
 from maze_train.tools.runs import task_name
 from maze_train.tracking.tracker import ENV_STEPS
 from maze_train.training.config import RANDOM
+from maze_train.training.models import with_networks
 from maze_train.training.policy_files import PolicyWriter
 
-VIDEO, CARD = "replay.mp4", "README.md"
-OWN_FILES = (*POLICY_FILES, METRICS, CURVE, VIDEO)
+VIDEO, CARD, RESULTS = "replay.mp4", "README.md", "results.json"
+OWN_FILES = (*POLICY_FILES, METRICS, CURVE, VIDEO, RESULTS)
 MAX_NBYTES = 1 << 28
 
 SHOWN = ("env", "model", "policies", "algorithm")
@@ -66,6 +70,11 @@ class Score(NamedTuple):
     def __str__(self) -> str:
         """Format mean and standard deviation as in the hub's result lists."""
         return f"{self.mean:.2f} +/- {self.std:.2f}"
+
+    def results(self) -> dict[str, float]:
+        """Return the entries of `results.json`, which leaderboards read."""
+        named = {"mean_reward": self.mean, "std_reward": self.std}
+        return {**named, "n_eval_episodes": self.episodes}
 
 
 def score_of_epoch(run_dir: Path, epoch: int | None) -> Score | None:
@@ -117,6 +126,7 @@ def model_card(
         "epoch, seed": f"{epoch}, {saved.config.seed}",
         "versions": ", ".join(f"{key} {value}" for key, value in versions().items()),
     }
+    settings = with_networks(settings, saved.config.model, saved.config.algorithm, saved.spaces)
     shown = {key: settings[key] for key in SHOWN if settings.get(key)}
     lines = [
         f"---\n{_metadata(algorithm, task, title, score)}\n---",
@@ -199,16 +209,34 @@ def write_repository(
     run = RunDirectory(saved.run_dir)
     found = {METRICS: run.metrics, CURVE: run.plots / CURVE}
     sources = {file: path for file, path in found.items() if lies_in(saved.run_dir, path)}
-    if config.film is not None:
-        sources[VIDEO] = Path(expanded(config.film))
+    film = newest_video(saved) if config.film is None else Path(expanded(config.film))
+    if film is not None:
+        sources[VIDEO] = film
     for file, path in sources.items():
         try:
             (folder / file).write_bytes(read_regular(path, MAX_NBYTES))
         except OSError as error:
             key = "film" if file == VIDEO else "run"
             raise ConfigError(key, f"cannot be read: {error}", str(path)) from error
+    reached = score_of_epoch(saved.run_dir, saved.score.get("epoch"))
+    if reached is not None:
+        results = {"env_id": task_name(settings), **reached.results()}
+        results["is_deterministic"] = saved.config.evaluation.deterministic
+        (folder / RESULTS).write_text(json_text(results, indent=1) + "\n", encoding="utf-8")
     if config.card:
         (folder / CARD).write_text(model_card(saved, settings, name, sources), encoding="utf-8")
+
+
+def newest_video(saved: SavedPolicy) -> Path | None:
+    """Return the newest video of a policy from the rollouts of its run; None without videos."""
+    rollouts = RunDirectory(saved.run_dir).rollouts
+    played = {"algorithm": saved.config.algorithm.name, "epoch": saved.score.get("epoch")}
+    videos = []
+    for path in files_below(rollouts, SUMMARY):
+        policy = RunDirectory(path.parent).outcome.get("policy")
+        if isinstance(policy, dict) and played.items() <= policy.items():
+            videos += files_below(path.parent / VIDEOS, "*.mp4")
+    return max(videos, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def lies_in(run: Path, path: Path) -> bool:

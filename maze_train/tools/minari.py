@@ -48,7 +48,7 @@ def save_minari(
     Args:
         dataset: The episodes.
         dataset_id: `<name>-v<number>`, optionally prefixed by folders (`folder/<name>-v<number>`).
-        algorithm_name: Algorithm that trained the policy.
+        algorithm_name: Algorithm that trained the policy; default: `metadata.policy["algorithm"]`.
         author: Author of the dataset.
         author_email: Email address of the author.
         code_permalink: URL of the code.
@@ -77,8 +77,9 @@ def save_minari(
         if seed is not None and not -(2**63) <= seed < 2**64:
             raise DatasetError(f"seed {seed} of episode {number}: HDF5 stores at most 64 bits")
     given = (algorithm_name, author, author_email, code_permalink, description)
+    known = {DETAILS[0]: metadata.policy.get("algorithm"), **metadata.policy}
     texts = {
-        key: value if value is not None else metadata.policy.get(key)
+        key: value if value is not None else known.get(key)
         for key, value in zip(DETAILS, given, strict=True)
     }
     stem, path = dataset_id.rpartition("-v")[0], None

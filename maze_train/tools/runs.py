@@ -26,7 +26,7 @@ from maze_train.core.checks import expanded
 from maze_train.core.conversion import build_dataclass
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import PACKAGES
-from maze_train.core.names import CONFIG, JOBS, METRICS, SUMMARY
+from maze_train.core.names import BEST, CONFIG, JOBS, METRICS, SUMMARY
 from maze_train.core.run_directory import MetricsRow, RunDirectory
 from maze_train.core.targets import TARGET, is_within
 from maze_train.core.text import flattened
@@ -80,6 +80,15 @@ class Run:
     commits: dict[str, str] = field(default_factory=dict)
     """Git commits by directory of the repository. The suffix is `+<digest>` for uncommitted changes
     and `?` if changes were not recorded."""
+
+    outcome: Mapping[str, Any] = field(default_factory=dict)
+    """Content of summary.json; empty if it is missing."""
+
+    def tested(self, metric: str) -> float | None:
+        """Return the result of the best policy in the test after training; None without a test."""
+        with suppress(KeyError, TypeError, ValueError):
+            return float(self.outcome["final_test"][BEST][metric.partition("/")[2]])
+        return None
 
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
         """Return steps, seconds and values of all rows with a finite metric."""
@@ -188,7 +197,8 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         evaluation = build_dataclass(EvaluationConfig, selecting, "evaluation")
         evaluation = _with_loss(evaluation, settings, rows)
         task, code = task_name(settings), code_of(directory)
-        return Run(directory, task, algorithm, seed, flat, rows, evaluation, *code)
+        outcome = RunDirectory(directory).outcome
+        return Run(directory, task, algorithm, seed, flat, rows, evaluation, *code, outcome)
     except (KeyError, TypeError, AttributeError, ConfigError) as cause:
         raise RunDirectoryError(f"{CONFIG} is not the configuration of a run: {cause}") from cause
 

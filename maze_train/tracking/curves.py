@@ -183,7 +183,7 @@ def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], titl
     epochs, elo, *points = np.array([list(row.values()) for row in table], np.float64).T
     extent = (epochs[0] - 0.5, epochs[-1] + 0.5, numbers[-1] + 0.5, numbers[0] - 0.5)
     curve(above, epochs, elo, color=BLUE)
-    image = below.imshow(points, "RdYlGn", vmin=0.0, vmax=1.0, aspect="auto", extent=extent)
+    image = below.imshow(points, "RdBu", vmin=0.0, vmax=1.0, aspect="auto", extent=extent)
     figure.colorbar(image, ax=below, label="fraction of points")
     decorate(above, "", "Elo rating", title=title, counts=False)
     decorate(below, "epoch", "snapshot", counts=False)

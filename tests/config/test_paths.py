@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,12 +13,12 @@ from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.search_config import SearchConfig
 from maze_train.config.train_config import DevRunnerConfig, RayRunnerConfig
+from maze_train.core.files import results_directory
 from maze_train.core.hub import local_directory
 from maze_train.training.config import EvaluationConfig, PolicyConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ENV = EnvConfig(id="CartPole-v1")
 RUN = {"env": "CartPole-v1", "algorithm": "ppo"}
@@ -65,3 +66,16 @@ def test_paths_are_expanded(setting: str, monkeypatch: pytest.MonkeyPatch, tmp_p
             read(name)
     (tmp_path / "$NOT_SET").mkdir()  # a directory that is there is found
     assert read(str(tmp_path / "$NOT_SET")) == str(tmp_path / "$NOT_SET")
+
+
+def test_paths_that_are_not_utf8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are refused before a run starts, as a setting and as the working directory."""
+    name = b"l\xe4".decode(errors="surrogateescape")
+    for setting in ("run_dir", "rollout run", "output_dir", "study", "compare output"):
+        with pytest.raises(ConfigError, match="not a valid path: 'utf-8' codec"):
+            PATHS[setting](name)
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"run_dir = .*not a valid path"):
+        results_directory("run_dir", None, Path("outputs").absolute())
+    assert not list((tmp_path / name).iterdir())

@@ -178,6 +178,8 @@ def test_details_and_origin():
     known = minari.load_dataset(NAME).storage.metadata
     assert (known["algorithm_name"], known["author"]) == ("PPO", {"Grace"})
     assert load_minari(NAME).metadata == expected.metadata
+    save_minari(in_memory(policy={"algorithm": "sac"}), "recorded-v0")  # As rollouts record it.
+    assert minari.load_dataset("recorded-v0").storage.metadata["algorithm_name"] == "sac"
 
 
 def test_what_minari_writes_is_read():

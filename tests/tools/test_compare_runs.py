@@ -531,8 +531,99 @@ def test_a_long_table_is_cut(tmp_path: Path) -> None:
     assert " more in " not in str(compared(tmp_path, *map(str, range(MAX_ROWS))))
     comparison = compared(tmp_path)
     text, best = str(comparison), range(MAX_ROWS + 2 - len(COLORS), MAX_ROWS + 2)
-    drawn = list(drawn_groups(comparison, "max").values())
+    drawn = list(drawn_groups(comparison).values())
     assert drawn == [f"ppo algorithm.lr={0.1 + i}" for i in best]
     assert sum(line.startswith("  ppo") for line in text.splitlines()) == MAX_ROWS
     assert f"  and 2 more in {tmp_path / 'out/comparison.csv'}" in text
     assert len(table(tmp_path)) == MAX_ROWS + 2
+
+
+def test_a_table_of_the_runs(tmp_path: Path) -> None:
+    """One row per run, with its last, best and tested result, for other tools."""
+    write_runs(tmp_path / "a", (1, 5, 3), (2, 4, 4), algorithm__lr=0.001)
+    other = write_run(tmp_path / "b", [7], algorithm__lr=0.002)
+    tests = {"best": {"episode_return_mean": 6.5, "epoch": 1}}
+    summary = {"stop_reason": "total_steps", "updates": 1, "final_test": tests}
+    (other / "summary.json").write_text(json.dumps(summary))
+    compared(tmp_path)
+    rows = list(csv.DictReader((tmp_path / "out/runs.csv").read_text().splitlines()))
+    assert [row["seed"] for row in rows] == ["0", "1", "0"]
+    expected = {"group": "ppo algorithm.lr=0.001", "algorithm": "ppo", "algorithm.lr": "0.001"}
+    expected |= {"environment": "CartPole-v1", "env_steps": "3000", "final": "3.0", "best": "5.0"}
+    expected |= {"tested": "", "directory": str(tmp_path / "a/0")}
+    assert {key: rows[0][key] for key in expected} == expected
+    assert (rows[2]["final"], rows[2]["tested"]) == ("7.0", "6.5")
+    assert compared(tmp_path, mode="min").run_rows[0]["best"] == 1.0
+
+
+def test_rliable_and_seaborn_read_the_table(tmp_path: Path) -> None:
+    """Two lines give the interquartile mean of rliable, equal to that of the comparison."""
+    metrics = pytest.importorskip("rliable.metrics")
+    pandas, seaborn = pytest.importorskip("pandas"), pytest.importorskip("seaborn")
+    for seed, value in enumerate((1.0, 9.0, 4.0, 6.0, 8.0)):
+        write_run(tmp_path / f"a{seed}", [value], seed=seed)
+        write_run(tmp_path / f"b{seed}", [2 * value], seed=seed, algorithm="a2c")
+    comparison = compared(tmp_path)
+    runs = pandas.read_csv(tmp_path / "out/runs.csv")
+    scores = {
+        name: g.pivot_table("final", "seed", "environment").values
+        for name, g in runs.groupby("group")
+    }
+    expected = {row["algorithm"]: row["final_iqm"] for row in comparison.rows}
+    assert {name: metrics.aggregate_iqm(x) for name, x in scores.items()} == pytest.approx(expected)
+    assert seaborn.stripplot(runs, x="final", y="group", hue="environment").collections
+
+
+# Machado, Oliveira, Fernandes (2009), A Physiologically-based Model for Simulation of Color Vision
+# Deficiency, severity 1: matrices of linear RGB.
+VISION = {
+    "normal": np.eye(3),
+    "protanope": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranope": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanope": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+TO_XYZ = [
+    [0.4124564, 0.3575761, 0.1804375],
+    [0.2126729, 0.7151522, 0.0721750],
+    [0.0193339, 0.1191920, 0.9503041],
+]
+WHITE = [0.95047, 1.0, 1.08883]
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_colours_that_every_reader_distinguishes(vision: str) -> None:
+    """The first eight are 30 apart or more in CIELAB (CIE76), with each type of colour blindness."""
+    rgb = np.array([[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in COLORS[:8]]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(linear @ np.transpose(VISION[vision]), 0, 1)
+    xyz = seen @ np.transpose(TO_XYZ) / WHITE
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116).T
+    lab = np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=-1)
+    distances = np.linalg.norm(lab[:, None] - lab[None], axis=-1)
+    assert distances[np.triu_indices(8, 1)].min() > 30
+
+
+def test_lines_differ_without_colours(tmp_path: Path, pictures: dict[Path, Figure]) -> None:
+    """In style; the plot is a vector graphic on request."""
+    write_runs(tmp_path / "a", (1, 5, 3), (2, 4, 4))
+    write_run(tmp_path / "b", [7, 8], algorithm="a2c")
+    compared(tmp_path, plot_format="svg")
+    path = tmp_path / "out/comparison.svg"
+    axes = pictures[path].axes[0]
+    named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    assert len({line.get_linestyle() for line in named}) == 2
+    assert "comparison.svg" in (tmp_path / "out/comparison.md").read_text()
+    save_picture(pictures[path], path)
+    assert path.read_bytes().lstrip().startswith(b"<?xml")

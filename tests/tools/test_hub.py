@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NAME, CONSTANTS = "me/cartpole", "huggingface_hub.constants"
 POLICY = ("config.yaml", "policy.pt", "score.json", "spaces.json")
-TOLD = ("README.md", "learning_curve.png", "metrics.csv", "replay.mp4")
+TOLD = ("README.md", "learning_curve.png", "metrics.csv", "replay.mp4", "results.json")
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,35 @@ def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingR
     assert "replay.mp4" not in files
     assert (files["README.md"], files["notes.txt"]) == (b"mine", b"mine")
     assert json.loads(files["score.json"])["epoch"] == epoch
+
+
+def test_the_newest_video_of_a_rollout_is_uploaded(
+    hub: HubServer, trained: TrainingResult, tmp_path: Path
+) -> None:
+    """If this policy played in it; with the results that leaderboards read."""
+    run = tmp_path / "run"
+    shutil.copytree(trained.run_dir, run)
+    known = {"algorithm": "ppo", "epoch": trained.summary.best_epoch}
+    for name, policy in (("1", known), ("2", known), ("3", {**known, "epoch": 99}), ("4", None)):
+        video = run / "rollouts" / name / "videos/episode_000000_seed_0.mp4"
+        video.parent.mkdir(parents=True)
+        video.write_bytes(name.encode())
+        os.utime(video, (int(name), int(name)))
+        (video.parents[1] / "summary.json").write_text(json.dumps({"policy": policy}))
+    push_to_hub(str(run), NAME)
+    files = hub.repositories[NAME].files()
+    assert files["replay.mp4"] == b"2"
+    assert b"hidden_sizes: [8]" in files["README.md"] or b"- 8" in files["README.md"]
+    assert b"activation: tanh" in files["README.md"]
+    results = json.loads(files["results.json"])
+    test = trained.summary.final_test["best"]
+    assert results == {
+        "env_id": "CartPole-v1",
+        "mean_reward": test["episode_return_mean"],
+        "std_reward": test["episode_return_std"],
+        "n_eval_episodes": 4,
+        "is_deterministic": True,
+    }
 
 
 def test_nothing_of_the_machine_is_uploaded(hub: HubServer, trained: TrainingResult) -> None:
