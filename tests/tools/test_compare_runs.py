@@ -604,7 +604,7 @@ WHITE = [0.95047, 1.0, 1.08883]
 
 @pytest.mark.parametrize("vision", VISION)
 def test_colours_that_every_reader_distinguishes(vision: str) -> None:
-    """The first eight are 30 apart or more in CIELAB (CIE76), with each type of colour blindness."""
+    """The first eight are 30 apart or more in CIELAB, with each type of colour blindness."""
     rgb = np.array([[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in COLORS[:8]]) / 255
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     seen = np.clip(linear @ np.transpose(VISION[vision]), 0, 1)
