@@ -30,6 +30,7 @@ from maze_train.data.replay_columns import (
     Storage,
 )
 from maze_train.data.rollout import Rollout
+from maze_train.spaces.columns import leaves_of
 
 NO_STEP = DROPPED
 """Code of rows without a step: empty rows and the row of the newest observation."""
@@ -248,7 +249,7 @@ class ReplayMemory:
         self._versions[:] = 0
         segments = [self._load_segment(int(name), part) for name, part in state["segments"].items()]
         for name, kept in self._separate.items():
-            kept.restore([_below(name, content) for content in segments])
+            kept.restore([leaves_of(content, name) for content in segments])
         self.num_valid = int(np.count_nonzero(is_transition(self.end)))
         self.has_waiting = bool((self.end == WAITING).any())
 
@@ -364,12 +365,3 @@ class ReplayMemory:
             column.write_slots(slots, values)
         self._versions[number] = int(part.version)
         return content
-
-
-def _below(prefix: str, content: dict[str, Array]) -> dict[str, Array]:
-    prefix += "/"
-    return {
-        name.removeprefix(prefix): array
-        for name, array in content.items()
-        if name.startswith(prefix)
-    }
