@@ -80,6 +80,10 @@ class Settings:
         """Fields marked as `IN_RUN` that may not change with these settings, with the reasons."""
         return {}
 
+    def value_of(self, name: str) -> Any:
+        """Return a setting or property by name."""
+        return getattr(self, name)
+
     @classmethod
     def from_short_form(cls, value: object) -> Self | None:
         """Build settings from a short form, such as a text or a list; None for other values.

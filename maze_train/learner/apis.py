@@ -13,6 +13,7 @@ from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
 from maze_train.distributions.base import Distribution
 from maze_train.nets.actor_critic import ValueHead
+from maze_train.nets.normalization import ObservationNormalizer
 
 
 @runtime_checkable
@@ -48,6 +49,21 @@ class HasTargets(Protocol):
 
 
 @runtime_checkable
+class HasNormalizer(Protocol):
+    """Module that may normalize observations."""
+
+    normalizer: ObservationNormalizer | None
+
+
+@runtime_checkable
+class Explores(Protocol):
+    """Module with an adjustable amount of exploration."""
+
+    def set_exploration(self, value: float) -> None:
+        """Set the amount of exploration; 0: none."""
+
+
+@runtime_checkable
 class HasOwnLoss(Protocol):
     """Module with a custom loss, which replaces the loss of the algorithm."""
 
@@ -55,6 +71,11 @@ class HasOwnLoss(Protocol):
         self, batch: object, statistics: Statistics
     ) -> Tensor | Mapping[str, Tensor]:
         """Return the loss of a minibatch (0-d) or a mapping of named loss terms."""
+
+
+def normalizer_of(module: nn.Module) -> ObservationNormalizer | None:
+    """Return the observation normalizer of a module, or None."""
+    return module.normalizer if isinstance(module, HasNormalizer) else None
 
 
 def check_apis(learner: str, required: Sequence[type], module_id: str, module: nn.Module) -> None:

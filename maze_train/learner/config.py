@@ -69,9 +69,12 @@ class Schedule(Settings):
         if self.adaptive_kl is not None:
             self._begin_adaptive(self.adaptive_kl)
             return
-        for key in ("min", "max"):
-            if getattr(self, key) != getattr(Schedule, key):
-                raise ConfigError(key, "has no effect without adaptive_kl", getattr(self, key))
+        for key, value, default in (
+            ("min", self.min, Schedule.min),
+            ("max", self.max, Schedule.max),
+        ):
+            if value != default:
+                raise ConfigError(key, "has no effect without adaptive_kl", value)
         if self.points is None:
             if self.start is None or self.end is None or self.by != "progress":
                 raise ConfigError(
@@ -160,7 +163,8 @@ class Schedule(Settings):
         if short != repr(self):
             return short
         if self.adaptive_kl is not None:
-            return {name: getattr(self, name) for name in (ADAPTIVE, "start", "min", "max")}
+            bounds = {"min": self.min, "max": self.max}
+            return {ADAPTIVE: self.adaptive_kl, "start": self.start, **bounds}
         if self.start is not None:
             return {"start": self.start, "end": self.end}
         return {"points": [list(point) for point in self.points or ()], "by": self.by}
@@ -423,8 +427,10 @@ class GradientSettings(OptimizerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("loss_function", "lr_scheduler"):
-            node = getattr(self, key)
+        for key, node in (
+            ("loss_function", self.loss_function),
+            ("lr_scheduler", self.lr_scheduler),
+        ):
             if node is not None and TARGET not in node:
                 raise ConfigError(key, f"expected the key {TARGET}", node)
         for module_id in self.overrides:

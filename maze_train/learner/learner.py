@@ -276,7 +276,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 own, config = statistics_of(module_id, statistics), self.config_of(module_id)
                 own.record(LearnerEvents.learning_rate, rate)
                 for name, event in self.scheduled_settings.items():
-                    own.record(event, float(getattr(config, name)))
+                    own.record(event, float(config.value_of(name)))
         self.loss_strategy.begin()
 
     @abstractmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
+from maze_train.core.conversion import Settings
 from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
 
@@ -94,7 +95,7 @@ class Analytic(Autograd[Batch]):
 
 def declares_gradients(
     learner: object,
-    config: object,
+    config: Settings,
     methods: Sequence[str],
     pair: tuple[str, str] | tuple[()] = (),
 ) -> bool:
@@ -119,7 +120,7 @@ def declares_gradients(
         declared = defined.get("gradients_by_hand", None if own != of_pair else {})
         if len(of_pair) == 1 or declared is None:
             return False
-        if any(getattr(config, key) != value for key, value in declared.items()):
+        if any(config.value_of(key) != value for key, value in declared.items()):
             return False
         # Another function may have been assigned to the name of a method.
         names = (getattr(defined[method], "__qualname__", "") for method in own)

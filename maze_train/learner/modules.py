@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy, deepcopy
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 import torch
@@ -83,11 +84,15 @@ def has_modes(module: nn.Module) -> bool:
     )
 
 
+REDUCED = MappingProxyType({"bfloat16": torch.bfloat16, "float16": torch.float16})
+"""Dtypes of `algorithm.autocast`."""
+
+
 def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
     """Context manager for `algorithm.autocast`; `none` does nothing."""
     if name == "none":
         return nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, name))
+    return torch.autocast(device.type, dtype=REDUCED[name])
 
 
 @contextmanager
@@ -220,7 +225,7 @@ class LearnerModules(dict[str, nn.Module]):
         """Return settings in which schedules are replaced by their current values, 0-d."""
         values = self._values.setdefault(module_id, {})
         for name in self._scheduled:
-            setting = getattr(config, name)
+            setting = config.value_of(name)
             if isinstance(setting, Schedule):
                 if name not in values:
                     # With float64, products with vectors equal the products with Python floats.

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -96,6 +96,13 @@ EPSILON = 1e-5
 
 ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax")
 """Element-wise optimizers of `torch.optim`, which give identical steps on a flat vector."""
+
+
+@runtime_checkable
+class MayBeElementwise(Protocol):
+    """Class of optimizers that declares whether its steps are element-wise."""
+
+    is_elementwise: bool
 
 
 class ModuleOptimizer:
@@ -199,7 +206,7 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which is not supported",
                 node[TARGET],
             )
-        is_own: bool = getattr(optimizer_class, "is_elementwise", False)
+        is_own = isinstance(optimizer_class, MayBeElementwise) and optimizer_class.is_elementwise
         elementwise = is_own or (
             optimizer_class.__module__.startswith("torch.optim")
             and optimizer_class.__name__ in ELEMENTWISE

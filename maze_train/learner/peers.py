@@ -316,7 +316,7 @@ class PeerLearners:
     def _check_threads(self) -> None:
         """Raise ConfigError for a fork of a multi-threaded process, which would deadlock."""
         threads = max(self._threads, torch.get_num_threads())
-        if getattr(self._place, "start_method", "") == "fork" and threads > 1:
+        if self._place.forks and threads > 1:
             raise ConfigError(
                 "runner.start_method",
                 f"does not support several learners with {threads} threads each; use forkserver, "

@@ -59,7 +59,7 @@ class ChangedSettings:
             problem = f"{only}; {one_of(name, names)} (section {SECTION})"
             raise ConfigError(key, reason or problem, value)
         config = replaced(self.current, {name: value}, SECTION)
-        new = getattr(config, name)
+        new = config.value_of(name)
         by_progress = isinstance(new, Schedule) and new.by == "progress" and not is_adaptive(new)
         if by_progress and not has_progress:
             problem = "the length of the run is unknown: use a number, or by: env_steps or updates"
@@ -69,7 +69,7 @@ class ChangedSettings:
 
     def metrics(self, progress: Progress) -> dict[str, float]:
         """Return the current values of all changed settings that are numbers or schedules."""
-        values = {name: getattr(self.current, name) for name in sorted(self._changed)}
+        values = {name: self.current.value_of(name) for name in sorted(self._changed)}
         return {
             f"settings/{name}": float(scheduled_value(value, progress))
             for name, value in values.items()

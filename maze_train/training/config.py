@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
@@ -67,11 +67,9 @@ class OpponentsConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, 0, "add_every", "at_win_rate", "share")
+        check_fields(self, 0, "add_every")
+        check_fields(self, 0, "at_win_rate", "share", maximum=1)
         check_fields(self, 1, "keep", "least_episodes")
-        for key in ("at_win_rate", "share"):
-            if getattr(self, key) > 1:
-                raise ConfigError(key, "expected a number from 0 to 1", getattr(self, key))
         if not self.add_every and not self.at_win_rate:
             problem = "no snapshots would be added; set add_every or at_win_rate"
             raise ConfigError("add_every", problem, self.add_every)
@@ -218,20 +216,20 @@ class AlgorithmConfig(OptimizerSettings):
         """
         return self
 
-    def _check_positive(self, *keys: str) -> None:
+    def _check_positive(self, **values: float | Schedule | None) -> None:
         """Raise ConfigError for values <= 0; None and schedules that end at 0 are allowed."""
-        for key in keys:
-            value = getattr(self, key)
+        for key, value in values.items():
             if isinstance(value, Schedule):
                 check_schedule(key, value, check_at_least, 0.0)
             elif value is not None:
                 check_positive(key, value)
 
-    def _check_targets(self, *keys: str) -> None:
+    def _check_targets(self, **nodes: Mapping[str, object] | str | None) -> None:
         """Raise ConfigError for mappings without `_target_`, and for optimizers with `lr`."""
-        for key in keys:
-            node = getattr(self, key)
-            if isinstance(node, dict) and TARGET not in node:
+        for key, node in nodes.items():
+            if not isinstance(node, Mapping):
+                continue
+            if TARGET not in node:
                 raise ConfigError(key, f"expected the key {TARGET}", node)
             if key == "optimizer" and "lr" in node:
                 raise ConfigError("optimizer.lr", "set algorithm.lr instead", node["lr"])

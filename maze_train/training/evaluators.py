@@ -304,7 +304,11 @@ class CustomEvaluator(Evaluator):
         metrics = {}
         for name, value in found.items():
             try:
-                number = value.item() if hasattr(value, "item") else value
+                number = (
+                    value.item()
+                    if isinstance(value, torch.Tensor | np.ndarray | np.generic)
+                    else value
+                )
                 metrics[name] = number if type(number) is int else float(number)
             except (TypeError, ValueError, RuntimeError) as error:
                 problem = f"evaluate() returned {value!r} for {name}; expected a number"

@@ -33,8 +33,9 @@ def learner_with_frozen(
     policies: Mapping[str, PolicyConfig],
     chosen: Sequence[str] | None,
     modules: Mapping[str, nn.Module],
-    *args: Any,
-    **kwargs: Any,
+    algorithm: AlgorithmConfig,
+    *args: object,
+    **kwargs: object,
 ) -> Learner[Any, Any, Any]:
     """Build a learner in which some policies are frozen.
 
@@ -43,8 +44,8 @@ def learner_with_frozen(
         policies: Settings of the policies by ID.
         chosen: IDs in `policies_to_train`; None: all trainable policies.
         modules: All policies by ID.
-        *args: Further positional arguments of `make_learner`, starting with the algorithm's
-            settings.
+        algorithm: Settings of the algorithm.
+        *args: Further positional arguments of `make_learner`.
         **kwargs: Further keyword arguments of `make_learner`.
 
     Raises:
@@ -62,14 +63,15 @@ def learner_with_frozen(
             problem = "is frozen or has no weights" if key in frozen else "no such policy"
             named = ", ".join(free) or "none"
             raise ConfigError("policies_to_train", f"{problem}; trainable policies: {named}", key)
-    for key in getattr(args[0], "overrides", ()):
+    for key in algorithm.gradient_settings().overrides:
         if key in frozen:
             problem = f"is frozen or has no weights; trainable policies: {', '.join(free)}"
             raise ConfigError("algorithm.overrides", problem, key)
     if not (free if chosen is None else chosen):
         problem = "no policy would be trained; at least one must have networks and not be frozen"
         raise ConfigError("policies_to_train", problem, chosen)
-    learner = make_learner({k: m for k, m in modules.items() if k in free}, *args, **kwargs)
+    trained = {key: module for key, module in modules.items() if key in free}
+    learner = make_learner(trained, algorithm, *args, **kwargs)
     for key in modules:
         if key in frozen:
             learner.add_module(key, modules[key], frozen=True)
@@ -77,7 +79,7 @@ def learner_with_frozen(
     return learner
 
 
-def modules_of(model: nn.Module) -> dict[str, Any]:
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of a model by ID: the policies of all agents, or the model itself."""
     return (isinstance(model, ActingModel) and model.by_policy) or {DEFAULT_MODULE: model}
 
@@ -132,9 +134,9 @@ def policy_settings(
     resolved = [resolve(model, space) for space in inputs]
     settings: dict[str, Any] = {}
     for name in POLICY_SETTINGS:
-        first, *others = (getattr(own, name) for own in resolved)
+        first, *others = (own.value_of(name) for own in resolved)
         # If the default differs between agents, it is applied when their policies are built.
-        settings[name] = getattr(model, name) if any(first != own for own in others) else first
+        settings[name] = model.value_of(name) if any(first != own for own in others) else first
     families = dict(settings["distributions"])
     # Only Box spaces have defaults that depend on the algorithm.
     actions = [leaf for _, space in each for leaf in flat_spaces(space).values()]

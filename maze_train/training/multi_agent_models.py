@@ -75,14 +75,16 @@ def is_trainable(
 
 def check_id(policy: str) -> None:
     """Raise ConfigError if a policy ID is not valid in metric names or as a module name."""
-    if not _is_id(policy):
-        found = hasattr(nn.ModuleDict, policy)
-        problem = "not a valid PyTorch module name" if found else "expected a name without . / @ :"
+    problem = _problem_of_id(policy)
+    if problem:
         raise ConfigError("policies", f"{problem}; choose another ID", policy)
 
 
-def _is_id(name: str) -> bool:
-    return bool(name) and not MARKS.search(name) and not hasattr(nn.ModuleDict, name)
+def _problem_of_id(name: str) -> str:
+    """Return why a name cannot be the ID of a policy; empty if it can."""
+    if hasattr(nn.ModuleDict, name):
+        return "not a valid PyTorch module name"
+    return "" if name and not MARKS.search(name) else "expected a name without . / @ :"
 
 
 def _check_same_spaces(policy: str, agents: list[str], spaces: AgentSpaces) -> None:
@@ -110,7 +112,7 @@ def _shared_policies(spaces: AgentSpaces) -> dict[str, str]:
     owners: dict[str, str] = {}
     for name, agents in zip(names, groups.values(), strict=True):
         policy = MARKS.sub("_", name)
-        while policy in owners.values() or not _is_id(policy):
+        while policy in owners.values() or _problem_of_id(policy):
             policy += "_"
         owners |= dict.fromkeys(agents, policy)
     return {agent: owners[agent] for agent in spaces.agents}

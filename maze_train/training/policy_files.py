@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,6 +45,15 @@ MAX_WEIGHTS_NBYTES = 1 << 32
 
 WITHOUT_INFO = "pass the observation alone: obs, info = env.reset(); policy.act(obs)"
 """Hint for calls with the result of `reset` in place of an observation."""
+
+
+@runtime_checkable
+class HasValues(Protocol):
+    """Model with state values."""
+
+    def values(self, obs: TensorTree, *state: Tensor) -> Tensor:
+        """Return the values of observations, `[...]`, given recurrent states if there are any."""
+        ...
 
 
 class PolicyWriter:
@@ -293,8 +302,8 @@ class TrainedPolicy:
             ConfigError: If the policy has no state values.
             SpaceError: See `act`.
         """
-        model: Any = self.model
-        if not hasattr(model, "values"):
+        model = self.model
+        if not isinstance(model, HasValues):
             problem = "has no state values; available for A2C, PPO, IMPALA and DQN"
             raise ConfigError("policy", problem, type(model).__name__)
         obs, batched = self._read(observation, self._view)

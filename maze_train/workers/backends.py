@@ -74,6 +74,11 @@ class WorkerBackend(ABC):
         """Whether a failed worker may be restarted."""
         return False
 
+    @property
+    def forks(self) -> bool:
+        """Whether workers are forks of this process."""
+        return False
+
     def num_workers(self, at_most: int) -> int:
         """Return the number of workers for `at_most` units of work, in [1, at_most]."""
         return 1

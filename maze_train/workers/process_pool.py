@@ -328,6 +328,11 @@ class LocalProcesses(RemoteBackend):
         super().__post_init__()
         check_one_of("start_method", self.start_method, START_METHODS)
 
+    @property
+    def forks(self) -> bool:
+        """Whether workers are forks of this process."""
+        return self.start_method == "fork"
+
     def pool(self, crew: WorkerSpecs) -> WorkerPool:
         """Create a pool of worker processes."""
         return ProcessPool(crew, self)

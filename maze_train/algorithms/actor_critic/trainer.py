@@ -15,6 +15,7 @@ from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.targets import locate
+from maze_train.learner.apis import normalizer_of
 from maze_train.learner.config import Progress
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
@@ -118,8 +119,6 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
 
     def before_training(self, trainer: Trainer) -> None:
         """Collect initial observation statistics unless the model already has them."""
-        model: Any = trainer.model
-        normalizers = {
-            key: getattr(own, "normalizer", None) for key, own in modules_of(model).items()
-        }
-        self.begin_statistics(normalizers, self.algorithm.n_rollout_steps, model)
+        modules = modules_of(trainer.model)
+        normalizers = {key: normalizer_of(own) for key, own in modules.items()}
+        self.begin_statistics(normalizers, self.algorithm.n_rollout_steps, trainer.model)

@@ -307,7 +307,8 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         models = {
             policy: own
             for policy, own in modules_of(model).items()
-            if is_trainable(policy, self.config.policies, self.config.policies_to_train)
+            if isinstance(own, PolicyModel)
+            and is_trainable(policy, self.config.policies, self.config.policies_to_train)
         }
         members = members_of(model)
         self._members = {policy: members.get(policy, []) for policy in models}

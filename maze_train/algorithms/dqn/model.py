@@ -130,6 +130,10 @@ class DQNModel(ModelWithTargets):
         """Distribution of the actions."""
         return self._distribution
 
+    def set_exploration(self, value: float) -> None:
+        """Set epsilon."""
+        self.epsilon.fill_(value)
+
     def action_values(self, outputs: Tensor) -> Tensor:
         """Return the Q-values of all actions, `[..., n]`, given network outputs."""
         if not self.num_quantiles:

@@ -100,8 +100,11 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
                 "update fit in the queue (actors_batch_size)",
                 self.queue_out_of_sync_factor,
             )
-        bounds = ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
-        self._check_positive(*bounds, "replay_proportion")
+        self._check_positive(
+            vtrace_clip_rho_threshold=self.vtrace_clip_rho_threshold,
+            vtrace_clip_pg_rho_threshold=self.vtrace_clip_pg_rho_threshold,
+            replay_proportion=self.replay_proportion,
+        )
         check_fields(self, 0, "replay_size")
         if self.replay_size and self.num_replayed < 1:
             raise ConfigError(

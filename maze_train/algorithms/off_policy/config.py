@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from maze_train.core.checks import absolute_path, check_between, check_fields, check_one_of
 from maze_train.core.conversion import IN_RUN, ON_RESUME
@@ -44,6 +45,14 @@ RESERVED_SETTINGS = MappingProxyType(
     }
 )
 """Arguments of replay buffers that cannot be set, and the setting that determines each."""
+
+
+@runtime_checkable
+class HasGrowingSettings(Protocol):
+    """Class of replay buffers; not the class itself, whose module imports PyTorch."""
+
+    growing: Mapping[str, float]
+    """See `BaseReplayBuffer`."""
 
 
 @dataclass(kw_only=True)
@@ -135,15 +144,20 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
         check_fields(self, 1, "n_step_returns", maximum=10_000)
         check_fields(self, 1, "initial_buffer_size", "replay_buffer_size")
         check_fields(self, 1, "initial_action_repeat", "target_update_interval")
-        self._check_positive("lr", "update_to_data_ratio", "tau")
+        self._check_positive(
+            lr=self.lr, update_to_data_ratio=self.update_to_data_ratio, tau=self.tau
+        )
         check_between("gamma", self.gamma, 0.0, 1.0)
         check_between("tau", self.tau, 0.0, 1.0)
         check_fields(self, 0.0, "max_grad_norm")
         if isinstance(self.replay_buffer, str):
             check_one_of("replay_buffer", self.replay_buffer, BUFFERS)
             self.replay_buffer = {TARGET: BUFFERS[self.replay_buffer]}
-        self._check_targets("optimizer", "replay_buffer")
-        self._check_targets("initial_sampling_policy", "initial_demonstration_trajectories")
+        self._check_targets(optimizer=self.optimizer, replay_buffer=self.replay_buffer)
+        self._check_targets(
+            initial_sampling_policy=self.initial_sampling_policy,
+            initial_demonstration_trajectories=self.initial_demonstration_trajectories,
+        )
         if isinstance(self.initial_demonstration_trajectories, str):
             self.initial_demonstration_trajectories = absolute_path(
                 "initial_demonstration_trajectories", self.initial_demonstration_trajectories
@@ -176,8 +190,10 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     def values_over_time(self) -> dict[str, Any]:
         """Settings by key, including replay buffer settings that increase over the run."""
         found, node = dict(super().values_over_time), self.replay_buffer_node
-        for key, start in getattr(locate(node[TARGET]), "growing", {}).items():
-            found[f"replay_buffer.{key}"] = Schedule(start=node.get(key, start), end=1.0)
+        buffer_class = locate(node[TARGET])
+        if isinstance(buffer_class, HasGrowingSettings):
+            for key, start in buffer_class.growing.items():
+                found[f"replay_buffer.{key}"] = Schedule(start=node.get(key, start), end=1.0)
         return found
 
     def check_concurrency(self, concurrency: int) -> None:
@@ -255,7 +271,7 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
         super().__post_init__()
         check_fields(self, 1, "num_critics", maximum=100)
         check_fields(self, 1, "policy_update_interval")
-        self._check_positive("critic_lr")
+        self._check_positive(critic_lr=self.critic_lr)
 
     @property
     def model_settings(self) -> dict[str, Any]:

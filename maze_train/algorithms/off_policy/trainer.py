@@ -28,6 +28,7 @@ from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.rollout import Rollout
 from maze_train.distributions.base import Distribution
 from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.learner.apis import Explores
 from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel
@@ -119,20 +120,20 @@ class OffPolicy(Trainer):
     def explore(
         self, how: Event, setting: float | Schedule, progress: Progress, statistics: Statistics
     ) -> None:
-        """Set the exploration parameter of the models, a buffer that is saved with the weights.
+        """Set the amount of exploration of the models.
 
         It is set to 0 for modules that are not trained.
 
         Args:
-            how: Metric with the name of the buffer.
+            how: Metric.
             setting: Value or schedule.
             progress: Progress of training.
             statistics: Statistics of the update.
         """
         value, learner = scheduled_value(setting, progress), self.learners.first
         for key, module in modules_of(self.model).items():
-            if hasattr(module, how.name):  # Policies without networks lack it.
-                getattr(module, how.name).fill_(value if learner.may_learn(key) else 0.0)
+            if isinstance(module, Explores):  # Policies without networks do not.
+                module.set_exploration(value if learner.may_learn(key) else 0.0)
         statistics.record(how, value)
 
     @property
@@ -277,10 +278,14 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def _check_for_agents(self) -> None:
         """Raise if a setting that requires a single-agent environment is set."""
-        for key in ("initial_demonstration_trajectories", "initial_sampling_policy"):
-            if getattr(self.algorithm, key) is not None:
+        algorithm = self.algorithm
+        for key, value in (
+            ("initial_demonstration_trajectories", algorithm.initial_demonstration_trajectories),
+            ("initial_sampling_policy", algorithm.initial_sampling_policy),
+        ):
+            if value is not None:
                 problem = "not supported for multi-agent environments; expected null"
-                raise ConfigError(f"algorithm.{key}", problem, getattr(self.algorithm, key))
+                raise ConfigError(f"algorithm.{key}", problem, value)
 
     def _sources_of(self, model: Any, demonstrations: Rollout | None) -> dict[str, Source]:
         """Return the source of experience of each module that has a replay buffer."""

@@ -81,11 +81,12 @@ class PPOAlgorithmConfig(ActorCriticConfig):
         if self.n_minibatches is not None:
             check_at_least("n_minibatches", self.n_minibatches, 1)
         check_fields(self, 0.0, "value_clip_range", "target_kl")
-        self._check_positive("clip_range")
+        self._check_positive(clip_range=self.clip_range)
 
-    def _check_positive(self, *keys: str) -> None:
+    def _check_positive(self, **values: float | Schedule | None) -> None:
         """Raise if a value is not > 0; a learning rate of `adaptive_kl` is allowed."""
-        super()._check_positive(*(key for key in keys if key != "lr" or not is_adaptive(self.lr)))
+        others = {k: v for k, v in values.items() if k != "lr" or not is_adaptive(v)}
+        super()._check_positive(**others)
 
     def check_concurrency(self, concurrency: int) -> None:
         """Raise if minibatches are larger than the rollout, or outnumber its samples."""

@@ -64,12 +64,15 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 0.0, "target_entropy_multiplier")
-        self._check_positive("entropy_coef", "entropy_coef_lr")
+        self._check_positive(entropy_coef=self.entropy_coef, entropy_coef_lr=self.entropy_coef_lr)
         if not self.entropy_tuning:
-            for key, default in (("entropy_coef_lr", None), ("target_entropy_multiplier", 1.0)):
-                if getattr(self, key) != default:
+            for key, value, default in (
+                ("entropy_coef_lr", self.entropy_coef_lr, None),
+                ("target_entropy_multiplier", self.target_entropy_multiplier, 1.0),
+            ):
+                if value != default:
                     problem = "has no effect without entropy_tuning: remove it"
-                    raise ConfigError(key, problem, getattr(self, key))
+                    raise ConfigError(key, problem, value)
 
 
 @dataclass(kw_only=True)

@@ -47,6 +47,10 @@ class TD3Model(PolicyAndCritics):
         super().__init__(*parts, **others)
         self.target_policy = self.target_of(self.policy)
 
+    def set_exploration(self, value: float) -> None:
+        """Set the standard deviation of the exploration noise."""
+        self.exploration_noise_stddev.fill_(value)
+
     def policy_params(self, obs: TensorTree) -> Tensor:
         """Distribution parameters, `[..., param_size]`; also sets the current exploration noise."""
         stddev = float(self.exploration_noise_stddev)
