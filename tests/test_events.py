@@ -57,7 +57,7 @@ def test_an_event_is_frozen_and_checks_its_reduction() -> None:
 
 def test_an_interface_needs_a_prefix_and_events_of_its_own() -> None:
     """A missing prefix and a shared event are errors when the class is made."""
-    with pytest.raises(TypeError, match="give a prefix"):
+    with pytest.raises(TypeError, match="a prefix is required"):
         type("NoPrefix", (EventInterface,), {})
     with pytest.raises(TypeError, match="train/"):
         type("Sharing", (EventInterface,), {"again": LossEvents.loss}, prefix="x")

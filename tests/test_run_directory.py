@@ -75,5 +75,5 @@ def test_where_a_new_run_may_begin(run: RunDirectory, tmp_path: Path) -> None:
     (run.path / "summary.json").write_text('{"stop_reason": "error"}')
     run.check_is_free()
     run.config.unlink()
-    with pytest.raises(ConfigError, match=r"holds checkpoints, best .* config\.yaml is missing"):
+    with pytest.raises(ConfigError, match=r"contains checkpoints, best .* config\.yaml is missing"):
         run.check_is_free()

@@ -31,13 +31,13 @@ NEWS_S = 0.2
 """Minimum interval in seconds between progress requests to a busy worker."""
 
 PULSE_S = 5.0
-"""Time in seconds within which a live worker must answer a progress request."""
+"""Time limit in seconds for a worker to answer a progress request."""
 
-MACHINE_LOST = "its machine is lost, or cannot be reached"
+MACHINE_LOST = "the machine is lost or unreachable"
 
 REMEDY = (
-    "every machine needs this module: set runner.working_dir to the folder of your modules (it is "
-    "sent along), or install it there"
+    "the module must be available on every machine: set runner.working_dir to the folder of your "
+    "modules, which is sent to all machines, or install the module"
 )
 
 
@@ -51,8 +51,8 @@ class RemoteActor(RemoteWorker):
         index: Index of the worker.
 
     Attributes:
-        memories: Ids of the memory that the actor has a copy of.
-        forgotten: Ids of the memory that the actor releases with the next call.
+        memories: Ids of memory with a copy in the actor.
+        forgotten: Ids of memory to release in the actor with the next call.
         steps: Number of environment steps reported.
     """
 
@@ -71,7 +71,7 @@ class RemoteActor(RemoteWorker):
         self._handle = self._handle.options(**options).remote(index)
 
     def make(self, content: bytes, entropy: int) -> None:
-        """Create the worker in the actor, and seed the global random generators of its process."""
+        """Create the worker in the actor, and seed the global random generators of the process."""
         self._made = self._handle.make.remote(content, sys.path, entropy)
 
     def call(self, method: str, content: bytes, numbers: list[int], sent: list[Span]) -> None:
@@ -88,7 +88,7 @@ class RemoteActor(RemoteWorker):
         return method.options(concurrency_group=SIDE).remote(*args)
 
     def write(self, number: int, published: Any) -> None:
-        """Send published data; it arrives before all later calls."""
+        """Send published data, which arrives before all later calls."""
         self._mail += 1
         self._at_once(self._handle.write, number, published)
 
@@ -108,7 +108,7 @@ class RemoteActor(RemoteWorker):
             wait_s: Maximum time in seconds to wait for the answer.
         """
         if self._news is not None and self._ray.wait([self._news], timeout=wait_s)[0]:
-            with suppress(self._ray.exceptions.RayError):  # `receive` reports the failure.
+            with suppress(self._ray.exceptions.RayError):  # `receive` reports failures.
                 self._heard(*self._ray.get(self._news))
             self._news = None
         if self._news is None and self.pending and time.monotonic() > self._asked + NEWS_S:
@@ -121,7 +121,7 @@ class RemoteActor(RemoteWorker):
         """Whether the actor has made no progress for `timeout_s` seconds."""
         if not self.pending or time.monotonic() - self.since <= timeout_s:
             return False
-        self._ask()  # The last answer may be outdated.
+        self._ask()  # The previous answer may be outdated.
         self.ask_for_news(min(PULSE_S, timeout_s))
         if not self._was_made and self._is_made():
             self._was_made, self.since = True, time.monotonic()  # Counts as progress.
@@ -179,11 +179,11 @@ class RemoteActor(RemoteWorker):
         elif "its node has died" in text or isinstance(error, unreachable):
             how = MACHINE_LOST
         else:
-            how = "its process ended; was memory exhausted?"
+            how = "the process ended; was memory exhausted?"
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")
 
     def quit(self) -> Any:
-        """Ask the actor to close its worker; return the reference of the result."""
+        """Request the actor to close its worker; return the reference of the result."""
         self.cancel()
         return self._handle.close.remote()
 
@@ -201,7 +201,7 @@ class RemoteActor(RemoteWorker):
 
 
 def end_all(actors: Sequence[RemoteActor]) -> None:
-    """Stop actors, killing any that exceed the grace period."""
+    """Stop actors; kill actors that exceed the grace period."""
     running = [actor for actor in actors if not actor.has_ended]
     if not running or not running[0].session.answers():
         return
@@ -210,16 +210,16 @@ def end_all(actors: Sequence[RemoteActor]) -> None:
         running[0]._ray.wait(results, num_returns=len(results), timeout=CLOSE_GRACE_S)
         for actor, result in zip(running, results, strict=True):
             actor.last_news(result)
-    finally:  # If a signal interrupts the wait, no later code could kill them.
+    finally:  # If a signal interrupts the wait, no later code would kill the actors.
         for actor in running:
             actor.kill()
 
 
 class RayPool(RemotePool[RemoteActor]):
-    """Pool of workers in Ray actors, which end with this process.
+    """Pool of workers in Ray actors. The actors end with this process.
 
     Each worker has a copy of the memory. Written data is sent with calls and results; published
-    data goes through Ray's object store, once per machine.
+    data is transferred through Ray's object store, once per machine.
 
     Args:
         crew: Factories and names of the workers.
@@ -228,11 +228,11 @@ class RayPool(RemotePool[RemoteActor]):
     Raises:
         ConfigError: If a factory cannot be sent, or the cluster cannot be reached.
         MissingExtraError: If Ray is not installed.
-        WorkerError: If the cluster lacks the resources for the workers.
+        WorkerError: If the cluster does not have the resources for the workers.
     """
 
     def __init__(self, crew: WorkerSpecs, place: RayBackend) -> None:
-        session = place.session.acquire(place)  # Ray must shut down after this pool.
+        session = place.session.acquire(place)  # Ray must be shut down after this pool.
         super().__init__(crew, place)
         self._release = weakref.finalize(self, session.release)
         self._release.atexit = False  # At exit, `close` runs first and releases the session.
@@ -243,7 +243,7 @@ class RayPool(RemotePool[RemoteActor]):
         self._published: dict[int, Any] = {}
         self._links: list[list[Span]] = [[] for _ in crew.make_workers]
         self._steps_before = [0] * len(crew.make_workers)
-        self._new = ""  # Method that `call_new` is calling.
+        self._new = ""  # Method of a running `call_new`.
         try:
             self.host = session.host
             self._options = session.options(place, len(crew.make_workers), self)
@@ -267,7 +267,7 @@ class RayPool(RemotePool[RemoteActor]):
         content, memories = pack(args)
         numbers = [self._given(index, memory) for memory in memories]
         actor = self._remote[index]
-        # A restarted worker has no memory yet.
+        # A restarted worker has no copies yet.
         sent = [span for span in self._links[index] if span[0] in actor.memories]
         actor.call(method, content, numbers, sent)
 
@@ -280,11 +280,13 @@ class RayPool(RemotePool[RemoteActor]):
             self._new = ""
 
     def _given(self, index: int, memory: Any) -> int:
-        """Return the id of memory, after sending its published content to the worker."""
+        """Return the id of memory; send its published content to the worker if necessary."""
         is_new = id(memory) not in self._numbers
         number = self._number_of(memory)
         if is_new:
-            self.publish(memory, [flat(memory)])  # Not allocated here, so all of it is sent.
+            self.publish(
+                memory, [flat(memory)]
+            )  # Not allocated by this pool: send the whole memory.
         actor = self._remote[index]
         if number not in actor.memories:
             actor.memories.add(number)
@@ -323,20 +325,20 @@ class RayPool(RemotePool[RemoteActor]):
         return None if reply.result is None else pickle.loads(reply.result)
 
     def steps(self, index: int) -> int:
-        """Return the number of environment steps of a worker, including those before restarts."""
+        """Return the number of environment steps of a worker, including steps before restarts."""
         if not self._remote:
             return self._steps_before[index]
         self._remote[index].ask_for_news()
         return self._steps_before[index] + self._remote[index].steps
 
     def allocate(self, nbytes: int) -> PrivateMemory:
-        """Allocate memory of this process; each worker has a copy."""
+        """Allocate memory of this process; workers have copies."""
         memory = PrivateMemory(nbytes, partial(_forget, weakref.ref(self)))
         self._number_of(memory)
         return memory
 
     def _number_of(self, memory: Any) -> int:
-        """Return the id of memory, which is valid until the memory is closed."""
+        """Return the id of memory; valid until the memory is closed."""
         number = self._numbers.get(id(memory))
         if number is None:
             self._numbers[id(memory)] = number = next(self._counter)
@@ -344,7 +346,7 @@ class RayPool(RemotePool[RemoteActor]):
         return number
 
     def forget(self, memory: PrivateMemory) -> None:
-        """Release all records of memory; workers release their copies with their next call."""
+        """Remove memory from the pool; workers release their copies in the next call."""
         number = self._numbers.pop(id(memory), None)
         if number is None:
             return
@@ -357,11 +359,11 @@ class RayPool(RemotePool[RemoteActor]):
                 actor.forgotten.append(number)
 
     def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:
-        """Send these views of memory with each call of a worker."""
+        """Send views of memory with each call of a worker."""
         self._links[index] += spans_of(arrays, {self._number_of(memory): memory})
 
     def publish(self, memory: Any, arrays: Iterable[Array]) -> None:
-        """Put views of memory into the object store; each machine fetches them once."""
+        """Publish views of memory in the object store; each machine fetches them once."""
         self._check_open()
         number = self._number_of(memory)
         spans = [span[1:] for span in spans_of(arrays, {number: memory})]
@@ -375,7 +377,7 @@ class RayPool(RemotePool[RemoteActor]):
         end_all([self._remote[index]])
 
     def close(self) -> None:
-        """Stop all actors, killing any that exceed the grace period."""
+        """Stop all actors; kill actors that exceed the grace period."""
         super().close()
         actors, self._remote = self._remote, []
         try:
@@ -389,7 +391,7 @@ class RayPool(RemotePool[RemoteActor]):
 
 
 def _forget(reference: weakref.ref[RayPool], memory: PrivateMemory) -> None:
-    """Release memory in the pool, if the pool still exists."""
+    """Remove memory from a pool, if the pool still exists."""
     pool = reference()
     if pool is not None:
         pool.forget(memory)
@@ -404,7 +406,7 @@ class RayBackend(RaySettings):
     """
 
     def _num_cores(self) -> int:
-        """Return the number of workers that the free CPUs allow."""
+        """Return the number of workers for which CPUs are available."""
         if self.address == "local":
             return available_cores()
         self.session.connect(self)
@@ -420,7 +422,7 @@ class RayBackend(RaySettings):
         return RayPool(crew, self)
 
     def for_learners(self) -> RayBackend:
-        """Return this cluster with the CPUs and GPUs per learner."""
+        """Return a backend for additional learners, with the CPUs and GPUs per learner."""
         return replace(
             self, cpus_per_worker=self.cpus_per_learner, gpus_per_worker=self.gpus_per_learner
         )

@@ -1,4 +1,4 @@
-"""Settings of a Ray cluster, and the connection of this process to it."""
+"""Settings of a Ray cluster, and the connection to the cluster."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from maze_train.workers.pool import LOOPBACK
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Avoids a deprecation warning.
-    "RAY_worker_niceness": "0",  # The learner waits for the workers, so they need equal priority.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # After this, Ray exits without a message.
+    "RAY_worker_niceness": "0",  # Same priority as the learner, which waits for the workers.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # Ray exits without a message after this time.
 }
 """Defaults for environment variables of Ray; usage statistics are disabled."""
 
 LOOK_S, HEAD_PATIENCE_S = 2.0, 20.0
-"""Interval in seconds between checks of the cluster head, and time until it counts as lost."""
+"""Interval between checks of the cluster head, and time until it counts as lost, in seconds."""
 
 ANSWER_S = 2.0
-"""Time in seconds within which the head must answer."""
+"""Time limit for the head to answer, in seconds."""
 
 PATIENCE_S = 5.0
-"""Time in seconds after which a message reports that workers wait for resources."""
+"""Time in seconds until a message reports that workers are waiting for resources."""
 
 
 class RaySession:
     """Connection to Ray, opened on first use and closed with the last pool.
 
     Attributes:
-        ray: The module while connected, otherwise None.
-        is_local: Whether Ray runs on this machine only.
-        host: Address at which workers reach this machine.
+        ray: The module `ray` while connected, otherwise None.
+        is_local: Whether Ray runs only on this machine.
+        host: Address of this machine for workers.
     """
 
     def __init__(self) -> None:
@@ -97,9 +97,9 @@ class RaySession:
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"{place.section}.address",
-                f"cannot connect to Ray ({str(error).splitlines()[0]}): expected local, which "
-                "starts Ray on this machine, or the address of a running cluster (auto: the one on "
-                "this machine or at RAY_ADDRESS); if the cluster uses a token, copy it to "
+                f"cannot connect to Ray ({str(error).splitlines()[0]}): expected local, to "
+                "start Ray on this machine, or the address of a running cluster (auto: RAY_ADDRESS "
+                "or a cluster on this machine); if the cluster uses a token, copy the token to "
                 "~/.ray/auth_token",
                 place.address,
             ) from error
@@ -108,13 +108,13 @@ class RaySession:
         count = len([node for node in ray.nodes() if node["Alive"]])
         machines = f"{count} machine{'s' * (count > 1)}, {resources.get('CPU', 0):g} CPUs"
         if address != place.address == "auto" and self.is_local:
-            machines = f"no cluster runs, so Ray was started on this machine: {machines}"
+            machines = f"no running cluster, started Ray on this machine: {machines}"
         dashboard = f"; dashboard: http://{context.dashboard_url}" if context.dashboard_url else ""
         logs = context.address_info["session_dir"]
         notify(f"ray: {machines}{dashboard}; logs of workers: {logs}/logs")
 
     def check_head(self) -> None:
-        """Check periodically whether the head of the cluster answers.
+        """Check whether the head of the cluster answers; at most once per `LOOK_S` seconds.
 
         Raises:
             WorkerError: If the head has not answered for `HEAD_PATIENCE_S` seconds.
@@ -131,10 +131,10 @@ class RaySession:
     def head_lost(self) -> str:
         """Error message for a lost head."""
         where = f"the head of the Ray cluster ({self._head})"
-        return f"{where} is lost; start Ray again, and continue the run"
+        return f"{where} is lost; restart Ray, and resume the run"
 
     def answers(self) -> bool:
-        """Whether the head answers. Ray itself would retry for minutes."""
+        """Whether the head answers. Ray would retry for minutes."""
         try:
             look_for(self._head)
         except OSError:
@@ -142,13 +142,13 @@ class RaySession:
         return True
 
     def acquire(self, place: RaySettings) -> RaySession:
-        """Connect for a pool, which must call `release`."""
+        """Connect for a pool. The pool must call `release`."""
         self.connect(place)
         self._users += 1
         return self
 
     def release(self) -> None:
-        """Release the connection; the last pool disconnects and stops a Ray started here."""
+        """Release the connection. The last pool disconnects, and stops a local Ray instance."""
         self._users -= 1
         if self._users:
             return
@@ -162,9 +162,9 @@ class RaySession:
                 ray.shutdown()
 
     def free_cpus(self, place: RaySettings) -> float:
-        """Return the number of CPUs available to workers of a backend: reserved and free ones."""
+        """Return the number of CPUs for workers of a backend: reserved and free CPUs."""
         if self.is_local:
-            return available_cores() * place.cpus_per_worker  # No reservation.
+            return available_cores() * place.cpus_per_worker  # Not reserved.
         own = len(self._groups.get(place, ())) * place.cpus_per_worker
         return own + float(self.ray.available_resources().get("CPU", 0.0))
 
@@ -172,10 +172,10 @@ class RaySession:
         """Return the resources and placement of the actors of a pool.
 
         All pools of a backend share one reservation, because training and evaluation environments
-        do not run at the same time. A Ray started on this machine needs no reservation.
+        do not run at the same time. A local Ray instance needs no reservation.
 
         Raises:
-            WorkerError: If the cluster lacks resources, or its head is lost.
+            WorkerError: If the cluster does not have the resources, or the head is lost.
         """
         common = {"num_cpus": 0, "num_gpus": place.gpus_per_worker}
         if self.is_local:
@@ -207,7 +207,7 @@ class RaySession:
         if not self.ray.wait([ready], timeout=max(0.0, deadline - time.monotonic()))[0]:
             raise WorkerError(
                 f"the cluster has no resources for {asked} within worker_timeout_s = "
-                f"{place.timeout_s:g} seconds; {self._room()}: ask for less with "
+                f"{place.timeout_s:g} seconds; {self._room()}: reduce the request with "
                 f"{place.remedy}, or add machines"
             )
         return group
@@ -219,14 +219,14 @@ class RaySession:
 
 
 def find_cluster(ray: Any, address: str) -> str:
-    """Return the address of a running cluster; `local` if Ray must be started on this machine.
+    """Return the address of a running cluster; `local` to start Ray on this machine.
 
     Args:
         ray: The module.
         address: See `RaySettings`.
 
     Raises:
-        OSError: If the given cluster does not answer. Ray itself would retry for minutes.
+        OSError: If the cluster at `address` does not answer. Ray would retry for minutes.
         ValueError: If the address is malformed.
     """
     services = ray._private.services
@@ -235,14 +235,14 @@ def find_cluster(ray: Any, address: str) -> str:
         if named is not None:
             look_for(named)
         return named or "local"
-    # Only consider a cluster started with `ray start`. Ray's search also finds instances that other
-    # programs started for themselves, which use another token and end with those programs.
+    # Only clusters started with `ray start` are considered. Ray's search would also find private
+    # instances of other programs, which use another token and end with these programs.
     started = services.find_bootstrap_address(None)
     try:
         if started is not None:
             look_for(started)
     except OSError:
-        return "local"  # The cluster has been stopped since.
+        return "local"  # The cluster has been stopped.
     return started or "local"
 
 
@@ -259,7 +259,7 @@ class RaySettings(RemoteBackend):
 
     address: str = "auto"
     """`local` starts Ray on this machine and stops it with the last pool. `auto` or `<head>:<port>`
-    connects to a running cluster; without one, `auto` is the same as `local`."""
+    connects to a running cluster. Without a running cluster, `auto` is the same as `local`."""
 
     cpus_per_worker: float = 1.0
     """CPUs reserved for each worker (> 0)."""
@@ -277,19 +277,19 @@ class RaySettings(RemoteBackend):
     """Ray placement strategy of the workers: one of `PLACEMENTS`."""
 
     working_dir: str | None = None
-    """Folder that is sent to all machines for imports."""
+    """Folder with modules to send to all machines."""
 
     worker_output: bool = False
-    """Whether to print the output of workers on the console."""
+    """Whether to print the output of workers to the console."""
 
     section: str = "runner"
-    """Section of the configuration with these settings, for messages."""
+    """Section of these settings in the configuration, for messages."""
 
     remedy: str = "runner.n_workers, runner.cpus_per_worker or runner.placement=PACK"
     """Settings to change if resources are insufficient, for messages."""
 
     session: RaySession = field(default_factory=RaySession, repr=False, compare=False)
-    """The connection; copies of these settings share it."""
+    """Connection to Ray, shared by copies of these settings."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -313,7 +313,7 @@ def look_for(address: str) -> None:
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Restore the SIGTERM handler that Ray replaces, so that a run can save before it exits."""
+    """Restore the SIGTERM handler after Ray has replaced it, so that a run can save before exit."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -324,7 +324,7 @@ def sigterm_kept() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_waits(what: str) -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block, to avoid leaving processes behind.
+    """Delay Ctrl-C until the end of the block, so that all processes are stopped.
 
     Args:
         what: Description of the block for the message.

@@ -1,4 +1,4 @@
-"""Ray actor that runs a worker and keeps copies of memory."""
+"""Ray actor that runs a worker and stores copies of memory."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Reply(NamedTuple):
 class RayWorker:
     """Ray actor that runs a worker.
 
-    Calls run one after the other. `write`, `cancel` and `pulse` are in a separate concurrency group
-    and run alongside a call.
+    Calls run one after the other. `write`, `cancel` and `pulse` are in a separate concurrency
+    group, and run in parallel to a call.
 
     Args:
         index: Index of the worker.
@@ -70,7 +70,7 @@ class RayWorker:
         self._mail: dict[int, list[Span]] = {}
 
     def make(self, content: bytes, folders: list[str], entropy: int) -> Reply:
-        """Create the worker; imports also search the caller's folders, if this machine has them."""
+        """Create the worker; add the caller's import folders to `sys.path`."""
         sys.path += [folder for folder in folders if folder not in sys.path]
         return self._reply(self._make, content, entropy)
 
@@ -97,7 +97,7 @@ class RayWorker:
             method: Name of the method.
             content: Pickled arguments.
             numbers: Ids of the memory in the arguments.
-            sent: Data to write into memory first.
+            sent: Data to write into memory before the call.
             mail: Number of calls of `write` that must arrive before this call.
             forgotten: Ids of memory to release.
         """
@@ -123,7 +123,7 @@ class RayWorker:
         return self._context.run(self._worker.method(method), args)
 
     def _reply(self, function: Callable[..., Any], *args: Any) -> Reply:
-        """Call a function and return its reply; after a failure, only return the failure."""
+        """Call a function and return the reply; after a failure, return only the failure."""
         result, written = None, list[Span]()
         if self._failure is None:
             try:
@@ -145,10 +145,10 @@ class RayWorker:
         return self._reply(lambda: None)
 
     def _no_memory(self, k: int, nbytes: int) -> Any:
-        raise TypeError("memory is an argument of calls only")
+        raise TypeError("memory can only be an argument of calls")
 
     def write(self, number: int, spans: list[tuple[int, Array]]) -> None:
-        """Store data that replaces everything published before for this memory."""
+        """Store published data, replacing all earlier data of this memory."""
         with self._arrival:
             self._mail[number] = [(number, *span) for span in spans]
             self._arrived += 1
@@ -174,7 +174,7 @@ def address(array: Array) -> int:
 
 
 def spans_of(arrays: Iterable[Array], memories: dict[int, Any]) -> list[Span]:
-    """Return contiguous arrays as spans of the memory that they are views of.
+    """Return the spans of contiguous arrays in their memory.
 
     Arrays over released memory are skipped.
     """

@@ -22,9 +22,9 @@ from maze_train.workers.backends import Pickled
 
 
 class ActorCollector(Collector):
-    """Collects one rollout per actor with the current weights, and joins them along the batch.
+    """Collects one rollout per actor with the current weights, and concatenates the rollouts.
 
-    It has the interface and guarantees of `RolloutCollector`.
+    Interface and guarantees are the same as for `RolloutCollector`.
 
     Args:
         actors: The actors.
@@ -33,8 +33,8 @@ class ActorCollector(Collector):
         num_steps: Number of steps T per rollout.
         env_seed: Seed of the episodes of all actors.
         action_seed: Seed of the actions of all actors.
-        on_lost: Called with the mask `[B]` of environments whose episodes were lost with an actor,
-            before the next rollout is used for learning.
+        on_lost: Callback for episodes lost in an actor failure, called with the mask `[B]` of the
+            environments before the next rollout is used for learning.
         allow_new_episodes: See `RolloutCollector`.
         info_keys: See `RolloutCollector`.
     """
@@ -88,11 +88,11 @@ class ActorCollector(Collector):
 
         Args:
             model: The acting model; must be the one passed to the constructor.
-            overlap: Called once, with gradients enabled, while the actors collect with their
-                copies of the weights.
+            overlap: Function to call once during collection, with gradients enabled. The actors use
+                copies of the weights, so the function may change the weights of the model.
 
         Returns:
-            The rollout, which does not share memory with later ones, and the episodes that ended.
+            The rollout, in memory that later calls do not overwrite, and the finished episodes.
         """
         assert model is self._model, "the actors were built for another model"
         actors = self._begin()
@@ -109,7 +109,7 @@ class ActorCollector(Collector):
         self._begin().make_calls(calls)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state and generation of each actor; valid between rollouts."""
+        """Return state and generation of each actor; call between rollouts."""
         state = self._begin().state_dict()
         kept = {name: state[name] for name in ("generations", "actors")}
         return {**kept, "turns": self.turns.state_dict()}

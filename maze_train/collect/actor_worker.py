@@ -32,24 +32,24 @@ from maze_train.workers.pool import Worker, WorkerContext, check_spaces
 
 HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1
-"""Header entries: index of the newest buffer, and the first of two stamps, one per buffer.
+"""Header entries: index of the newest buffer, and the first of the stamps of both buffers.
 
-A stamp is odd while its buffer is being written.
+A stamp is odd during a write to the buffer.
 """
 
 SEQ_NO = "<weights_seq_no>"
-"""Key of the update count of the weights in a buffer; no parameter has this name."""
+"""Key of the update count in a buffer of weights; differs from all parameter names."""
 
 
 def weights_nbytes(model: nn.Module) -> int:
-    """Return the number of bytes that `WeightsWriter` and `WeightsReader` need for a model."""
+    """Return the memory in bytes required by `WeightsWriter` and `WeightsReader`."""
     return HEADER_NBYTES + 2 * _columns(model).nbytes
 
 
 def acting_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers needed for acting, by name.
 
-    Submodules that a model, or a model within it, lists in `learner_only` are excluded.
+    Submodules listed in `learner_only` of the model or of a submodule are excluded.
     """
     left_out = tuple(
         f"{path}.{name}.".removeprefix(".")
@@ -77,11 +77,11 @@ def _tensors(columns: Columns, memory: Any) -> dict[str, Tensor]:
 
 
 class _SharedWeights:
-    """Double buffer of weights with a header, in memory shared by several processes.
+    """Double buffer of weights with a header, in shared memory.
 
-    The writer fills the older buffer, then marks it as the newest. A reader detects from the stamp
-    that its buffer was overwritten while reading, and reads again. There are no locks, so a killed
-    process cannot block the others.
+    The writer fills the older buffer, then marks it as the newest. If the stamp of a buffer changed
+    during a read, the reader reads again. There are no locks, so a killed process cannot block
+    other processes.
     """
 
     def __init__(self, nbytes: int, memory: Any) -> None:
@@ -95,8 +95,8 @@ class _SharedWeights:
     def fence(self) -> None:
         """Order memory accesses: all accesses before the fence precede all accesses after it.
 
-        A processor may reorder the accesses of a process, but not across releasing and reacquiring
-        a lock.
+        A processor may reorder memory accesses, but not across the release and acquisition of a
+        lock.
         """
         for _ in range(2):
             with self._fence:
@@ -104,7 +104,7 @@ class _SharedWeights:
 
 
 class WeightsWriter(_SharedWeights):
-    """Learner side: publishes the weights of its model.
+    """Publishes the weights of the learner's model.
 
     Args:
         model: The model.
@@ -119,8 +119,8 @@ class WeightsWriter(_SharedWeights):
 
     @torch.no_grad()
     def publish(self, weights_seq_no: int) -> None:
-        """Publish the current weights to readers."""
-        # Read again each time, because a module may replace its buffers.
+        """Publish the current weights."""
+        # Collected in each call, because a module may replace its buffers.
         state = {SEQ_NO: torch.tensor([weights_seq_no]), **acting_state(self._model)}
         for key, view in self._views[0].items():
             if state[key].shape != view.shape:
@@ -136,7 +136,7 @@ class WeightsWriter(_SharedWeights):
         self._write(write)
 
     def _write(self, write: Callable[[int], object]) -> None:
-        """Let `write` fill the older buffer, and mark it as the newest."""
+        """Call `write` to fill the older buffer, then mark this buffer as the newest."""
         header = self.header
         target = 1 - int(header[CURRENT])
         header[STAMPS + target] += 1
@@ -148,7 +148,7 @@ class WeightsWriter(_SharedWeights):
         header[CURRENT] = target
 
     def newest(self) -> list[Array]:
-        """Return the arrays that readers need: the newest weights and the header."""
+        """Return the newest weights and the header."""
         return [self.buffers[int(self.header[CURRENT])].numpy(), self.header]
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,9 +162,9 @@ class WeightsWriter(_SharedWeights):
 
 
 class WeightsReader(_SharedWeights):
-    """Actor side: loads the newest weights into its model.
+    """Loads the newest weights into the model of an actor.
 
-    The parameters of the model become views of one array, so that loading is a single copy.
+    The parameters of the model become views of one array, so loading is a single copy.
 
     Args:
         model: A model of the same architecture, on the CPU.
@@ -195,7 +195,7 @@ class WeightsReader(_SharedWeights):
                 break
         self.weights_seq_no = int(self._loaded_seq_no)
         if self._buffers:
-            # Buffers are not written in place: a module may cache values derived from them.
+            # Modules may cache values derived from buffers, so buffers are not written in place.
             self._model.load_state_dict(self._buffers, strict=False)
         return self.weights_seq_no
 
@@ -206,12 +206,12 @@ class WeightsReader(_SharedWeights):
             self.fence()
             seen = (current, int(self.header[STAMPS + current]))
             self.fence()
-            # Otherwise the stamp may belong to weights that are written but not yet published.
+            # If the index changed, the stamp may belong to unpublished weights.
             if int(self.header[CURRENT]) == current:
                 yield seen
 
     def _is_whole(self, seen: tuple[int, int]) -> bool:
-        """Whether the buffer was not overwritten while it was read."""
+        """Whether the buffer was unchanged during the read."""
         self.fence()
         current, stamp = seen
         return stamp % 2 == 0 and int(self.header[STAMPS + current]) == stamp
@@ -236,7 +236,7 @@ class ActorPolicy:
         info_keys: See `RolloutCollector`.
         records_log_probs: See `RolloutCollector`.
         keeps_terminal_obs: See `RolloutCollector`.
-        returns_states: Whether each rollout includes the state of its actor at the end.
+        returns_states: Whether rollouts include the state of the actor after the last step.
     """
 
     make_model: Pickled[Callable[[], nn.Module]]
@@ -269,16 +269,16 @@ class ActorPolicy:
 
 @dataclass(frozen=True)
 class CollectedRollout:
-    """Description of a rollout that an actor collected.
+    """Description of a collected rollout.
 
     Attributes:
         actor: Index of the actor.
-        slot: Index of the memory slot with the rollout.
+        slot: Index of the memory slot of the rollout.
         weights_seq_no: Number of updates of the acting weights.
         num_final_obs: Number of final observations in the slot.
         has_gaps: Whether some rows are not transitions.
         episodes: Episodes that ended.
-        finished: Wall-clock time on the machine of the actor, in seconds.
+        finished: Wall-clock time of the end, on the machine of the actor, in seconds.
         env_s: Time in seconds spent in the environments.
         seconds: Total time in seconds.
         state: State of the actor after the rollout, see `ActorPolicy.returns_states`.
@@ -297,7 +297,7 @@ class CollectedRollout:
 
 
 class ActorWorker(Worker):
-    """Worker that runs actors, each of which collects rollouts from its environments.
+    """Worker that runs one or more actors.
 
     Args:
         make_env: Builds the environments of one actor.
@@ -348,19 +348,19 @@ class ActorWorker(Worker):
         weights: Any,
         slots: Any,
     ) -> list[tuple[Array, bool] | None]:
-        """Set the policy. Its parameters follow the weights published by the learner.
+        """Set the policy. Each rollout loads the newest published weights.
 
         Args:
             policy: The policy.
-            spaces: Spaces that the policy was built for; compared with `describe`.
+            spaces: Observation and action space of the policy; must equal the result of `describe`.
             seeds: Seeds of the episodes and of the actions of each actor.
             states: State to restore for each actor, from `state_dict`; None begins new episodes.
             weights: Memory of the `WeightsWriter`.
-            slots: Memory for rollouts, with equally many slots per actor.
+            slots: Memory for rollouts, with the same number of slots per actor.
 
         Returns:
-            For each restored actor, a mask `[E]` of environments that began new episodes instead,
-            and whether all others continue exactly; None for the other actors.
+            For each restored actor, a mask `[E]` of environments that began new episodes, and
+            whether all others were restored exactly; None for actors without a state.
 
         Raises:
             SpaceError: If the spaces of the environments differ.
@@ -394,7 +394,7 @@ class ActorWorker(Worker):
             self._collectors[actor] = collector
             lost = None if state is None else collector.load_state_dict(state)
             continued.append(None if lost is None else (lost, collector.is_exact))
-            self._context.count()  # Restoring environments may take long.
+            self._context.count()  # Report progress, because restoring environments can take long.
         return continued
 
     def _count_step(self, num_envs: int, batch: StepBatch[Any]) -> None:
@@ -431,7 +431,7 @@ class ActorWorker(Worker):
         self._envs[actor].make_calls(calls)
 
     def written(self) -> list[Array]:
-        """Return the arrays of the slot that the last rollout wrote; empty on the second call."""
+        """Return and clear the list of arrays written by the last rollout."""
         written, self._written = self._written, []
         return written
 

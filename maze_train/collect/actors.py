@@ -1,18 +1,18 @@
-"""Distributed actors, which collect rollouts in this process or in workers.
+"""Distributed actors: collect rollouts in this process or in workers.
 
 Rollouts are collected in one of two modes:
 
-- ordered, always used in this process: the next actors in turn collect one rollout each when the
-  learner requests rollouts, with the last published weights. Results are reproducible.
-- unordered: actors collect while the learner learns. Each actor fills its memory slots in turn, and
-  pauses when all slots hold rollouts that the learner has not received. Processes do not share
-  locks.
+- ordered (always used in this process): when the learner requests rollouts, the next actors collect
+  one rollout each, with the last published weights. Results are reproducible.
+- unordered: actors collect in parallel to the learner. Each actor fills its memory slots one after
+  the other, and pauses when all slots contain rollouts that the learner has not received. Processes
+  do not share locks.
 
 Exceptions of environments in this process propagate. If a remote actor raises, dies or hangs,
 training ends with a `WorkerError`, or its worker is restarted within the limit of the backend and
-the steps of the running rollout are dropped and counted. With `ActorPolicy.returns_states`, actors
-then continue from their state after the last rollout, so results do not change. Actors without
-states, and an actor that fails twice in a row, begin new episodes with other seeds.
+the steps of the running rollout are dropped and counted. With `ActorPolicy.returns_states`,
+restarted actors continue from their state after the last rollout, so results do not change. Actors
+without states, and actors that fail twice in a row, begin new episodes with other seeds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ POLL_S = 0.1
 class StepCounts:
     """Step counts of all actors: made = trained + queued + in progress + dropped.
 
-    Steps are dropped if they are lost with an actor or an episode, or in flight when a run stops.
+    Steps are dropped if an actor fails, their episode is dropped, or they are in flight when a run
+    stops.
     """
 
     made: int = 0
@@ -93,10 +94,10 @@ class GatheredRollouts:
     """Rollouts of actors for one update.
 
     Attributes:
-        rollouts: Rollouts joined along the batch, by module id, with the `weights_seq_no` of each.
-        episodes: Episodes that ended in them.
-        lost: Mask `[A * E]` of environments whose episodes were lost with a worker since the last
-            call.
+        rollouts: Rollouts concatenated along the batch, with their `weights_seq_no`, by module id.
+        episodes: Episodes that ended in these rollouts.
+        lost: Mask `[A * E]` of environments whose episodes were lost in worker failures since the
+            last call.
         queue_before: Number of queued rollouts before the call.
         queue_after: Number of queued rollouts after the call.
         waited_s: Time in seconds that the learner waited.
@@ -115,30 +116,29 @@ class GatheredRollouts:
 class DistributedActors:
     """Actors of one learner, distributed over local or remote workers.
 
-    An actor is a copy of the policy with its environments. The rollouts of an actor do not depend
-    on its worker.
+    An actor consists of a copy of the policy and a set of environments. The rollouts of an actor do
+    not depend on the assignment of actors to workers.
 
     Args:
-        make_env: Builds the environments of one actor, in its worker.
+        make_env: Builds the environments of one actor; called in the worker.
         num_actors: Number of actors.
         num_envs: Number of environments per actor.
         place: Backend of the workers; None selects this process.
-        num_workers: Number of workers that share the actors; 0 selects one per actor.
+        num_workers: Number of workers; 0 selects one per actor.
         can_be_restored: Whether states will be requested; None: only in this process.
         calls: See `RolloutCollector`.
 
     Attributes:
         pool: The workers.
-        busy_s: Time in seconds spent on all collected rollouts.
+        busy_s: Total time in seconds spent collecting rollouts.
         slices: Indices of the actors of each worker.
         spaces: Observation and action space of one environment, before flattening.
         env_observation_space: The observation space.
         single_action_space: The action space.
-        writer: Publishes the weights. This and the following attributes are available after
-            `begin`.
+        writer: Publishes the weights. Available after `begin`, like the following attributes.
         has_weights: Whether weights have been published.
-        generations: Number of times each actor started over with new seeds.
-        states: State that each actor restores when its worker is set up; None begins new episodes.
+        generations: Number of times each actor was restarted with new seeds.
+        states: State to restore for each actor when its worker is set up; None begins new episodes.
         counts: Step counts.
         is_exact: Whether all environments continued exactly from the restored state.
 
@@ -204,8 +204,8 @@ class DistributedActors:
             model: The model that the learner updates.
             policy: The policy of the actors, of the same architecture.
             seed_of: Returns the seeds of an actor.
-            queue_size: Maximum number of queued rollouts, rounded up to the same
-                number per actor; each actor may have one more in progress.
+            queue_size: Maximum number of queued rollouts, rounded up to a multiple of the number of
+                actors. Each actor may have one additional rollout in progress.
             ordered: Whether rollouts are collected only when the learner requests them.
             splits_turns: Whether multi-agent rollouts are split by policy.
         """
@@ -221,7 +221,7 @@ class DistributedActors:
         self._turn, self._has_begun, self._is_collecting = 0, False, False
         self._lost: Array = np.zeros((self.num_actors, self.num_envs), np.bool_)
         self._restarts = 0
-        # Pending calls of each worker, after its policy was sent.
+        # Pending calls of each worker, excluding `set_policy`.
         self._open: list[deque[tuple[str, int, int]]] = [deque() for _ in self.slices]
         self._is_set_up = [False] * len(self.slices)
         self._failures = [0] * len(self.slices)  # Number of consecutive failures.
@@ -242,9 +242,9 @@ class DistributedActors:
             self._slots += slots_in(self._memories[-1], columns)
 
     def publish(self, weights_seq_no: int) -> None:
-        """Publish the current weights of the learner; actors use them from the next `gather` on.
+        """Publish the current weights of the learner; the next `gather` sends them to the actors.
 
-        May be called in the thread of a learner queue; the gathering thread sends the weights.
+        May be called in the thread of a learner queue; only the thread that calls `gather` sends.
 
         Args:
             weights_seq_no: Number of updates of the weights.
@@ -270,23 +270,22 @@ class DistributedActors:
 
         Args:
             count: Number of rollouts.
-            idle: In unordered mode, called repeatedly while the learner waits. It may raise; no
-                rollout is lost then.
-            overlap: In ordered mode, called once, with gradients enabled, while the actors
-                collect.
+            idle: In unordered mode, function to call repeatedly while the learner waits. If the
+                function raises, no rollout is lost.
+            overlap: In ordered mode, function to call once during collection, with gradients
+                enabled.
 
         Returns:
-            The rollouts, which do not share memory with later ones.
+            The rollouts, in memory that later calls do not overwrite.
 
         Raises:
-            ConfigError: If there are too few slots for that many rollouts.
+            ConfigError: If `count` exceeds the number of slots.
             WorkerError: If an actor fails and is not restarted, or the actors are closed.
         """
         if count > self.num_actors * self.num_slots:
             raise ConfigError(
                 "queue_size",
-                f"expected at least {count - self.num_actors}, so that {count} rollouts can be "
-                "taken at once",
+                f"expected at least {count - self.num_actors}, to receive {count} rollouts at once",
                 self.num_slots * self.num_actors - self.num_actors,
             )
         self._send_weights()
@@ -334,7 +333,7 @@ class DistributedActors:
         return self.num_envs * self._policy.num_steps
 
     def _split(self, collected: CollectedRollout) -> dict[str, Rollout]:
-        """Return the rollouts of an actor by module id: views of its slot or split turns."""
+        """Return the rollouts of an actor by module id, as views of the slot or split by policy."""
         slot = self._slots[collected.actor * self.num_slots + collected.slot]
         rollout = slot.view(collected.num_final_obs, collected.has_gaps)
         found = self._turns[collected.actor].split(rollout)
@@ -343,7 +342,7 @@ class DistributedActors:
     def _collect_in_turn(
         self, count: int, overlap: Callable[[], object] | None
     ) -> list[CollectedRollout]:
-        """Collect one rollout from each of the next actors in turn."""
+        """Collect one rollout from each of the next `count` actors."""
         taken = []
         try:
             turns = range(self._turn, self._turn + count)
@@ -352,7 +351,7 @@ class DistributedActors:
             if overlap is not None:
                 with torch.enable_grad():
                     overlap()
-            with torch_threads(1):  # As in remote workers.
+            with torch_threads(1):  # Same as in remote workers.
                 for turn in turns:
                     taken.append(self._received(self._workers[turn % self.num_actors]))
         except BaseException:
@@ -365,7 +364,7 @@ class DistributedActors:
     def _look(self, timeout_s: float) -> None:
         """Receive the rollouts that actors have finished."""
         self._send_weights()
-        # Loop, because an actor may have finished several rollouts since the last check.
+        # An actor may have finished several rollouts since the last check.
         while ready := self.pool.ready(timeout_s):
             timeout_s = 0.0
             for worker in ready:
@@ -415,7 +414,7 @@ class DistributedActors:
         )
 
     def _call(self, method: str, actor: int, slot: int = 0) -> None:
-        """Start a call of an actor. If its worker fails, the call is repeated."""
+        """Start a call of an actor. The call is repeated if the worker fails."""
         worker = self._workers[actor]
         self._open[worker].append((method, actor, slot))
         self._call_worker(worker, method, actor, slot)
@@ -426,7 +425,7 @@ class DistributedActors:
         self.pool.call(worker, method, actor, *arguments.get(method, ()))
 
     def _receive(self, worker: int) -> Any:
-        """Receive the next result of a worker; None after its setup or restart."""
+        """Receive the next result of a worker; return None for a setup or a restart."""
         try:
             result = self.pool.receive(worker)
         except WorkerFailedError as failure:
@@ -497,7 +496,7 @@ class DistributedActors:
             self._call_worker(worker, *call)
 
     def _start_over(self, actor: int) -> None:
-        """Make an actor begin new episodes with other seeds at its next setup."""
+        """Let an actor begin new episodes with other seeds at the next setup."""
         self.generations[actor] += 1
         self.states[actor] = None
         self._lost[actor] = True
@@ -511,7 +510,7 @@ class DistributedActors:
             memory.close()
 
     def close(self) -> None:
-        """Stop the actors; steps in flight are dropped and counted. Closing twice has no effect."""
+        """Stop the actors. Steps in flight count as dropped. Closing twice has no effect."""
         try:
             self.pool.close()
         finally:
@@ -549,8 +548,8 @@ class DistributedActors:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from `state`, before the first rollout.
 
-        Environments begin new episodes unless both this object and the saved one are in ordered
-        mode.
+        Environments are restored if the state was saved in ordered mode and this object is in
+        ordered mode. Otherwise environments begin new episodes.
         """
         self.counts = StepCounts(**state["counts"])
         self._made_before = self.counts.made - sum(self._settled)

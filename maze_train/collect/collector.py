@@ -1,4 +1,4 @@
-"""Collects rollouts with acting models. All training steps of environments happen here."""
+"""Collectors: step the training environments with acting models, and return rollouts."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ Turns: TypeAlias = "SingleModule | TurnSplitter"
 
 
 class Collector(ABC):
-    """Base class of collectors, which return one rollout per module.
+    """Base class of collectors. A collector returns one rollout per module.
 
     Attributes:
         turns: Splits the rollout of all steps by module.
         records_log_probs: Whether rollouts include the log-probabilities of the actions.
-        keeps_terminal_obs: Whether rollouts include final observations of terminated episodes too.
-        env_s: Time in seconds that the last rollout spent in, or waiting for, the environments.
+        keeps_terminal_obs: Whether rollouts also include final observations of terminated episodes.
+        env_s: Time in seconds spent in environments, or waiting for them, in the last rollout.
         is_exact: Whether `load_state_dict` restored all environments exactly.
     """
 
@@ -93,8 +93,8 @@ class Collector(ABC):
             overlap: See `collect_steps`.
 
         Returns:
-            The rollouts by module id, and the episodes that ended. Rollouts share memory with later
-            ones. Multi-agent rollouts contain the turns that ended.
+            The rollouts by module id, and the finished episodes. Later calls may overwrite the
+            rollouts. Multi-agent rollouts contain the finished turns.
         """
         rollout, episodes = self.collect_steps(model, overlap)
         return self.turns.split(rollout), episodes
@@ -111,10 +111,7 @@ class Collector(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the environments and of unfinished turns.
-
-        Valid between rollouts.
-        """
+        """Return the state of the environments and of unfinished turns; call between rollouts."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> Array:
@@ -131,8 +128,8 @@ class Collector(ABC):
 class RolloutCollector(Collector):
     """Collects T steps of vectorized environments with a policy.
 
-    Episodes continue across rollouts. The noise of actions is drawn once per rollout
-    from a separate generator, so results do not depend on which process steps the environments.
+    Episodes continue across rollouts. Action noise is sampled once per rollout from a separate
+    generator, so results do not depend on the process in which environments are stepped.
 
     Args:
         env: Environments with automatic reset.
@@ -140,13 +137,14 @@ class RolloutCollector(Collector):
         env_seed: Seed of the episodes.
         action_seed: Seed of the actions.
         device: Device of the policy.
-        allow_new_episodes: Whether an environment that cannot be restored begins a new episode;
+        allow_new_episodes: If True, environments that cannot be restored begin new episodes;
             otherwise an error is raised.
         records_log_probs: See `Collector`.
-        on_step: Called with the results of each step. If it raises, the rollout is aborted, and the
-            environments can only be closed.
+        on_step: Function to call with the results of each step. If the function raises, the rollout
+            is aborted, and the environments must be closed.
         info_keys: Keys of final infos to report with the episodes.
-        calls: All calls of the environments so far, a list that grows.
+        calls: List of all environment calls of the run. Calls appended to the list are made before
+            the next rollout.
     """
 
     def __init__(
@@ -206,13 +204,13 @@ class RolloutCollector(Collector):
 
         Args:
             model: The acting model.
-            overlap: Called once, with gradients enabled, during the last environment step. The
-                actions have been chosen by then, so it may change the weights. It must not use the
-                environments. If it raises, the environments can only be closed.
-            into: Memory for the rollout, ignored for simulators; None selects internal memory.
+            overlap: Function to call once during the last environment step, with gradients enabled.
+                The function may change the weights, because all actions have been sampled, but must
+                not use the environments. If the function raises, the environments must be closed.
+            into: Memory for the rollout; None selects internal memory. Ignored for simulators.
 
         Returns:
-            The rollout, which shares memory with the next one, and the episodes that ended in it.
+            The rollout, in memory that the next call overwrites, and the finished episodes.
         """
         self.env_s, began = 0.0, time.perf_counter()
         self.env.make_calls(self.calls)
@@ -255,8 +253,7 @@ class RolloutCollector(Collector):
             storage.write_hidden_state(self.num_steps, actor.hidden_state)
         rollout = self._rollout(storage)
         if kept_params:
-            # Computed in one batch, which is cheaper than per step; the weights have not changed
-            # yet.
+            # One batch is cheaper than one call per step. The weights have not changed yet.
             params = torch.stack(kept_params).to(storage.device)
             rollout = replace(rollout, log_probs=actor.model.log_probs(params, rollout.actions))
         reports.steps = rollout.num_samples
@@ -281,7 +278,7 @@ class RolloutCollector(Collector):
             memory = self._memory if self._actor is None else self._actor.hidden_state
             self._actor, self._memory = Actor(model, self.num_envs, self.device), None
             if memory is not None and memory.shape == self._actor.hidden_state.shape:
-                # Episodes continue after a change of models, such as after random warm-up steps.
+                # Episodes continue with the new model, for example after random warm-up steps.
                 self._actor.hidden_state = memory.to(self.device)
             self._storage = None
         if into is not None and self._storage_device is None:
@@ -328,7 +325,7 @@ class RolloutCollector(Collector):
         storage: RolloutStorage,
         reports: FinishedEpisodes,
     ) -> None:
-        """Store the required final observations, and record what infos report."""
+        """Store the required final observations, and record values from final infos."""
         if not (batch.ends or batch.has_gaps):
             return
         for end in batch.ends:
@@ -345,7 +342,7 @@ class RolloutCollector(Collector):
         return storage.rollout()
 
     def _finished(self, rollout: Rollout, reports: FinishedEpisodes) -> FinishedEpisodes:
-        """Return the finished episodes, from monitors if there are any, else from the flags."""
+        """Return the finished episodes, as reported by monitors or derived from the end codes."""
         if self.env.monitored:
             return reports
         assert self._storage is not None
@@ -356,7 +353,7 @@ class RolloutCollector(Collector):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of environments, turns, recurrent policy and action noise.
 
-        Valid between rollouts.
+        Call between rollouts.
         """
         memory = self._memory if self._actor is None else self._actor.hidden_state
         return {
@@ -407,7 +404,7 @@ class RolloutCollector(Collector):
         """
         if not self._allow_new_episodes:
             raise EnvError(
-                f"the running episodes of {type(self.env).__name__} were not kept, because "
+                f"the running episodes of {type(self.env).__name__} were not saved, because "
                 "third-party vector environments cannot be restored: set "
                 "checkpoint.allow_new_episodes=true to begin new ones, or use env.backend=gymnasium"
             )

@@ -1,4 +1,4 @@
-"""Wrapper of user-defined policies."""
+"""Wrapper for user-defined policies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class UserPolicy:
     """User-defined policy: an object with a method `act(observation)`, or a function.
 
     Args:
-        policy: The policy. It may have a method `reset`, see `PolicyAgent`.
+        policy: The policy. A method `reset` is optional, see `PolicyAgent`.
         key: Name of the setting, for messages.
 
     Attributes:
@@ -32,7 +32,7 @@ class UserPolicy:
         if not callable(self.act):
             problem = (
                 "expected 'random', a model, an object with a method act(observation), or a "
-                "function of one observation"
+                "function with one argument, the observation"
             )
             raise ConfigError(key, problem, policy)
         named = policy if member_of(policy, "__qualname__") else type(policy)
@@ -43,7 +43,7 @@ class UserPolicy:
         self._seed_form = seed_form(reset) if callable(reset) else ""
 
     def reset(self, seed: int) -> None:
-        """Begin an episode: call `reset` if the policy has it."""
+        """Begin an episode: call `reset` of the policy, if it exists."""
         if self._seed_form == "keyword":
             self.policy.reset(seed=seed)
         elif self._seed_form == "positional":
@@ -56,7 +56,7 @@ def seed_form(reset: Callable[..., Any]) -> str:
     """Return how a method accepts a seed: `keyword`, `positional` or `none`."""
     try:
         params = inspect.signature(reset).parameters.values()
-    except (TypeError, ValueError):  # C functions have no signature.
+    except (TypeError, ValueError):  # Functions written in C may have no signature.
         return "none"
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if any(param.name == "seed" and param.kind in by_name for param in params):
@@ -70,7 +70,7 @@ def built_policy(make_policy: Callable[[], object]) -> object:
     """Call a function that builds a policy.
 
     Raises:
-        ConfigError: If the function raises. Errors of this package propagate unchanged.
+        ConfigError: If the function raises. Errors of maze_train propagate unchanged.
     """
     try:
         return make_policy()
@@ -90,7 +90,7 @@ def check_are_new(policies: Sequence[Any]) -> None:
     """
     if len({id(policy) for policy in policies}) < len(policies):
         problem = (
-            "the function returned the same object twice; let it build a new one, since each "
-            "running episode needs a separate one"
+            "the function returned the same object twice; it must create a new object in each "
+            "call, because each running episode needs a separate policy"
         )
         raise ConfigError("policy", problem, type(policies[0]).__name__)

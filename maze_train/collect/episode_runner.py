@@ -1,4 +1,4 @@
-"""Loop that plays episodes, used by evaluations, rollouts, recordings and ES."""
+"""Loop that plays episodes; used in evaluations, rollouts, recordings and ES."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class EpisodeTask(NamedTuple):
     """An episode to play.
 
     Attributes:
-        number: Index of the episode among those requested, from 0.
+        number: Index of the requested episode, from 0.
         seed: Seed of the environment.
-        action_seed: Seed of the random choices of the agent.
+        action_seed: Seed of the agent's random choices.
         noise_index: Index into the noise table that perturbs the weights; see `MemberAgent`.
     """
 
@@ -42,14 +42,14 @@ class EpisodeTask(NamedTuple):
 
 
 class RowAgent(ABC):
-    """Chooses actions for a set of environments, each of which plays an episode."""
+    """Chooses the actions of multiple environments that play separate episodes."""
 
     def begin_round(self, *args: Any) -> None:  # noqa: B027 (optional)
-        """Prepare for the episodes of a round; `args` come from the owner of the agent."""
+        """Prepare for the episodes of a round; subclasses define the arguments."""
 
     @abstractmethod
     def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode, after its environment was reset.
+        """Begin an episode, after the reset of the environment.
 
         Args:
             row: Index of the environment.
@@ -61,12 +61,12 @@ class RowAgent(ABC):
         """Choose the actions of the environments that are playing.
 
         Returns:
-            `[n, ...]` in the order of `playing`, or a flat dict of such arrays for a Dict or Tuple
-            action space. Further rows are ignored.
+            Actions `[n, ...]` in the order of `playing`; a flat dict of arrays for a Dict or Tuple
+            action space. Additional rows are ignored.
         """
 
     def moments(self, row: int) -> ObservationMoments | None:
-        """Return the moments of the observations of the episode, if the agent computes them."""
+        """Return the moments of the observations in the episode; None if not computed."""
         return None
 
 
@@ -89,17 +89,17 @@ class PlayedEpisode:
     """Result of an episode.
 
     Attributes:
-        number: Index of the episode among those requested, from 0.
+        number: Index of the requested episode, from 0.
         seed: Seed of the episode.
         episode_return: Undiscounted sum of rewards; of raw rewards if the environment reports them.
         length: Number of steps, >= 1.
         success: 1.0 or 0.0 if the final info has `is_success` (mean over agents), else NaN.
-        end: `StepEnd` code of the last step. If the episode was dropped because of a non-finite
-            value, the other fields describe it up to that step.
+        end: `StepEnd` code of the last step. For DROPPED episodes (non-finite value), the other
+            fields describe the episode up to this step.
         trajectory: Observations and actions, if recorded and not dropped.
         video: Path of the video, if any.
         fitness: Undiscounted sum of the rewards that the agent receives.
-        moments: Moments of the observations, if the agent computes them.
+        moments: Moments of the observations; None if not computed.
         info: The final info, or its requested values.
         agent_returns: Sum of rewards by agent, in multi-agent environments.
         agent_turns: Number of actions by agent, in multi-agent environments.
@@ -146,11 +146,11 @@ class Episodes(ABC):
 
     @abstractmethod
     def begin(self) -> Mapping[int, EpisodeTask]:
-        """Begin all episodes that can begin; return them by row."""
+        """Begin episodes in all free environments; return the new episodes by row."""
 
     @abstractmethod
     def step(self, actions: ArrayTree) -> Mapping[int, EpisodeEnd | None]:
-        """Step the environments that are playing; return the ends of episodes by row.
+        """Step the environments that are playing; return episode ends by row.
 
         The value is None for a dropped episode.
         """
@@ -159,11 +159,11 @@ class Episodes(ABC):
 class VectorEpisodes(Episodes):
     """Episodes of a vector environment: environment j modulo n plays episode j.
 
-    The vector environment resets itself. A dropped episode is repeated with another seed. All tasks
-    have the seed of the reset.
+    The vector environment resets automatically. A dropped episode is repeated with another seed.
+    All tasks have the seed of the reset.
 
     Args:
-        env: The vector environment, which is reset here.
+        env: The vector environment; reset by the constructor.
         seed: Seed of the reset.
     """
 
@@ -191,7 +191,7 @@ class VectorEpisodes(Episodes):
 
 
 class BatchedAgent(RowAgent):
-    """Acts with one model for all environments of a vector environment, on the model's device.
+    """Acts with a model in all environments of a vector environment, in one batch.
 
     Args:
         model: The model; its current weights are used at each step.
@@ -236,13 +236,13 @@ class BatchedAgent(RowAgent):
 
 
 class EpisodeRunner:
-    """Plays episodes, as many at a time as there are environments.
+    """Plays one episode per environment at a time.
 
     Args:
         episodes: The environments and their episodes.
         agent: Chooses the actions.
         recorder: Records trajectories and videos; None disables recording.
-        on_step: Called after each step with the number of environments stepped.
+        on_step: Function to call after each step with the number of stepped environments.
     """
 
     def __init__(
@@ -260,10 +260,10 @@ class EpisodeRunner:
         self._turns = np.zeros((n, len(agents)), np.int64)
 
     def step(self) -> list[PlayedEpisode]:
-        """Step all running episodes; return the results of ended ones.
+        """Step all running episodes; return the results of ended episodes.
 
         Raises:
-            EnvError: If an environment or a policy raises or returns something invalid.
+            EnvError: If an environment or a policy raises or returns an invalid value.
             RunDirectoryError: If a video cannot be written.
         """
         episodes, recorder = self._episodes, self._recorder
@@ -280,7 +280,9 @@ class EpisodeRunner:
         if episodes.agents:
             self._turns[rows] += episodes.obs[ACTS][rows]
         ends = episodes.step(actions)
-        self._returns += episodes.rewards  # Other rows are reset when their episodes begin.
+        self._returns += (
+            episodes.rewards
+        )  # Rows of idle environments are reset when an episode begins.
         self._lengths += 1
         self._on_step(len(rows))
         if recorder is not None:
@@ -288,7 +290,7 @@ class EpisodeRunner:
         return [self._result(i, ends[i]) for i in sorted(ends)]
 
     def _result(self, i: int, end: EpisodeEnd | None) -> PlayedEpisode:
-        """Return the result of an ended episode; `end` is None if it was dropped."""
+        """Return the result of an ended episode; `end` is None for a dropped episode."""
         task, agents = self._tasks[i], self._episodes.agents
         info = {} if end is None else end.info
         trajectory, video = (None, None) if self._recorder is None else self._recorder.end(i)

@@ -16,19 +16,19 @@ from maze_train.envs.batch import SUCCESS, numbers_of, required_keys
 
 
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
-    """Metrics of the training episodes that ended during an epoch; absent if none ended."""
+    """Metrics of the training episodes that ended in an epoch; omitted if none ended."""
 
     episode_return_mean = Event(
-        "Mean undiscounted return of the episodes that ended; per agent in multi-agent "
+        "Mean undiscounted return of the finished episodes; per agent in multi-agent "
         "environments: `train/<agent>/episode_return_mean`."
     )
     episode_return_max = Event("Largest return.", reduce="max")
     episode_return_min = Event("Smallest return.", reduce="min")
     episode_length_mean = Event("Mean number of steps.")
-    episodes = Event("Number of episodes that ended.", reduce="sum")
+    episodes = Event("Number of finished episodes.", reduce="sum")
     success_rate = Event(
-        "Fraction of successful episodes among those whose final info has `is_success`; per agent "
-        "in multi-agent environments: `train/<agent>/success_rate`."
+        "Fraction of successful episodes among episodes with `is_success` in the final info; "
+        "per agent in multi-agent environments: `train/<agent>/success_rate`."
     )
     info = Event("Mean of a key of `tracking.info_keys` in final infos, as `train/info/<key>`.")
     lost_episodes = Event(
@@ -44,12 +44,11 @@ class FinishedEpisodes:
     Attributes:
         returns: Undiscounted sums of raw rewards.
         lengths: Numbers of steps.
-        successes: 1.0 or 0.0 for each episode whose final info has `is_success`.
+        successes: 1.0 or 0.0 for each episode with `is_success` in the final info.
         infos: Values of the requested keys of final infos, by key.
         agent_returns: Sums of rewards by agent, in multi-agent environments.
-        agent_successes: 1.0 or 0.0 by agent for final infos with `is_success`, in multi-agent
-            environments.
-        lost: Number of lost episodes; the attributes `returns` to `agent_successes` exclude them.
+        agent_successes: Like `successes`, by agent, in multi-agent environments.
+        lost: Number of lost episodes, which all attributes above exclude.
         worker_restarts: Number of worker restarts.
         steps: Number of transitions collected in the same rollouts.
     """
@@ -73,7 +72,7 @@ class FinishedEpisodes:
         if self.lost and not self.steps:
             raise TrainingError(
                 f"every step of a rollout was lost{when}: the environments return non-finite "
-                "values, or their workers fail, at the beginning of each episode"
+                "values or their workers fail at the beginning of each episode"
             )
 
     def extend(self, others: FinishedEpisodes) -> None:
@@ -135,13 +134,13 @@ class FinishedEpisodes:
 
 
 def add_lists(target: dict[str, list[float]], more: Mapping[str, Iterable[float]]) -> None:
-    """Append the values of `more` to the lists of the same keys."""
+    """Append the values of `more` to the lists with the same keys."""
     for key, values in more.items():
         target.setdefault(key, []).extend(values)
 
 
 def return_of_team(team: Sequence[str], returns: Mapping[str, Sequence[float] | Array]) -> Array:
-    """Return the sum of the agents' returns of a team in each episode, `[n]`.
+    """Return the return of a team in each episode, `[n]`: the sum over its agents.
 
     Args:
         team: Names of the agents of the team.
@@ -181,8 +180,8 @@ class EpisodeTracker:
             The finished episodes, sorted by time, then environment. Dropped episodes are excluded.
         """
         breaks = is_followed_by_new(end)
-        # Sorted by environment, then time. A segment starts with each environment and after each
-        # break.
+        # Segments are sorted by environment, then time. A segment starts at the first step of each
+        # environment and after each break.
         starts = np.zeros((rewards.shape[1], len(rewards) + 1), np.bool_)
         starts[:, 0], starts[:, 1:] = True, breaks.T
         column = np.zeros(starts.shape, np.float64)
@@ -206,7 +205,7 @@ class EpisodeTracker:
         )
 
     def forget(self, envs: Array) -> None:
-        """Restart the counts of the environments in the mask `[B]`, whose episodes were lost."""
+        """Reset returns and lengths of the environments in the mask `[B]` after lost episodes."""
         self.returns[envs] = self.lengths[envs] = 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from typing import Self
 
 MIN_UNIFORM = 2.0**-25
-"""Replaces a uniform draw of 0; half the spacing of uniform float32 values."""
+"""Replacement for uniform samples of 0: half the spacing of uniform float32 values."""
 
 
 class BatchPolicy(Protocol):
-    """Policy in the environment's representation, such as `maze_train.TrainedPolicy`."""
+    """Policy for environment observations and actions, such as `maze_train.TrainedPolicy`."""
 
     def act(self, observations: Any) -> Any:
-        """Return actions for a batch of observations, nested like the spaces, [n, ...] per part."""
+        """Return actions for a batch of observations, both with the structure of the spaces."""
         ...
 
 
 class FixedPolicy(ActingModel):
-    """Base class of policies without weights and probabilities, which do not learn.
+    """Base class of policies that do not learn and have no weights or probabilities.
 
     Args:
         distribution: Distribution family of the actions.
@@ -65,7 +65,7 @@ class FixedPolicy(ActingModel):
         self.distribution = distribution
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return self: there are no weights, and a custom policy may not support copying."""
+        """Return self, because custom policies may not support copying."""
         return self
 
     def to_env(self, actions: Any) -> TensorTree:
@@ -77,7 +77,7 @@ class FixedPolicy(ActingModel):
         return example_of(self.distribution)
 
     def _acted(self, actions: TensorTree, hidden_state: Tensor) -> Acted:
-        """Return the result of a step, given actions in the agent's representation."""
+        """Return the result of a step for actions in the agent's representation."""
         params = hidden_state.new_empty((len(hidden_state), 0))
         return Acted(actions, self.to_env(actions), hidden_state, params)
 
@@ -93,8 +93,8 @@ class RandomPolicy(FixedPolicy):
         distribution: Distribution family of the actions.
         action_space: Action space of the environment.
         masking: Applies the action masks in the observations; None for observations without masks.
-        repeat: Number of steps for which the noise of an action is reused, >= 1. The action is then
-            repeated, too, unless it becomes illegal.
+        repeat: Number of consecutive steps with the same noise, >= 1. The action is also repeated
+            if it remains legal.
     """
 
     is_random = True
@@ -126,7 +126,7 @@ class RandomPolicy(FixedPolicy):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Draw uniform values in [0, 1) for boxes, and the noise of the family for other parts."""
+        """Sample uniform values in [0, 1) for Boxes, and the family's noise for discrete parts."""
         draws = [
             torch.rand((*shape, self._boxes[key].size), generator=generator, device=device)
             if key in self._boxes
@@ -163,7 +163,7 @@ class RandomPolicy(FixedPolicy):
         return self._acted(as_tree(actions, "" not in actions), hidden_state)
 
     def policy_state(self) -> dict[str, Any]:
-        """Return the reused noise and its age in steps."""
+        """Return the repeated noise and the number of steps since it was sampled."""
         return {"held": self._held, "age": self._age}
 
     def load_policy_state(self, state: dict[str, Any]) -> None:
@@ -172,11 +172,11 @@ class RandomPolicy(FixedPolicy):
 
 
 class WrappedPolicy(FixedPolicy):
-    """Wraps a policy that uses the environment's observations and actions.
+    """Wraps a policy for observations and actions of the environment.
 
-    The policy receives copies of the observations as arrays, in the structure and dtypes of the
-    environment (float64 values were rounded to float32). It is not notified of the ends of
-    episodes.
+    The policy receives copies of the observations as arrays with the structure and dtypes of the
+    observation space (float64 values are rounded to float32). The policy is not notified when
+    episodes end.
 
     Args:
         policy: The policy.
@@ -203,14 +203,13 @@ class WrappedPolicy(FixedPolicy):
         """Call the policy; see `ActingModel`.
 
         Raises:
-            ShapeError: If a part of the actions does not have one row per observation, or its rows
-                do not have the shape of the space.
+            ShapeError: If a part of the actions does not have the shape `[n, *space.shape]`.
             SpaceError: If a part is missing or invalid.
         """
         return self._acted(self._in_form(self._asked_actions(obs), obs), hidden_state)
 
     def _asked_actions(self, obs: TensorTree) -> Array:
-        """Return the policy's actions for n observations: concatenated parts, float64, [n, D]."""
+        """Call the policy; return the concatenated parts of n actions, float64, [n, D]."""
         leaves = obs if isinstance(obs, dict) else {"": obs}
         arrays = {
             key: leaves[key].cpu().numpy().astype(space.dtype)
@@ -243,7 +242,7 @@ class WrappedPolicy(FixedPolicy):
         return tree_map(lambda x: x.to(device), found)
 
     def policy_state(self) -> dict[str, Any]:
-        """Return the state of the policy, if it has one."""
+        """Return the state of the policy; empty if it has no `state_dict`."""
         state_dict = member_of(self._policy, "state_dict")
         return {} if state_dict is None else dict(state_dict())
 
@@ -291,8 +290,8 @@ class RowPolicies:
     """Applies policies for single observations to the rows of a batch.
 
     Args:
-        policies: Policies of the rows, which the owner may change. The last one is used for all
-            further rows.
+        policies: Policies by row. The caller may modify the list. The last policy is used for all
+            additional rows.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
     """
@@ -307,10 +306,10 @@ class RowPolicies:
         self._observation, self._action = FlatView(observation_space), FlatView(action_space)
 
     def act(self, observations: Any) -> Any:
-        """Return actions for a batch of observations, nested like the spaces, [n, ...] per part.
+        """Return actions for a batch of observations, both with the structure of the spaces.
 
         Raises:
-            SpaceError: If an action lacks a part.
+            SpaceError: If a part of an action is missing.
         """
         columns = dict(self._observation.read(observations))
         found = []
@@ -325,10 +324,9 @@ class RowPolicies:
 class StatefulPolicy(WrappedPolicy):
     """User-defined policies with a method `reset`, one per agent and running episode.
 
-    They are called only in the turns of their agents, and reset at the beginning of each episode.
-    The recurrent state of an agent stores the index of its policy object, starting at 1. The value
-    0 means that the episode begins with the next turn. An index restored from a checkpoint refers
-    to a newly reset policy.
+    A policy is called only when its agent acts, and reset at the beginning of each episode. The
+    recurrent state of an agent stores the index of its policy, from 1. The value 0 means that the
+    next action begins an episode. After a checkpoint is loaded, policies are reset.
 
     Args:
         make_policy: Creates a policy.
@@ -371,7 +369,7 @@ class StatefulPolicy(WrappedPolicy):
     ) -> Acted:
         """Call the policies of the agents that act; see `ActingModel`."""
         numbers = hidden_state[:, 0].long().tolist()
-        while len(self._policies) < max(numbers):  # Policies restored from a checkpoint.
+        while len(self._policies) < max(numbers):  # Indices loaded from a checkpoint.
             self._add()
         rows = acts.nonzero()[:, 0].tolist()
         for row in rows:
@@ -384,11 +382,11 @@ class StatefulPolicy(WrappedPolicy):
         return self._acted(self._in_form(given, obs), state)
 
     def on_episode_end(self, hidden_state: Tensor) -> None:
-        """Release the policies of ended episodes, given their recurrent states `[k, 1]`."""
+        """Release the policies of ended episodes with the recurrent states `[k, 1]`."""
         self._free += [number for number in hidden_state[:, 0].long().tolist() if number]
 
     def _begin(self) -> int:
-        """Reset an unused policy, or create one; return its number."""
+        """Reset an unused policy, or create a policy; return the index of the policy."""
         if not self._free:
             self._add()
             return len(self._policies)
@@ -399,7 +397,7 @@ class StatefulPolicy(WrappedPolicy):
         """Create another policy.
 
         Raises:
-            ConfigError: If `make_policy` returns the same object again.
+            ConfigError: If `make_policy` returns the same object twice.
         """
         added = UserPolicy(self._make())
         check_are_new([own.policy for own in (*self._policies, added)])
@@ -417,19 +415,19 @@ def random_policy(observation_space: Space[Any], action_space: Space[Any]) -> Ra
 def fixed_policy(
     source: Any, key: str, observation_space: Space[Any], action_space: Space[Any]
 ) -> nn.Module:
-    """Build the policy selected by a setting that does not refer to a run.
+    """Build a random or user-defined policy from a setting.
 
     Args:
-        source: `random`, or a node whose `_target_` is called with the observation and action space
-            and returns a policy.
+        source: `random`, or a node with `_target_`: a function of observation and action space that
+            returns a policy.
         key: Path of the setting, for messages.
         observation_space: Observation space of the agents.
         action_space: Action space of the agents.
 
     Raises:
-        ConfigError: If the policy cannot be built; if it is neither an acting module, nor an object
-            with a method `act(observation)`, nor a function; or if its `reset` requires an
-            argument.
+        ConfigError: If the policy cannot be built, is not a supported type (an acting module, an
+            object with a method `act(observation)`, a function), or has a `reset` method with
+            required arguments.
     """
     spaces = observation_space, action_space
     if not is_target(source):

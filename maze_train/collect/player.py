@@ -1,4 +1,4 @@
-"""Plays seeded episodes with a policy in workers; results depend only on policy and seeds."""
+"""Plays seeded episodes in workers, with results that depend only on policy and seeds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LONGEST_S = 0.05
 """Maximum duration of a call in a remote worker in seconds; at least one step is taken."""
 
 LONGEST_STEPS = 100
-"""Maximum number of steps of a call in this process; not a time limit, for reproducibility."""
+"""Maximum number of steps of a call in this process. A time limit would not be reproducible."""
 
 CALLS = {"advance": "a step of an episode", "set_agent": "building its policy"}
 CALLS |= {"make_calls": f"calls of {CALL_ENVS}"}
@@ -66,10 +66,10 @@ CALLS |= {"make_calls": f"calls of {CALL_ENVS}"}
 
 
 class SliceEpisodes(Episodes):
-    """Plays the episodes of given tasks in the first free environments of a slice.
+    """Plays a queue of episodes in the environments of a slice.
 
     Args:
-        envs: The environments, which the owner closes.
+        envs: The environments; the caller closes them.
     """
 
     def __init__(self, envs: EnvSlice) -> None:
@@ -84,27 +84,27 @@ class SliceEpisodes(Episodes):
 
     @property
     def load(self) -> int:
-        """Number of running and waiting episodes."""
+        """Number of running and queued episodes."""
         return len(self.envs.playing) + len(self._waiting)
 
     def add(self, tasks: Iterable[EpisodeTask]) -> None:
-        """Add episodes; they begin in this order when environments become free."""
+        """Add episodes to the queue."""
         self._waiting.extend(tasks)
 
     def drop(self) -> None:
-        """Discard the running and waiting episodes."""
+        """Discard the running and queued episodes."""
         self._waiting.clear()
         self._tasks.clear()
         self.envs.rest()
 
     def _next_seed(self, i: int) -> int | None:
-        if i in self._tasks or not self._waiting:  # The last result has not been collected.
+        if i in self._tasks or not self._waiting:  # The last result has not been returned yet.
             return None
         self._tasks[i] = self._waiting.popleft()
         return self._tasks[i].seed
 
     def begin(self) -> dict[int, EpisodeTask]:
-        """Begin waiting episodes in free environments; see `Episodes`."""
+        """Begin queued episodes in free environments; see `Episodes`."""
         began = self.envs.begin() if self._waiting else []
         self.playing = self.envs.playing
         return {i: self._tasks[i] for i in began}
@@ -129,9 +129,9 @@ class PlayerWorker(Worker):
     Args:
         factories: Functions that build the environments.
         settings: Settings of the episodes.
-        on_non_finite: What to do about non-finite values: `raise` or `skip`.
-        report_s: Maximum time in seconds for which results are buffered while episodes run, to send
-            fewer messages.
+        on_non_finite: Reaction to non-finite values: `raise` or `skip`.
+        report_s: Maximum time in seconds to buffer results while episodes run, which reduces the
+            number of messages.
         context: Context of the worker.
     """
 
@@ -177,13 +177,13 @@ class PlayerWorker(Worker):
         self._envs.make_calls(calls)
 
     def begin_round(self, calls: Sequence[EnvCall], *args: Any) -> None:
-        """Make the calls that are new, and notify the agent that a round begins."""
+        """Make the new calls, and notify the agent that a round begins."""
         assert self._runner is not None, "set_agent() comes first"
         self.make_calls(calls)
         self._runner.agent.begin_round(*args)
 
     def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:
-        """Add episodes and play for a while; return the episodes that ended."""
+        """Add episodes and play for a limited time; return the finished episodes."""
         assert self._runner is not None, "set_agent() comes first"
         self._episodes.add(tasks)
         began, steps, results = time.monotonic(), 0, list[PlayedEpisode]()
@@ -211,19 +211,20 @@ class PlayerWorker(Worker):
 
 
 class PlayerPool:
-    """Workers that play episodes, and the finished episodes.
+    """Pool of workers that play episodes.
 
     Args:
         env_factory: Builds an environment.
         num_envs: Total number of environments (>= 1), rounded up to the same number per worker.
         settings: Settings of the episodes.
         place: Backend of the workers; None selects this process.
-        on_non_finite: What to do about non-finite values: `raise` or `skip`.
+        on_non_finite: Reaction to non-finite values: `raise` or `skip`.
         report_s: See `PlayerWorker`.
-        calls: All calls of the environments so far, a list that grows.
+        calls: List of all environment calls of the run. Calls appended to the list are made before
+            the next round.
 
     Attributes:
-        waiting: Finished episodes that have not been returned, by number.
+        waiting: Finished episodes that have not been returned yet, by number.
     """
 
     def __init__(
@@ -281,10 +282,10 @@ class PlayerPool:
 
         Args:
             round_: Result of `_next_round`.
-            numbers: Indices of the episodes, in the order in which they are yielded.
+            numbers: Indices of the episodes, in the order of the results.
             task_of: Returns the task with a given index.
-            limit_of: Given the index of the next episode to yield, returns the index below which
-                episodes may begin.
+            limit_of: Maps the index of the next result to the end (exclusive) of the indices of
+                episodes that may begin.
             on_step: See `RolloutPlayer.play`.
             *args: Arguments of `RowAgent.begin_round`.
         """
@@ -319,31 +320,31 @@ class PlayerPool:
             raise EnvError("this player is closed: build a new one")
         if number != self._round:
             raise EnvError(
-                "these episodes were cancelled, because play() was called again: take all episodes "
-                "of one call before the next"
+                "these episodes were cancelled, because play() was called again: iterate over all "
+                "episodes of a call before the next call"
             )
 
     def close(self) -> None:
-        """Close the environments, and remove unfinished videos. Closing twice has no effect."""
+        """Close the environments and remove unfinished videos. Closing twice has no effect."""
         self._pool.close()
 
 
 WINDOW = 2
-"""Episodes begun ahead of the first unfinished one, relative to the number that can run at a time;
-limits the memory of finished episodes that have not been returned."""
+"""Episodes begun ahead of the first unfinished one, as a multiple of the number of environments;
+limits the memory for finished episodes that have not been returned yet."""
 
 
 class RolloutPlayer(PlayerPool):
     """Plays episodes with given seeds, and returns them in the order of the seeds.
 
     Each episode depends only on the policy, the settings and the seed of the episode. Results are
-    bit-for-bit identical for any number of workers and any other episodes. This does not hold for
-    environments whose seeded reset does not clear all state, such as `BipedalWalker-v3`. Call
-    `close` at the end, or use it as a context manager.
+    bit-for-bit identical for any number of workers, and do not depend on other episodes.
+    Environments that keep state after a seeded reset, such as `BipedalWalker-v3`, are an exception.
+    Call `close` at the end, or use the player as a context manager.
 
-    Episodes of a failed worker are repeated by other workers, or by its replacement with
-    `on_worker_failure="restart"`, with identical results. The iterator raises if an episode raises
-    twice, or if three workers die or hang during it.
+    The episodes of a failed worker are repeated with identical results, by other workers or, with
+    `on_worker_failure="restart"`, by the restarted worker. The iterator raises an error if an
+    episode raises twice, or if three workers die or hang during an episode.
 
     Args:
         env_factory: Builds an environment.
@@ -351,15 +352,15 @@ class RolloutPlayer(PlayerPool):
         settings: Settings of the episodes.
         place: Backend of the workers; None selects this process.
         num_envs: Total number of environments (>= 1), rounded up to the same number per worker.
-        on_non_finite: What to do about non-finite values: `raise` or `skip`.
+        on_non_finite: Reaction to non-finite values: `raise` or `skip`.
 
     Attributes:
         waiting: Finished episodes of the last call of `play` that have not been returned, by
-            number. They remain if the iteration stops early. An episode counts as returned when the
-            next one is requested.
+            number. The episodes remain if the iteration stops early. An episode counts as returned
+            when the next one is requested.
 
     Raises:
-        ConfigError: If a setting is invalid, or something cannot be sent to another process.
+        ConfigError: If a setting is invalid, or an argument cannot be sent to another process.
         EnvError: If an environment cannot be built, or cannot render requested videos; a
             WorkerError if a worker process fails.
         MissingExtraError: If a required package is not installed.
@@ -386,21 +387,21 @@ class RolloutPlayer(PlayerPool):
     def play(
         self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None
     ) -> Iterator[PlayedEpisode]:
-        """Play an episode for each seed. This cancels the episodes of an earlier call.
+        """Play an episode for each seed. The episodes of an earlier call are cancelled.
 
         Args:
             seeds: Seeds >= 0; episode j has number j.
-            on_step: Called repeatedly with the number of new environment steps, which may be 0. Its
-                exceptions propagate.
+            on_step: Function to call repeatedly with the number of new environment steps, which may
+                be 0. Exceptions propagate.
 
         Returns:
-            Iterator over the episodes in order; each is yielded once all before it have finished.
-            Few episodes begin ahead of time, to limit memory.
+            Iterator over the episodes in order. Only a limited number of episodes begin ahead of
+            the iteration, to limit memory.
 
         Raises:
             ConfigError: If a seed is not an integer >= 0.
-            EnvError: During iteration, if an environment or a policy raises or returns something
-                invalid.
+            EnvError: During iteration, if an environment or a policy raises or returns an invalid
+                value.
             WorkerError: During iteration, if a process fails and is not restarted.
         """
         checked = checked_seeds(seeds)
@@ -417,11 +418,11 @@ class RolloutPlayer(PlayerPool):
         return self._play(self._next_round(), range(total), task_of, limit_of, on_step)
 
     def close(self) -> None:
-        """Close the environments, and remove unfinished videos. Closing twice has no effect."""
+        """Close the environments and remove unfinished videos. Closing twice has no effect."""
         super().close()
         video_dir = self.settings.video_dir
         if video_dir is not None:
-            remove_leftovers(Path(video_dir))  # Unfinished videos of killed processes.
+            remove_leftovers(Path(video_dir))  # Remove unfinished videos of killed processes.
 
     def __enter__(self) -> Self:
         return self
@@ -459,14 +460,14 @@ def checked_seeds(seeds: Iterable[Any]) -> list[int]:
 
 
 def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
-    """Return a factory of agents for any form of policy.
+    """Return a factory of agents for any supported policy.
 
     Args:
         policy: See `RolloutGenerator`.
         deterministic: Whether a model takes the most likely action instead of sampling.
 
     Raises:
-        ConfigError: If `policy` is not a policy.
+        ConfigError: If `policy` is not a supported policy.
     """
     if isinstance(policy, str) and policy == RANDOM:
         return random_agent
@@ -479,7 +480,7 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
 
 
 def model_of(policy: Any) -> nn.Module | None:
-    """Return the acting model: the policy or its attribute `model`; None if neither acts."""
+    """Return the acting model: the policy, or the attribute `model`, or None."""
     for model in (policy, member_of(policy, "model")):
         if isinstance(model, nn.Module) and acts(model):
             return model
@@ -487,7 +488,7 @@ def model_of(policy: Any) -> nn.Module | None:
 
 
 def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
-    """Return the observation and action space that a policy declares; None if undeclared."""
+    """Return the observation and action space declared by a policy; None if undeclared."""
     if isinstance(policy, type):
         return None, None
     return member_of(policy, "observation_space"), member_of(policy, "action_space")
@@ -512,23 +513,23 @@ class RolloutGenerator(RolloutPlayer):
             trajectories = generator.rollout(100)
 
     Each episode depends only on the policy and the seed of the episode. Results are bit-for-bit
-    identical for any `concurrency` and `n_workers`. Call `close` at the end, or use it as a context
-    manager.
+    identical for any `concurrency` and `n_workers`. Call `close` at the end, or use the generator
+    as a context manager.
 
     Args:
         env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
             environment. Training wrappers are not applied.
         policy: `"random"`; a model, or an object with a model as attribute `model`, such as a
             `TrainedPolicy`; an object with a method `act(observation)`, a function of one
-            observation, or a class of such objects; see `PolicyAgent`. Each environment gets a copy
-            of an object. Models act with their current weights.
+            observation, or a class with a method `act`; see `PolicyAgent`. Objects are copied for
+            each environment. Models act with their current weights.
         deterministic: Whether a model takes the most likely action instead of sampling.
         concurrency: Number of episodes that run at a time, >= 1.
         n_workers: Number of worker processes; 0 selects this process.
         seed: Seed of the first episode, >= 0; the next ones have `seed + 1`, `seed + 2`, ...
         max_episode_steps: Maximum length of an episode, >= 1; None selects the environment's limit.
         settings: Settings of the episodes; None records trajectories.
-        on_non_finite: What to do about non-finite values: `raise` or `skip`.
+        on_non_finite: Reaction to non-finite values: `raise` or `skip`.
         **processes: Further settings of `LocalProcesses` if `n_workers` > 0: `start_method`,
             `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
 
@@ -575,7 +576,7 @@ class RolloutGenerator(RolloutPlayer):
             raise
 
     def rollout(self, n_episodes: int, seeds: Sequence[int] | None = None) -> list[Trajectory]:
-        """Play episodes and return their trajectories; lost episodes are left out.
+        """Play episodes and return their trajectories, except those of lost episodes.
 
         Args:
             n_episodes: Number of episodes, >= 1.
@@ -583,7 +584,7 @@ class RolloutGenerator(RolloutPlayer):
 
         Raises:
             ConfigError: If an argument is invalid, or recording is disabled in the settings.
-            EnvError: If an environment or the policy raises or returns something invalid.
+            EnvError: If an environment or the policy raises or returns an invalid value.
             WorkerError: If a process fails and is not restarted.
         """
         check_at_least("n_episodes", n_episodes, 1)
@@ -595,6 +596,6 @@ class RolloutGenerator(RolloutPlayer):
             seeds = range(self._next_seed, self._next_seed + n_episodes)
             self._next_seed += n_episodes
         elif len(seeds) != n_episodes:
-            raise ConfigError("seeds", f"expected {n_episodes} of them, one per episode", seeds)
+            raise ConfigError("seeds", f"expected {n_episodes} seeds, one per episode", seeds)
         played = self.play(seeds)
         return [episode.trajectory for episode in played if episode.trajectory is not None]

@@ -1,6 +1,6 @@
 """Records trajectories and videos of episodes.
 
-Videos are H.264 in MP4, written by the ffmpeg of the package imageio-ffmpeg.
+Videos are H.264 in MP4 files, encoded with ffmpeg from the package imageio-ffmpeg.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from maze_train.envs.slice import EnvSlice
 
 
 class EpisodeRecording:
-    """Observations and actions of an episode, copied step by step.
+    """Recorded observations and actions of an episode.
 
     Observations and actions have the dtypes of their spaces; rewards are float64.
 
     Args:
         envs: The environments.
-        i: Index of the environment in which the episode has just begun.
+        i: Index of the environment, at the beginning of the episode.
     """
 
     def __init__(self, envs: EnvSlice, i: int) -> None:
@@ -48,7 +48,7 @@ class EpisodeRecording:
         self._obs = [_row(envs.obs, i)]
 
     def step(self, envs: EnvSlice, i: int) -> None:
-        """Record the action and the reward of a step, and the next or final observation."""
+        """Record action, reward, and next or final observation of a step."""
         self._actions.append(_row(envs.actions, i))
         self._rewards.append(float(envs.rewards[i]))
         if self._game is not None:
@@ -56,7 +56,7 @@ class EpisodeRecording:
         self._obs.append(_row(envs.final_obs if has_ended(envs.end[i]) else envs.obs, i))
 
     def trajectory(self, envs: EnvSlice, i: int) -> Trajectory:
-        """Return the whole episode after it has ended."""
+        """Return the trajectory of the finished episode."""
         return Trajectory(
             obs=_stacked(self._obs),
             actions=_stacked(self._actions),
@@ -81,13 +81,13 @@ class PlaySettings:
     """Settings of played episodes and their recordings.
 
     Attributes:
-        record: Whether to keep trajectories.
+        record: Whether to record trajectories.
         video_dir: Directory for videos named `episode_<number>_seed_<seed>.mp4`; requires
             environments with render mode `rgb_array`. None disables videos.
-        video_every: Interval of videos in episodes, >= 1: episode k is recorded if k is divisible
-            by it.
-        action_seed: Seed (>= 0) that, with the seed of an episode, determines the random choices in
-            it.
+        video_every: Interval of videos in episodes, >= 1: every `video_every`-th episode is
+            recorded.
+        action_seed: Seed of the agents' random choices, >= 0; combined with the seed of each
+            episode.
     """
 
     record: bool = False
@@ -105,7 +105,7 @@ class Recorder:
 
     Args:
         envs: The environments.
-        settings: What to record.
+        settings: Settings of the recordings.
 
     Raises:
         EnvError: If videos are requested and the render mode is not `rgb_array`.
@@ -123,7 +123,7 @@ class Recorder:
             self._fps = frames_per_second(envs.envs[0])
 
     def begin(self, i: int, number: int) -> None:
-        """Start recording the episode with this number in environment i."""
+        """Start recording episode `number` in environment i."""
         settings, seed = self._settings, self._envs.seeds[i]
         if settings.record:
             self._recordings[i] = EpisodeRecording(self._envs, i)
@@ -159,7 +159,7 @@ class Recorder:
         return recording.trajectory(self._envs, i), path
 
     def drop(self) -> None:
-        """Discard the running episodes, and remove unfinished videos."""
+        """Discard the recordings of running episodes, and remove unfinished videos."""
         for video in self._videos.values():
             video.discard()
         self._recordings.clear()
@@ -167,23 +167,23 @@ class Recorder:
 
 
 DEFAULT_FPS = 30.0
-"""Frames per second if the environment declares none."""
+"""Default number of frames per second."""
 
 END_S = 60.0
-"""Time in seconds that ffmpeg may take to finish a file."""
+"""Time limit for ffmpeg to finish a file, in seconds."""
 
 BUILD = 'build the environment with render_mode="rgb_array"'
 
 
 class VideoWriter:
-    """Writes a video; the file appears only when it is complete.
+    """Writes a video. The file is created under its name when it is complete.
 
     ffmpeg writes a temporary file, which is renamed by `close`. If the height or width of the
     frames is odd, their last row or column is repeated, because the codec requires even sizes.
 
     Args:
-        path: Path of the file, with the extension `.mp4`. The folder is created if the parent
-            folder exists.
+        path: Path of the file, with the extension `.mp4`. A missing folder is created if its parent
+            exists.
         fps: Frames per second, > 0.
 
     Raises:
@@ -194,7 +194,7 @@ class VideoWriter:
         self.path = path
         self._fps = fps
         self._ffmpeg = ffmpeg_path()
-        # `remove_leftovers` removes files with such a name if this process has died.
+        # `remove_leftovers` removes files with this pattern after the death of the process.
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._shape: tuple[int, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
@@ -228,7 +228,7 @@ class VideoWriter:
         """Finish the file. Closing twice has no effect.
 
         Raises:
-            RunDirectoryError: If the file cannot be written. No file remains.
+            RunDirectoryError: If the file cannot be written. Incomplete files are removed.
         """
         process = self._process
         if process is None:
@@ -259,7 +259,7 @@ class VideoWriter:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with suppress(OSError):  # Unwritten frames are discarded.
+            with suppress(OSError):  # Buffered frames are discarded.
                 process.communicate()
             self._temporary.unlink(missing_ok=True)
 
@@ -268,10 +268,10 @@ class VideoWriter:
         raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{shape[1]}x{shape[0]}"]
         coded = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "20", "-pix_fmt", "yuv420p"]
         command = [
-            # With -xerror, ffmpeg stops at the first error, so its messages fit into the pipe.
+            # With -xerror, ffmpeg stops at the first error, so the messages fit into the pipe.
             *(self._ffmpeg, "-y", "-loglevel", "error", "-xerror", "-threads", "1"),
             *(*raw, "-r", f"{self._fps:g}", "-i", "pipe:0", "-an"),
-            # One thread, because the environments use the other cores.
+            # One thread: other cores are used by environments.
             *(*coded, "-threads", "1", "-movflags", "+faststart", "-f", "mp4"),
             str(self._temporary.absolute()),
         ]
@@ -279,7 +279,7 @@ class VideoWriter:
         try:
             make_folders(self.path.parent)
             self._temporary.unlink(missing_ok=True)
-            os.close(open_own(self._temporary, os.O_WRONLY))  # The ffmpeg program follows links.
+            os.close(open_own(self._temporary, os.O_WRONLY))  # ffmpeg follows links.
             # A separate session protects ffmpeg from signals such as Ctrl-C.
             return subprocess.Popen(
                 command, stdin=pipe, stdout=null, stderr=pipe, start_new_session=True
@@ -295,7 +295,7 @@ def ffmpeg_path() -> str:
     """Return the path of ffmpeg.
 
     Raises:
-        MissingExtraError: If imageio-ffmpeg is not installed, or has no ffmpeg for this platform.
+        MissingExtraError: If imageio-ffmpeg is not installed or does not support this platform.
     """
     needed = ("imageio-ffmpeg", "video", "writing videos")
     try:
@@ -311,7 +311,7 @@ def check_render_mode(env: gymnasium.Env[Any, Any]) -> None:
         EnvError: If the render mode is not `rgb_array`.
     """
     if env.render_mode != "rgb_array":
-        raise EnvError(f"no video can be made with render_mode = {env.render_mode!r}: {BUILD}")
+        raise EnvError(f"videos are not supported with render_mode = {env.render_mode!r}: {BUILD}")
 
 
 def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
@@ -344,6 +344,6 @@ def even_frame(frame: Array) -> Array:
     """Pad a frame to even height and width, as a contiguous array."""
     height, width = frame.shape[:2]
     if height % 2 or width % 2:
-        # Repeated, not black, because two rows share their colour in the file.
+        # Edge values are repeated, because the codec averages the colours of two rows.
         frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     return np.ascontiguousarray(frame)

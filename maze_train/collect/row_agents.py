@@ -1,7 +1,7 @@
 """Agents that play episodes: user-defined policies, random actions and models.
 
-Each row is an independent episode: its actions depend only on the policy, the seed of the episode
-and its observations.
+Each row is an independent episode: the actions depend only on the policy, and on seed and
+observations of the episode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
 
 STEPS_PER_DRAW = 64
-"""Number of steps per draw of action noise."""
+"""Number of steps for which action noise is sampled at a time."""
 
 
 def num_reals(model: ActingModel) -> int:
@@ -45,7 +45,7 @@ def num_reals(model: ActingModel) -> int:
 
 
 class PopulationAgent(RowAgent):
-    """Acts with one copy of a model per environment, each with a separate random stream.
+    """Acts with one copy of a model and one random stream per environment.
 
     Actions are bit-for-bit independent of other episodes and of the row; see `nets.population`.
 
@@ -82,7 +82,7 @@ class PopulationAgent(RowAgent):
     def act(self) -> ArrayTree:
         """Choose the actions of the environments that are playing; see `RowAgent`."""
         obs = self._observe()
-        with torch.no_grad(), torch_threads(1):  # More threads may change the order of sums.
+        with torch.no_grad(), torch_threads(1):  # Multiple threads may change the order of sums.
             return as_arrays(self._choose(obs, self._envs.playing))
 
     def _observe(self) -> TensorTree:
@@ -91,7 +91,7 @@ class PopulationAgent(RowAgent):
         return as_tensors(self._space, columns.get("", columns))
 
     def _choose(self, obs: TensorTree, rows: list[int]) -> TensorTree:
-        """Return the environment actions of some rows, `[row_blocks(len(rows)), ...]`."""
+        """Return the environment actions of the given rows, `[row_blocks(len(rows)), ...]`."""
         if self._noise is None:
             return self._population.act(rows, obs, None, self._deterministic).env_actions
         noise = torch.zeros(row_blocks(len(rows)), self._noise.shape[2])
@@ -133,7 +133,7 @@ def model_agent(model: nn.Module, envs: EnvSlice, deterministic: bool = True) ->
     """Return an agent that acts with a copy of the current weights of a model.
 
     Args:
-        model: The model. It is copied to the CPU and set to evaluation mode.
+        model: The model. The copy is on the CPU and in evaluation mode.
         envs: The environments.
         deterministic: Whether to take the most likely action instead of sampling.
     """
@@ -143,7 +143,7 @@ def model_agent(model: nn.Module, envs: EnvSlice, deterministic: bool = True) ->
 
 
 def acting_part(model: nn.Module) -> nn.Module:
-    """Remove the critic of actor-critic models, including multi-agent ones; keep other models."""
+    """Return an actor-critic or multi-agent model without critics; keep other models."""
     if type(model) is JointModel:
         policies = {key: acting_part(own) for key, own in model.by_policy.items()}
         return JointModel(policies, model.agents)
@@ -154,22 +154,21 @@ def acting_part(model: nn.Module) -> nn.Module:
 
 
 class PolicyAgent(RowAgent):
-    """Acts with user-defined policies, one per environment, so that they may be stateful.
+    """Acts with user-defined policies, one per environment. Policies may be stateful.
 
-    A policy is an object with a method `act(observation)`, or a function. It receives a copy of one
-    observation in the structure and dtypes of the space, and returns one action. Floats of other
-    precision are converted. If the policy has a method `reset`, it is called at the beginning of
-    each episode. The seed of the episode is passed if `reset` has a parameter `seed` or requires
-    one argument. This seed differs from the seed of the environment, so both may seed generators.
-
-    Stateful policies need `reset`, because the same object plays one episode after the other.
+    A policy is a function, or an object with a method `act`. The argument is a copy of one
+    observation with the structure and dtypes of the space; the result is one action. Floats of
+    other precision are converted. The optional method `reset` is called at the beginning of each
+    episode; stateful policies require it, because an object plays multiple episodes. If `reset` has
+    a parameter `seed` or one required argument, a seed is passed, which differs from the seed of
+    the environment.
 
     Args:
         make_policy: Returns a new policy.
         envs: The environments.
 
     Raises:
-        ConfigError: If `make_policy` fails, or returns something that is not a policy.
+        ConfigError: If `make_policy` raises, or does not return a policy.
     """
 
     def __init__(self, make_policy: Callable[[], object], envs: EnvSlice) -> None:
@@ -193,7 +192,7 @@ class PolicyAgent(RowAgent):
         """Choose the actions of the environments that are playing; see `RowAgent`.
 
         Raises:
-            EpisodeError: If a policy raises, or returns something that is not in the action space.
+            EpisodeError: If a policy raises, or returns an action outside the action space.
         """
         envs = self._envs
         columns = zeroed_columns(self._action, len(envs.playing))
@@ -208,7 +207,7 @@ class PolicyAgent(RowAgent):
         return columns[""] if self._action.is_single else columns
 
     def _checked(self, row: int, action: Any) -> list[tuple[str, Array]]:
-        """Return the parts of an action in the dtypes of the space."""
+        """Return the parts of an action, with the dtypes of the space."""
         try:
             parts = self._action.read(action)
             return [(key, converted_action(part, self._action.leaves[key])) for key, part in parts]
@@ -216,9 +215,9 @@ class PolicyAgent(RowAgent):
             space = self._action.space
             problem = f"it returned {action!r}, which is not in the action space {space}: {error}"
             raise self._fault(row, problem) from error
-        except Exception as error:  # NumPy or the class of the action may raise anything.
+        except Exception as error:  # NumPy or the class of the action may raise any exception.
             text = f"{type(error).__name__}: {error}"
-            raise self._fault(row, f"its action cannot be read: {text}") from error
+            raise self._fault(row, f"the action is invalid: {text}") from error
 
     def _fault(self, row: int, problem: str) -> EpisodeError:
         name, seed = self._policies[row].name, self._envs.seeds[row]
@@ -229,13 +228,13 @@ class PolicyAgent(RowAgent):
 
 
 def random_agent(envs: EnvSlice) -> PolicyAgent:
-    """Return an agent that samples uniformly from the action space; with masks, legal actions only.
+    """Return an agent that samples uniformly from the legal actions.
 
     Args:
         envs: The environments.
 
     Raises:
-        SpaceError: If a mask does not fit the action space.
+        SpaceError: If a mask does not match the action space.
     """
     return PolicyAgent(partial(UniformPolicy, envs.observation.space, envs.action.space), envs)
 

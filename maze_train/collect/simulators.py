@@ -26,14 +26,14 @@ from maze_train.spaces.tensors import zeros_for
 
 NOT_GIVEN = {
     "as_termination": "time limits are treated as termination (env.truncation=as_termination)",
-    "bootstrap_previous": "at a time limit, the value of the previous observation is bootstrapped "
-    "instead (env.truncation=bootstrap_previous; as_termination does not bootstrap)",
+    "bootstrap_previous": "at a time limit, the value of the previous observation is used to "
+    "bootstrap (env.truncation=bootstrap_previous; as_termination does not bootstrap)",
 }
 """Descriptions of `env.truncation`, for messages."""
 
 
 class SimulatorCollector(RolloutCollector):
-    """Collects T steps from a simulator, and synchronises its device only after the last step.
+    """Collects T steps from a simulator, and synchronises the device only after the last step.
 
     If an episode is truncated and the simulator does not return its final observation, the value
     target is r_t + gamma V(s_t) (`Simulator.truncation` = `bootstrap_previous`) or r_t
@@ -64,7 +64,7 @@ class SimulatorCollector(RolloutCollector):
         return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
 
     def _begin_step(self, step: int, acted: Acted, storage: RolloutStorage) -> float:
-        """Store the actions, and send them to the device; `_receive` performs the step."""
+        """Store the actions and send them to the device. `_receive` steps the simulator."""
         storage.write_actions(step, acted.actions)
         began = time.perf_counter()
         self._actions = tree_map(lambda x: x.to(self.simulator.device), acted.env_actions)
@@ -119,12 +119,12 @@ class SimulatorCollector(RolloutCollector):
         is_missing = bool(missing.any())
         if (is_missing or bool(self.simulator.replaced_ends)) and not self._is_told:
             self._is_told = True
-            if not self.env.first_env:  # With several actors, only the first one prints the note.
+            if not self.env.first_env:  # Of several actors, only the first one prints the note.
                 meaning = NOT_GIVEN[self.simulator.truncation]
                 notify(f"note: {self.simulator.name} returns no final observations: {meaning}")
         is_recurrent = rollout.hidden_states is not None
         if is_missing and (is_recurrent or self.simulator.truncation == "as_termination"):
-            # The previous observation must not update the recurrent state twice.
+            # The previous observation would update the recurrent state twice.
             kept = kept & ~missing
         positions = kept.flatten().nonzero().squeeze(1)
         final_obs = tree_map(lambda x: x[:-1].flatten(0, 1)[positions], rollout.obs)
@@ -161,7 +161,7 @@ class SimulatorCollector(RolloutCollector):
                 )
 
     def _finished(self, rollout: Rollout, reports: FinishedEpisodes) -> FinishedEpisodes:
-        """Return the finished episodes with the metrics that infos reported for them."""
+        """Return the finished episodes, with the metrics from infos."""
         cpu = torch.device("cpu")
         end = rollout.end.to(cpu)
         ended = has_ended(end)
@@ -179,14 +179,14 @@ class SimulatorCollector(RolloutCollector):
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def _env_state(self) -> dict[str, Any] | None:
-        """Return the running episodes; None if they cannot be saved or none has begun."""
+        """Return the state of the running episodes; None if it cannot be saved."""
         if not self.simulator.can_be_restored or self._obs is None:
             return None
         calls = calls_to_state(self.env.calls_made)
         return {"simulator": self.simulator.state_dict(), "obs": self._obs, "calls": calls}
 
     def _load_env_state(self, state: dict[str, Any]) -> Array:
-        """Restore the running episodes; no environment begins a new one."""
+        """Restore the running episodes; return an all-False mask of new episodes."""
         self.env.make_calls(calls_from(state["calls"]))
         self._reset(self._env_seed)
         self.simulator.load_state_dict(state["simulator"])

@@ -9,7 +9,7 @@ from maze_train.nets.joint import JointModel
 
 
 def turns_of(model: JointModel, **settings: Any) -> TurnSplitter:
-    """Create the splitter of rollouts for the policies of a multi-agent model.
+    """Create a `TurnSplitter` for the policies of a multi-agent model.
 
     Args:
         model: The policies and their agents.

@@ -14,14 +14,14 @@ from maze_train.spaces.masks import LegalChoices, random_action
 
 
 class UniformPolicy:
-    """Samples actions with `gymnasium.Space.sample`; if there are masks, only legal actions.
+    """Samples actions with `gymnasium.Space.sample`, or from the legal actions if there are masks.
 
     Args:
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
 
     Raises:
-        SpaceError: If a mask does not fit the action space.
+        SpaceError: If a mask does not match the action space.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Checks of settings, for `__post_init__` of configuration dataclasses, and of tensor shapes."""
+"""Checks of settings (for `__post_init__` of configuration dataclasses) and of tensor shapes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 LONGEST_BELOW = 150
-"""Maximum length, in characters, of the paths the package creates below a directory."""
+"""Maximum length of paths below a directory created by maze_train, in characters."""
 
 UNKNOWN = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})", re.ASCII)
-"""Matches a `~user` or variable that is left in an expanded path because it is undefined."""
+"""Matches an undefined `~user` or variable in an expanded path."""
 
 NAMES_A_RUN = ("run", "resume", "base_run")
-"""Settings in which `latest` means the run that started last."""
+"""Settings in which `latest` refers to the run that started last."""
 
 MAX_THREADS = 1024
 """Maximum number of threads or processes in a setting; the OS rejects much larger values."""
 
 
 def expanded(name: str | os.PathLike[str]) -> str:
-    """Expand `~`, `~user`, `$NAME` and `${NAME}` in a path, as a shell does.
+    """Expand `~`, `~user`, `$NAME` and `${NAME}` in a path, like a shell.
 
     Undefined users and variables are left unchanged.
     """
@@ -40,11 +40,11 @@ def expanded(name: str | os.PathLike[str]) -> str:
 
 
 def absolute_path(key: str, name: str) -> str:
-    """Return the absolute path for a file or directory setting, expanded as by `expanded`.
+    """Return the absolute path for a file or directory setting; see `expanded`.
 
-    The path is made absolute because an environment may change the working directory. Hub
-    repositories (`hf://...`) and Minari datasets (`minari:...`) are returned unchanged. In settings
-    that name a run, `latest` and `latest@<version>` mean the run in `outputs/` that started last.
+    An absolute path remains valid if an environment changes the working directory. Hub repositories
+    (`hf://...`) and Minari datasets (`minari:...`) are returned unchanged. In settings of a run,
+    `latest` and `latest@<version>` refer to the run in `outputs/` that started last.
 
     Raises:
         ConfigError: If the name is empty, contains an undefined variable or user, or is not a valid
@@ -69,7 +69,7 @@ def absolute_path(key: str, name: str) -> str:
         raise ConfigError(key, f"not a valid path: {error}", name) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            problem = f"the path of {len(str(path))} characters is too long: use a shorter one"
+            problem = f"the path of {len(str(path))} characters is too long: use a shorter path"
             raise ConfigError(key, problem, name) from error
     return str(path)
 
@@ -77,7 +77,7 @@ def absolute_path(key: str, name: str) -> str:
 def _latest_run(key: str, name: str) -> str:
     link = os.path.join(OUTPUTS, LATEST)
     if not os.path.isdir(link):
-        problem = f"there is no {link}: no run has started in {OUTPUTS}/ of this directory"
+        problem = f"{link} does not exist: no run has started in {OUTPUTS}/ of this directory"
         raise ConfigError(key, problem, name)
     return os.path.realpath(link)
 
@@ -86,8 +86,8 @@ def matching_folders(key: str, pattern: str) -> dict[str, str]:
     """Return the folders that match a glob pattern, in numeric order.
 
     Returns:
-        Path by name: the part of the path below the folder that contains all of them. Links to a
-        folder that was found already are left out.
+        Paths by name. The name is the path relative to the common parent folder. Links to folders
+        already found are omitted.
 
     Raises:
         ConfigError: If no folder matches.
@@ -102,12 +102,12 @@ def matching_folders(key: str, pattern: str) -> dict[str, str]:
 
 
 def _is_link(path: str) -> tuple[bool, str]:
-    """Sort key: links first, so that the folder itself replaces them."""
+    """Sort key: links before folders, so that a folder replaces its links."""
     return os.path.realpath(path) == path, path
 
 
 def check_below(key: str, name: str) -> None:
-    """Raise if a file name is absolute or contains `..`, so that files stay in their directory."""
+    """Raise if a file name is absolute or contains `..`, and could leave its directory."""
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise ConfigError(key, "expected a path below the run directory, without ..", name)
 
@@ -156,17 +156,17 @@ def check_fields(settings: object, minimum: float, *keys: str, maximum: float = 
 
 
 def check_same_shape(**tensors: Tensor) -> None:
-    """Raise if tensors differ in shape, because broadcasting would hide the mistake.
+    """Raise if tensors differ in shape, because broadcasting would hide the error.
 
     A column [N, 1] against a row [N] broadcasts silently to [N, N] and still has a finite mean.
 
     Args:
-        **tensors: At least one tensor. The first sets the expected shape; the names appear in the
-            message.
+        **tensors: At least one tensor. The first tensor has the expected shape. Names are used in
+            the message.
 
     Raises:
-        ShapeError: If the shape of a tensor differs from the first. The message names both tensors
-            and both shapes.
+        ShapeError: If the shape of a tensor differs from the first. The message contains names and
+            shapes of both.
     """
     (first_name, first), *others = tensors.items()
     expected = first.shape

@@ -1,9 +1,9 @@
-"""Settings: dataclasses that are built from plain values, in Python or from a file.
+"""Settings: dataclasses that can be built from plain values.
 
-The constructor of `Settings` converts each field to its type hint and then checks it. All paths go
-through this conversion: `build_dataclass`, `dataclasses.replace` and direct construction.
+The constructor of `Settings` converts each field to its type hint and then checks the value. This
+applies to `build_dataclass`, `dataclasses.replace` and direct construction.
 
-Values come from YAML, the command line or Python, so `1e6`, `10k` and `1.5M` are accepted as
+Because values may come from YAML or the command line, `1e6`, `10k` and `1.5M` are accepted as
 integers and `"1e-3"` as a float. There are no other implicit conversions: `yes` is not a boolean,
 1.5 is not an integer, and 5 is not a string.
 """
@@ -36,23 +36,23 @@ from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, locate, target_name
 
 TUPLE = "_tuple_"
-"""Key of a mapping `{<key>: [...]}` that represents a tuple, which YAML lacks."""
+"""Key of a mapping `{<key>: [...]}` that represents a tuple, because YAML has no tuples."""
 
 CHANGES = "changes"
 IN_RUN = MappingProxyType({CHANGES: "run"})
-"""Metadata of fields that may change while a run trains, and when it is resumed."""
+"""Metadata of fields that may change during a run, and when a run is resumed."""
 ON_RESUME = MappingProxyType({CHANGES: "resume"})
-"""Metadata of fields and sections that may only change when a run is resumed."""
+"""Metadata of fields and sections that may change only when a run is resumed."""
 NEW_RUN = MappingProxyType({CHANGES: ""})
-"""Metadata of fields that may not change, within sections marked as `ON_RESUME`. Fields without
-metadata in other sections may not change either."""
+"""Metadata of fields that must not change, within sections marked as `ON_RESUME`. Fields without
+metadata in other sections must not change either."""
 
 
 @dataclass(kw_only=True)
 class Settings:
     """Base class of all settings.
 
-    Subclasses check their fields in `__post_init__`, after calling the method of this class.
+    Subclasses check their fields in `__post_init__`, after calling `super().__post_init__()`.
     """
 
     _hints: ClassVar[Mapping[str, object]]
@@ -77,7 +77,7 @@ class Settings:
 
     @property
     def fixed_settings(self) -> dict[str, str]:
-        """Fields marked as `IN_RUN` that may not change with these settings, with the reasons."""
+        """Fields marked as `IN_RUN` that must not change for these settings, with the reasons."""
         return {}
 
     def value_of(self, name: str) -> Any:
@@ -86,7 +86,7 @@ class Settings:
 
     @classmethod
     def from_short_form(cls, value: object) -> Self | None:
-        """Build settings from a short form, such as a text or a list; None for other values.
+        """Build settings from a short form, such as a string or a list; None for other values.
 
         Raises:
             ConfigError: If the short form is invalid.
@@ -94,10 +94,11 @@ class Settings:
         return None
 
     def to_plain(self, hint: object) -> object:
-        """Return plain values for YAML from which `convert` rebuilds the settings.
+        """Return plain values for YAML; the inverse of `convert`.
 
         Args:
-            hint: Type hint of the field; the class is included as `_target_` if it is not the hint.
+            hint: Type hint of the field. If the class of the settings differs, it is included as
+                `_target_`.
         """
         cls = type(self)
         node: dict[str, object] = {} if cls is hint else {TARGET: dotted_name(cls)}
@@ -111,7 +112,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 @runtime_checkable
 class Scalar(Protocol):
-    """NumPy array or tensor; a scalar if the shape is empty."""
+    """NumPy or PyTorch array; a scalar if the shape is empty."""
 
     shape: Collection[int]
 
@@ -121,13 +122,13 @@ class Scalar(Protocol):
 
 @dataclass(frozen=True)
 class Known:
-    """End of the message for an unknown key: the key that is meant, and all allowed keys."""
+    """End of the message for an unknown key: a suggestion, and all allowed keys."""
 
     allowed: tuple[str, ...]
     """Allowed keys of the section."""
 
     meant: tuple[str, ...] = ()
-    """Dotted names of settings to suggest; empty for the closest key."""
+    """Dotted names of settings to suggest; empty to suggest the closest key."""
 
     def __call__(self, key: str) -> str:
         """Return the text for a dotted key."""
@@ -158,14 +159,14 @@ def join(path: str, key: str) -> str:
 
 
 def when_changeable(settings: Settings, key: str) -> tuple[str, str]:
-    """Return when a setting may change, from the metadata of its field or of its section.
+    """Return when a setting may change, according to the metadata of its field or section.
 
     Args:
         settings: The settings.
-        key: Dotted name of one of them.
+        key: Dotted name of a setting.
 
     Returns:
-        `run` (see `IN_RUN`), `resume` or empty; and the reason if `fixed_settings` has one.
+        `run` (see `IN_RUN`), `resume` or empty; and the reason from `fixed_settings`, if any.
     """
     when, reason = "", ""
     node: object = settings
@@ -184,10 +185,10 @@ def build_dataclass(cls: type[SettingsT], node: object, path: str = "") -> Setti
     """Build settings from a nested mapping of plain values.
 
     Args:
-        cls: The class. If `node` has the key `_target_` and `cls` has no field `target`, the class
-            given by `_target_`, a subclass of `cls`, is built instead.
-        node: Values by key; missing values use the defaults.
-        path: Dotted key of the node in the whole configuration, for messages.
+        cls: The class. If `node` has the key `_target_` and `cls` has no field `target`, `_target_`
+            selects a subclass of `cls` to build instead.
+        node: Values by key; defaults are used for missing keys.
+        path: Dotted key of the node in the configuration, for messages.
 
     Raises:
         ConfigError: If a key is unknown or missing, or a value has the wrong type or is out of
@@ -203,7 +204,7 @@ def build_dataclass(cls: type[SettingsT], node: object, path: str = "") -> Setti
         given = _given(cls, values)
         for f in fields(cls):
             if f.init and f.name not in given and f.default is f.default_factory is MISSING:
-                raise ConfigError(key_of_field(f.name), "needs a value")
+                raise ConfigError(key_of_field(f.name), "a value is required")
         return cls(**given)
     except ConfigError as error:
         raise error.below(path) from None
@@ -218,9 +219,9 @@ def replaced(settings: SettingsT, node: Mapping[str, object], path: str) -> Sett
 
 
 def _given(cls: type[Settings], node: Mapping[str, object]) -> dict[str, Any]:
-    """Return values by field. Values of fields of type Any are copied and must be plain.
+    """Return values by field. For fields of type Any, values must be plain and are copied.
 
-    The constructor itself accepts any object for such fields; a configuration file cannot.
+    Unlike configuration files, the constructor accepts any object for these fields.
     """
     names, hints = field_of_key(cls), cls.hints()
     given: dict[str, Any] = {}
@@ -270,12 +271,12 @@ def convert(value: object, hint: object, path: str) -> Any:
 
 
 PLAIN_TYPES = frozenset((type(None), bool, int, float, str, list, tuple, dict))
-"""Types of values as Python and YAML give them."""
+"""Types of plain Python and YAML values."""
 
 
 def _unboxed(value: object) -> object:
-    """Convert a scalar of NumPy or PyTorch to a Python number; return other values unchanged."""
-    if type(value) in PLAIN_TYPES:  # Checking the protocol takes ten times as long.
+    """Convert a NumPy or PyTorch scalar to a Python number; return other values unchanged."""
+    if type(value) in PLAIN_TYPES:  # The check of the protocol takes ten times as long.
         return value
     return value.item() if isinstance(value, Scalar) and value.shape == () else value
 
@@ -308,7 +309,7 @@ def _convert_union(value: object, arms: tuple[object, ...], path: str) -> object
     for arm in arms:
         if len(arms) == 1 or isinstance(value, _shapes(arm)):
             return convert(value, arm, path)
-    for arm in arms:  # No exact match; the value may be a number spelled "1e6".
+    for arm in arms:  # No exact match. The value may be a number such as "1e6".
         if arm in (int, float):
             with suppress(ConfigError):
                 return convert(value, arm, path)
@@ -340,7 +341,7 @@ def _convert_scalar(value: object, hint: object, path: str) -> object:
     expected, read = SCALARS[hint]
     converted = read(value)
     if converted is None:
-        # Rejected: the command line reads 2026_11_20 as a number, which loses its spelling.
+        # Numbers are rejected: the command line parses 2026_11_20 as a number.
         is_number = hint is str and isinstance(value, (int, float)) and not isinstance(value, bool)
         remedy = _quoted_number if is_number else None
         raise ConfigError(path, f"expected {expected}", value, remedy)
@@ -378,7 +379,7 @@ SCALARS: Mapping[object, tuple[str, Callable[[object], object]]] = MappingProxyT
         str: ("a string", lambda value: value if isinstance(value, str) else None),
     }
 )
-"""Name in messages and conversion of each scalar type; the conversion returns None on failure."""
+"""Name in messages and conversion for each scalar type. Conversions return None on failure."""
 
 
 def _describe(hint: object) -> str:
@@ -390,14 +391,14 @@ def _describe(hint: object) -> str:
 
 
 def _quoted_number(path: str) -> str:
-    """Return the hint for a text that YAML reads as a number."""
-    return f"; quote what looks like a number: {path}='\"...\"'"
+    """Return the hint for a string that YAML parses as a number."""
+    return f"; quote strings that look like numbers: {path}='\"...\"'"
 
 
 def written(path: str, value: object, keys: Iterable[str] = (), in_list: bool = False) -> str:
-    """Return the spelling of a mapping at `path` in YAML, shell and Python, for messages.
+    """Return the syntax of a mapping at `path` in YAML, shell and Python, for messages.
 
-    A text that names a class is written as `_target_`.
+    A dotted path of a class is written as `_target_`.
     """
     place = path.rpartition("[")[0] if path.endswith("]") else path
     name = target_name(value)
@@ -410,7 +411,7 @@ def written(path: str, value: object, keys: Iterable[str] = (), in_list: bool = 
 
 
 def _plain(value: object, path: str) -> object:
-    """Deep-copy plain values, so that settings share no objects with their source.
+    """Return a deep copy of plain values, so that settings share no objects with their source.
 
     Raises:
         ConfigError: If a value cannot be stored in a file.
@@ -431,8 +432,8 @@ def _plain(value: object, path: str) -> object:
     if value is not None and not isinstance(value, (bool, int, float, str)):
         raise ConfigError(
             path,
-            "config.yaml can only store numbers, strings, lists, tuples and mappings; create other "
-            "objects in a class or function, and name it as _target_",
+            "config.yaml supports only numbers, strings, lists, tuples and mappings; create other "
+            "objects in a class or function, and select it with _target_",
             value,
         )
     return value
@@ -454,7 +455,7 @@ def _written(value: object, hint: object) -> object:
 def config_to_dict(config: Settings) -> dict[str, Any]:
     """Return settings as plain values for YAML.
 
-    `load_config` rebuilds a `TrainConfig` from the result, `build_dataclass` any other class.
+    Use `load_config` to rebuild a `TrainConfig`, and `build_dataclass` for other classes.
     """
     dumped = config.to_plain(type(config))
     assert isinstance(dumped, dict)

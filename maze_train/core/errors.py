@@ -1,4 +1,4 @@
-"""Exceptions of the package, and helpers for their messages."""
+"""Exceptions of maze_train, and helpers for error messages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def printable(text: str) -> str:
 
 
 class MazeTrainError(Exception):
-    """Base class of all exceptions that the package raises deliberately."""
+    """Base class of all exceptions of maze_train."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
 def foreign_cause(error: BaseException) -> BaseException | None:
-    """Return the third-party exception that caused an error of this package, or None."""
+    """Return the third-party exception that caused an error of maze_train, or None."""
     while isinstance(error, MazeTrainError):
         if error.__cause__ is None:
             return None
@@ -37,7 +37,7 @@ def foreign_cause(error: BaseException) -> BaseException | None:
 
 
 PASSING_ON = frozenset((*sys.stdlib_module_names, "torch", "gymnasium", "hydra"))
-"""Packages through which this package calls user code."""
+"""Packages through which maze_train calls user code."""
 
 LIBRARIES = frozenset(
     (
@@ -46,13 +46,13 @@ LIBRARIES = frozenset(
         *("onnxruntime", "onnxscript", "pettingzoo", "ray", "rich", "tensorboard", "wandb", "yaml"),
     )
 )
-"""Dependencies of this package; their errors are explained by the package's own messages."""
+"""Dependencies of maze_train, whose errors are explained in messages of maze_train."""
 
 
 def failed_in_user_code(error: BaseException) -> bool:
     """Return whether an error was caused by an exception in user code.
 
-    User code is any code called by this package other than its dependencies.
+    User code is all code called by maze_train except its dependencies.
     """
     cause = error.__cause__
     if cause is None:
@@ -76,8 +76,8 @@ class ConfigError(MazeTrainError):
         key: Dotted name of the setting, such as `algorithm.lr`.
         problem: What is wrong, what is allowed, and how to fix it, in one or two sentences.
         value: The invalid value; omitted from the message if not given.
-        remedy: Returns the end of the message for the dotted name of the setting in the whole
-            configuration; must be picklable.
+        remedy: Maps the full dotted name of the setting to the end of the message; must be
+            picklable.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ConfigError(MazeTrainError):
         return type(self), (self.key, self.problem, self.value, self.remedy)
 
     def below(self, prefix: str) -> ConfigError:
-        """Return the same error with the key prefixed by the parent node `prefix`."""
+        """Return the same error with the key below the parent node `prefix`."""
         key = f"{prefix}.{self.key}" if prefix and self.key else prefix or self.key
         return type(self)(key, self.problem, self.value, self.remedy)
 
@@ -119,8 +119,8 @@ class EnvError(MazeTrainError):
     """An environment could not be built, raised an error, or returned an invalid value.
 
     Attributes:
-        seed: Seed of the episode that failed; None: unknown.
-        is_final: Whether a worker that is restarted would fail in the same way.
+        seed: Seed of the failed episode; None: unknown.
+        is_final: Whether a restarted worker would fail in the same way.
     """
 
     seed: int | None = None
@@ -139,7 +139,7 @@ class CallbackError(TrainingError):
     """A callback or a user-defined evaluator raised an error.
 
     Attributes:
-        checkpoint: Checkpoint from which the run can be resumed, once it was saved.
+        checkpoint: Checkpoint from which the run can be resumed; None before it is saved.
     """
 
     at_once = False
@@ -151,7 +151,7 @@ class RunDirectoryError(MazeTrainError):
 
 
 class ExportError(MazeTrainError):
-    """A policy cannot be exported, or the exported file would act differently."""
+    """A policy cannot be exported, or the actions of the exported policy differ."""
 
 
 class DatasetError(MazeTrainError):
@@ -167,9 +167,9 @@ class MissingExtraError(MazeTrainError):
 
     Args:
         package: Name of the package.
-        extra: Extra of `maze-train` that installs it.
-        purpose: Feature that needs it.
-        problem: Why the installed package does not work; None: it is not installed.
+        extra: Extra of `maze-train` that installs the package.
+        purpose: Feature that requires the package.
+        problem: Reason why the installed package does not work; None: it is not installed.
     """
 
     def __init__(self, package: str, extra: str, purpose: str, problem: str | None = None) -> None:
@@ -193,13 +193,13 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(names: Iterable[object], before: str = "; ", after: str = "") -> str:
-    """Format a "did you mean" question for some names; empty if there are none."""
+    """Format a "did you mean" question; empty without names."""
     listed = " or ".join(map(str, names))
     return f"{before}did you mean {listed}?{after}" if listed else ""
 
 
 def one_of(word: str, allowed: Iterable[str]) -> str:
-    """List the allowed names for an error message and suggest the name nearest to `word`."""
+    """List the allowed names for an error message, and suggest the name closest to `word`."""
     names = list(allowed)
     meant = did_you_mean(map(repr, nearest(word, names, count=1)))
     return f"expected one of {', '.join(names)}{meant}"

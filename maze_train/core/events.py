@@ -1,4 +1,4 @@
-"""Events: statistics declared once, with name, meaning and reduction."""
+"""Events: declarations of statistics with name, meaning and reduction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maze_train.core.types import Array, Tensor
 
 Reduction: TypeAlias = Literal["mean", "sum", "max", "min", "last"]
 
-# Number of pending values after which they are reduced, to bound the memory of long epochs.
+# Maximum number of pending values, which limits the memory of long epochs.
 _PENDING_LIMIT = 65_536
 
 
@@ -34,7 +34,7 @@ class Event:
     name: str = field(default="", init=False)
     """Name of the attribute."""
     tag: str = field(default="", init=False)
-    """`<prefix>/<name>`: the column in metrics.csv and the metric name in all other writers."""
+    """`<prefix>/<name>`: column in metrics.csv, and metric name in all other writers."""
 
     def __post_init__(self) -> None:
         if self.reduce not in ("mean", "sum", "max", "min", "last"):
@@ -46,21 +46,21 @@ class Event:
         object.__setattr__(self, "name", name)
 
     def of_part(self, part: str) -> Event:
-        """Return the event for one part, such as a part of the action: `<tag>/<part>`.
+        """Return the event for a part, such as a part of the action: `<tag>/<part>`.
 
-        Statistics are keyed by tag, so the event may be created again on each call.
+        Statistics are keyed by tag, so a new event may be created in each call.
         """
         return Event.of_tag(f"{self.tag}/{part}", self.doc, self.reduce)
 
     @classmethod
     def of_tag(cls, tag: str, doc: str, reduce: Reduction = "mean") -> Event:
-        """Create an event that no interface declares, such as a user-defined metric."""
+        """Create an event without an interface, such as a user-defined metric."""
         return cls(doc, reduce)._called(tag.partition("/")[2], tag)
 
     def of_owner(self, owner: str) -> Event:
-        """Return the event for one owner, such as a policy: `<prefix>/<owner>/<name>`.
+        """Return the event for an owner, such as a policy: `<prefix>/<owner>/<name>`.
 
-        Statistics are keyed by tag, so the event may be created again on each call.
+        Statistics are keyed by tag, so a new event may be created in each call.
         """
         prefix = self.tag.removesuffix(f"/{self.name}")
         event = Event(self.doc, self.reduce)
@@ -73,13 +73,13 @@ class Event:
 
 
 class EventInterface:
-    """Base class for a group of events with a common prefix; never instantiated.
+    """Base class of groups of events with a common prefix. It is never instantiated.
 
         class ActorCriticEvents(EventInterface, prefix="train"):
             policy_loss = Event("Clipped surrogate loss.")
 
-    The event `ActorCriticEvents.policy_loss` then has the tag `train/policy_loss`. Subclasses
-    inherit events with their tags, and the prefix unless they set another one.
+    In this example, the event `ActorCriticEvents.policy_loss` has the tag `train/policy_loss`.
+    Subclasses inherit events with their tags, and the prefix by default.
     """
 
     prefix: ClassVar[str] = ""
@@ -89,7 +89,9 @@ class EventInterface:
         if prefix is not None:
             cls.prefix = prefix
         if not cls.prefix:
-            raise TypeError(f'class {cls.__name__}(EventInterface, prefix="..."): give a prefix')
+            raise TypeError(
+                f'class {cls.__name__}(EventInterface, prefix="..."): a prefix is required'
+            )
         for member in vars(cls).values():
             if isinstance(member, Event):
                 if member.tag:
@@ -99,7 +101,7 @@ class EventInterface:
 
     @classmethod
     def events(cls) -> list[Event]:
-        """Return all events of the group in order of declaration, inherited ones first."""
+        """Return all events of the group in order of declaration, inherited events first."""
         found: dict[str, Event] = {}
         for base in reversed(cls.__mro__):
             found.update({n: e for n, e in vars(base).items() if isinstance(e, Event)})
@@ -107,7 +109,7 @@ class EventInterface:
 
 
 class _Total:
-    """Running total of one event, which can be merged exactly."""
+    """Running total of one event. Totals can be merged exactly."""
 
     __slots__ = ("reduce", "value", "weight")
 
@@ -117,12 +119,13 @@ class _Total:
         self.weight = weight
 
     def add(self, value: float, weight: float) -> None:
-        """Add a value; for the reduction `mean` it must already be multiplied by its weight."""
+        """Add a value, multiplied by its weight for the reduction `mean`."""
         if self.weight == 0.0 or self.reduce == "last":
             self.value = value
         elif self.reduce in ("mean", "sum"):
             self.value += value
-        # All comparisons with NaN are false; NaN must win, or the result would depend on the order.
+        # NaN takes precedence. Comparisons with NaN are false, so the result would depend on the
+        # order.
         elif math.isnan(value) or (
             value > self.value if self.reduce == "max" else value < self.value
         ):
@@ -136,9 +139,9 @@ class _Total:
 class Statistics:
     """Collects values of events and reduces each event to one value.
 
-    `record` only appends: tensors stay on their device, and nothing is read before `reduce`,
-    `merge` or `state_dict`, which copy all tensors of one device and dtype to the host at once.
-    NaN propagates: the mean, sum, maximum or minimum of values that include NaN is NaN.
+    `record` only appends: tensors remain on their device. `reduce`, `merge` and `state_dict` copy
+    all tensors of a device and dtype to the host at once. NaN propagates: the mean, sum, maximum or
+    minimum of values that include NaN is NaN.
     """
 
     __slots__ = ("_pending", "_totals")
@@ -152,10 +155,10 @@ class Statistics:
 
         Args:
             event: Event of the value.
-            value: A number or a one-element tensor on any device; detached. The tensor is read
-                later: pass a clone if it will be overwritten.
-            weight: Weight of the value in a mean, such as the number of samples behind it, >= 0.
-                All reductions ignore values with weight 0.
+            value: A number or a one-element tensor on any device; detached. Tensors are read later:
+                pass a clone if the tensor will be overwritten.
+            weight: Weight of the value in a mean, such as the number of samples, >= 0. All
+                reductions ignore values with weight 0.
         """
         if type(value) is not float and getattr(value, "requires_grad", False):
             value = value.detach()  # type: ignore[union-attr]  # only a tensor has requires_grad
@@ -173,9 +176,9 @@ class Statistics:
                 self.record(event, number)
 
     def merge(self, other: Statistics) -> None:
-        """Append all values of `other`, as if they had been recorded here.
+        """Append all values of `other`.
 
-        Exact: means are merged by their sums and weights, not as means of means.
+        The result is exact: means are merged by their sums and weights.
         """
         if other._totals:
             self._settle()
@@ -188,7 +191,7 @@ class Statistics:
     def reduce(self) -> dict[str, float]:
         """Return the reduced value of each event by tag, in the order of first appearance.
 
-        Events without values are omitted. The values are kept until `clear`.
+        Events without values are omitted. Values remain until `clear`.
 
         Raises:
             ShapeError: If a recorded tensor has more than one element.
@@ -211,11 +214,11 @@ class Statistics:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the totals from `state_dict`; values recorded before are discarded."""
+        """Restore the totals from `state_dict`; values recorded so far are discarded."""
         self._pending = []
         self._totals = {tag: _Total(**total) for tag, total in state.items()}
 
-    # Pickled as plain values: tensors would be shared between processes by file descriptor.
+    # Pickled as plain values, because tensors would be shared between processes by file descriptor.
     def __getstate__(self) -> dict[str, Any]:
         return self.state_dict()
 

@@ -1,4 +1,4 @@
-"""Atomic writes, verified reads, directory locks, sealed JSON, versions of packages."""
+"""Atomic writes, verified reads, directory locks, sealed JSON, and package versions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file for reading. Raise for pipes and devices, because reading them may block forever.
+    """Open a file for reading. Raise for pipes and devices, because reads could block forever.
 
     Raises:
         OSError: If the file cannot be opened or is not a regular file.
@@ -83,11 +83,11 @@ def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > at_most:
             raise OSError(errno.EFBIG, f"is larger than {at_most} bytes", str(path))
-        return file.read(size)  # `at_most` bytes would be allocated at once
+        return file.read(size)  # `read(at_most)` would allocate `at_most` bytes
 
 
 def read_json(path: Path, at_most: int = MAX_TEXT_NBYTES) -> dict[str, Any]:
-    """Read a JSON object; empty if there is no file.
+    """Read a JSON object; return an empty dict if there is no file.
 
     Raises:
         RunDirectoryError: If the file is damaged.
@@ -99,12 +99,12 @@ def read_json(path: Path, at_most: int = MAX_TEXT_NBYTES) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     if not isinstance(found, dict):
-        raise RunDirectoryError(f"{path} is damaged: expected values by name")
+        raise RunDirectoryError(f"{path} is damaged: expected a mapping")
     return found
 
 
 class DamagedError(Exception):
-    """A file is damaged; the message names the file and the fault."""
+    """A file is damaged. The message contains the file name and the problem."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class FileDigest:
 
 @contextmanager
 def undamaged(path: Path) -> Iterator[None]:
-    """Convert OSError about a file in the block to DamagedError."""
+    """Convert OSError in the block to DamagedError."""
     try:
         yield
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def undamaged(path: Path) -> Iterator[None]:
 
 
 def verified_blocks(path: Path, expected: FileDigest) -> Iterator[bytes]:
-    """Yield a file in chunks; after the last one, raise DamagedError if the digest differs.
+    """Yield a file in chunks. After the last chunk, raise DamagedError if the digest differs.
 
     Raises:
         DamagedError: If the file is missing, unreadable or modified.
@@ -153,10 +153,10 @@ def verified_blocks(path: Path, expected: FileDigest) -> Iterator[bytes]:
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` if the block ends without an exception.
 
-    Missing parent folders are created, except those guarded by `guarded`.
+    Missing parent folders are created, except guarded folders (see `guarded`).
 
     Raises:
-        OSError: If the file cannot be written. `path` is then unchanged.
+        OSError: If the file cannot be written. The file `path` is then unchanged.
     """
     with opened_folder(path.parent, make=True) as folder:
         temporary = f".{path.name}.{os.getpid()}.tmp"
@@ -172,7 +172,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def writable(key: str, directory: Path) -> Iterator[None]:
-    """Convert OSError in the block to a ConfigError of the setting that names a directory.
+    """Convert OSError in the block to a ConfigError of a directory setting.
 
     Raises:
         ConfigError: If writing fails in the block.
@@ -188,7 +188,7 @@ def write_synced(path: Path, data: bytes) -> None:
     """Write a new file and sync its content to disk; the directory entry is not synced.
 
     Raises:
-        OSError: If the file cannot be written. A part of the file may then exist.
+        OSError: If the file cannot be written. An incomplete file may remain.
     """
     with opened_folder(path.parent) as folder, _synced_file(folder, path.name) as file:
         file.write(data)
@@ -196,7 +196,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _synced_file(folder: OpenFolder, name: str) -> Iterator[IO[bytes]]:
-    """Create a file, replacing an existing one or a link, and sync it after the block."""
+    """Create a file, replacing an existing file or link, and sync it after the block."""
     folder.remove(name)
 
     def opener(*_: object) -> int:
@@ -209,9 +209,9 @@ def _synced_file(folder: OpenFolder, name: str) -> Iterator[IO[bytes]]:
 
 
 def fsync_directory(path: Path) -> None:
-    """Sync a directory to disk: files that were created, renamed or removed in it.
+    """Sync a directory to disk, after files were created, renamed or removed.
 
-    Does nothing on file systems that do not support this.
+    Does nothing on file systems without support for syncing directories.
 
     Raises:
         OSError: If the directory does not exist, or the disk fails.
@@ -227,7 +227,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def process_runs(pid: int) -> bool:
-    """Return whether a process with this id exists on this machine."""
+    """Return whether a process with the id `pid` exists on this machine."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -238,7 +238,7 @@ def process_runs(pid: int) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove unfinished files that `atomic_write` left behind in a dead process."""
+    """Remove unfinished files of `atomic_write` in dead processes."""
     for path in directory.glob(".*.tmp"):
         pid = path.suffixes[-2:-1]
         if pid and pid[0][1:].isdigit() and not process_runs(int(pid[0][1:])):
@@ -248,16 +248,17 @@ def remove_leftovers(directory: Path) -> None:
 LOCK = ".lock"
 
 TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
-"""Glob of multiprocessing's temporary directories, and name of the lock file placed in them."""
+"""Pattern of multiprocessing's temporary directories, and name of the lock file in these
+directories."""
 
 LOCK_GRACE_S = 3.0
-"""Seconds to wait for the lock of a dead process while workers of that process still hold it."""
+"""Time in seconds to wait for the lock of a dead process until its workers release the lock."""
 
 
 def new_directory(parent: Path) -> Path:
     """Create a directory named after the current time, unique among concurrent callers.
 
-    A number is appended if a directory of the same second exists.
+    If a directory of the same second exists, a number is appended.
     """
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     number = 1
@@ -273,9 +274,10 @@ def new_directory(parent: Path) -> Path:
 
 
 def link_latest(link: Path, directory: Path) -> None:
-    """Create a link to a directory beside or below it; does nothing if links are not supported.
+    """Create a link to a directory; does nothing if links are not supported.
 
-    An existing link is replaced atomically; another file is not changed.
+    The target is a sibling of the link, or below one. An existing link is replaced atomically;
+    other files are not changed.
     """
     temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
     if link.exists() and not link.is_symlink():
@@ -289,9 +291,9 @@ def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
     """Create a directory for results.
 
     Args:
-        key: Setting that names the directory, for messages.
+        key: Setting of the directory, for messages.
         name: Path; None: `<default_parent>/<date>_<time>`.
-        default_parent: Parent directory if no name is given.
+        default_parent: Parent directory for `name` None.
 
     Raises:
         ConfigError: If the directory cannot be created.
@@ -308,12 +310,12 @@ def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
 def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     """Lock `directory` against other processes for the duration of the block.
 
-    A run only writes below its directory, so links that lead out of it raise an error. If the
-    directory is moved or removed, or its lock file is replaced, later writes raise an error (see
-    `guarded`).
+    A run writes only below its directory, so links to targets outside the directory raise an error.
+    If the directory is moved or removed, or the lock file is replaced, later writes raise an error
+    (see `guarded`).
 
-    The lock is an `flock` on the file `.lock` in the directory. The OS releases it when the process
-    ends; the file is kept. On file systems without locks, nothing is locked.
+    The lock is an `flock` on the file `.lock` in the directory. The OS releases the lock when the
+    process ends; the file remains. On file systems without locks, nothing is locked.
 
     Args:
         directory: An existing directory, usually of a run.
@@ -321,7 +323,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
 
     Raises:
         RunDirectoryError: If the directory is locked by another process, is not writable, or
-            contains a link that leads out of it.
+            contains a link to a target outside the directory.
     """
     import fcntl  # Not available on Windows.
 
@@ -329,7 +331,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     missing = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
     path = directory / LOCK
     try:
-        # Close-on-exec, Python's default: child programs do not inherit the lock.
+        # Python opens files with close-on-exec, so child programs do not inherit the lock.
         descriptor = open_own(path, os.O_RDWR)
     except OSError as error:
         raise RunDirectoryError(f"{directory} cannot be locked: {error}") from error
@@ -344,14 +346,14 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         except OSError as error:
             if error.errno not in missing:
                 raise RunDirectoryError(f"{path} cannot be locked: {error}") from error
-        with suppress(OSError):  # The content is informational.
+        with suppress(OSError):  # The content is only informational.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
         try:
             with guarded(directory, path):
                 yield
         finally:
-            # A process forked during the block shares the descriptor and thereby the lock.
+            # A process forked during the block shares the descriptor and the lock.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
@@ -360,7 +362,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
 
 @contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Serialise such blocks for one directory among the processes of this machine.
+    """Serialise the blocks of all processes on this machine for a directory.
 
     Does nothing if the directory cannot be locked.
     """
@@ -378,10 +380,10 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 
 
 def _take_lock(descriptor: int) -> None:
-    """Take the lock; if its owner is dead, wait until the owner's workers have exited.
+    """Acquire the lock. If the owner of the lock is dead, wait until its workers have exited.
 
     Raises:
-        BlockingIOError: If another process holds the lock.
+        BlockingIOError: If another process has the lock.
     """
     import fcntl
 
@@ -403,7 +405,7 @@ def _take_lock(descriptor: int) -> None:
 
 
 def _owner(descriptor: int) -> str:
-    """Return the process that the lock file names."""
+    """Return the owner of the lock according to the lock file."""
     text = os.pread(descriptor, 400, 0).decode(errors="replace").strip()
     return text if re.fullmatch(r"pid \d+ on host \S+", text) else "pid unknown"
 
@@ -411,19 +413,19 @@ def _owner(descriptor: int) -> str:
 def claim_temporary() -> None:
     """Lock multiprocessing's temporary directory, and remove directories of dead processes.
 
-    The fork server keeps its socket there. The directory is removed at a normal exit, but not if
-    the process is killed. The mark is a file that stays locked until the process ends.
+    This directory contains the socket of the fork server. The directory is removed at a normal
+    exit, but not if the process is killed. The lock file is locked until the process ends.
     """
     import fcntl
     import multiprocessing
     from multiprocessing.util import get_temp_dir
 
     if multiprocessing.parent_process() is not None:
-        return  # The directory may belong to the parent, which outlives this process.
+        return  # The directory may belong to the parent process.
     directory = Path(get_temp_dir())
     if (directory / CLAIM).exists():
         return
-    with suppress(OSError):  # A leftover directory is harmless.
+    with suppress(OSError):  # A remaining directory is harmless.
         for path in directory.parent.glob(f"{TEMPORARY}/{CLAIM}"):
             with suppress(OSError), open_regular(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -434,7 +436,7 @@ def claim_temporary() -> None:
 
 
 DIGEST = "sha256"
-"""Key of the digest, computed over the same JSON text without this key."""
+"""Key of the digest of the JSON text without this key."""
 
 
 def seal(content: dict[str, Any], *, indent: int | None = 2) -> bytes:
@@ -451,7 +453,7 @@ def seal(content: dict[str, Any], *, indent: int | None = 2) -> bytes:
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """Parse a sealed object; the result includes its digest.
+    """Parse a sealed object; the result includes the digest.
 
     Raises:
         ValueError: If the bytes are not the output of `seal`.
@@ -460,8 +462,7 @@ def unseal(data: bytes) -> dict[str, Any]:
         content = json.loads(data)
         if isinstance(content, dict):
             indent = 2 if data.startswith(b"{\n") else None
-            # The bytes must match exactly: `seal` writes one text for each content. Version 0.2.0
-            # wrote `Infinity`.
+            # `seal` is deterministic, so the bytes must be equal. Version 0.2.0 wrote `Infinity`.
             if data in (_sealed(content, indent, text) for text in (json_text, json.dumps)):
                 return content
     except (ValueError, RecursionError) as error:
@@ -484,7 +485,7 @@ PACKAGES = ("maze_train", "torch", "numpy", "gymnasium")
 def versions() -> Mapping[str, str]:
     """Return versions of `python`, `maze_train`, `torch`, `numpy` and `gymnasium`.
 
-    Imports none of them. The version is `unknown` for sources that are not installed.
+    The packages are not imported. The version is `unknown` for packages that are not installed.
     """
     found = {"python": platform.python_version()}
     for name in PACKAGES:

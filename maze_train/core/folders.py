@@ -1,7 +1,8 @@
-"""Safe writing into run directories that may come from an untrusted source.
+"""Safe writes into run directories from untrusted sources.
 
-Runs, studies and sweeps may come from a stranger. Nothing is written through symbolic links below
-them: each folder is opened relative to its parent, without following links.
+Directories of runs, studies and sweeps may be untrusted. Files are never written through symbolic
+links below these directories: each folder is opened relative to its parent, without following
+links.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from maze_train.core.errors import RunDirectoryError
 from maze_train.core.names import CONFIG, OF_RUN, OF_SEVERAL
 
 _GUARDED: dict[Path, tuple[Path, int]] = {}
-"""Guarded directories: for each, its marker file and an open descriptor of that file."""
+"""Marker file, and an open descriptor of the file, by guarded directory."""
 
 
 @contextmanager
 def guarded(directory: Path, mark: Path) -> Iterator[None]:
-    """Guard a directory: raise on writes below it once it was moved or removed.
+    """Guard a directory in the block: if it is moved or removed, writes below it raise an error.
 
     Args:
         directory: The directory.
-        mark: A file in it, or the directory itself, whose presence shows that the directory is
-            still in place. It is kept open so that its inode number is not reused.
+        mark: A file in the directory, or the directory itself; used to detect that the directory
+            was moved or removed. The file remains open, so that its inode number is not reused.
 
     Raises:
         OSError: If the marker cannot be opened.
@@ -44,7 +45,7 @@ def guarded(directory: Path, mark: Path) -> Iterator[None]:
 
 
 def check_guarded(path: Path) -> None:
-    """Raise if a path lies in a guarded directory that was moved or removed.
+    """Raise if a path is in a guarded directory that was moved or removed.
 
     Raises:
         FileNotFoundError: If the directory was moved or removed.
@@ -60,7 +61,7 @@ def check_guarded(path: Path) -> None:
 
 
 OPENS_BELOW = {os.open, os.mkdir, os.rename} <= os.supports_dir_fd
-"""Whether the OS can open files relative to an open directory. Windows cannot."""
+"""Whether the OS can open files relative to an open directory (not on Windows)."""
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -68,7 +69,7 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 def outermost_run(path: Path) -> Path | None:
     """Return the outermost run, study or sweep directory that contains an absolute path.
 
-    None if there is none; all folders of the path are then chosen by the user.
+    None means that the user chose all folders of the path.
     """
     folders = (*reversed(path.parents), path)
     for folder in folders:
@@ -78,13 +79,13 @@ def outermost_run(path: Path) -> Path | None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Return whether a folder looks like the directory of a run, a study or a sweep."""
+    """Return whether a folder contains files of a run, a study or a sweep."""
     names = {name for name in (CONFIG, *OF_RUN, *OF_SEVERAL) if os.path.lexists(folder / name)}
     return not names.isdisjoint(OF_SEVERAL) or (CONFIG in names and len(names) > 1)
 
 
 def _absolute(path: Path) -> Path:
-    """Return the absolute path without `..`, resolved after links."""
+    """Return the absolute path without `..`, which is resolved after links."""
     found = Path(path.absolute().anchor)
     for part in path.absolute().parts[1:]:
         if part == "..":
@@ -99,7 +100,7 @@ def _check_links(path: Path) -> None:
     """Raise if an absolute path contains a symbolic link below a run, a study or a sweep.
 
     Raises:
-        OSError: If the path contains such a link.
+        OSError: If the path contains a symbolic link.
     """
     root = outermost_run(path)
     below = [] if root is None else [path, *path.parents][: len(path.relative_to(root).parts)]
@@ -118,11 +119,11 @@ def _link_error(path: Path) -> OSError:
 
 @dataclass(frozen=True)
 class OpenFolder:
-    """Open folder for writing files, reached without following a link below a run."""
+    """Open folder for writing files; links below runs are not followed."""
 
     path: Path
     descriptor: int | None
-    """Descriptor of the folder; None if the OS cannot open files relative to one."""
+    """Descriptor of the folder; None if the OS does not support relative paths."""
 
     def open(self, name: str, flags: int) -> int:
         """Open or create a file without following symbolic links.
@@ -154,7 +155,7 @@ class OpenFolder:
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[str]:
-        """Yield the name to use in system calls; errors report the full path."""
+        """Yield the name for system calls; errors contain the full path."""
         try:
             yield str(self.path / name) if self.descriptor is None else name
         except OSError as error:
@@ -164,14 +165,14 @@ class OpenFolder:
 
 @contextmanager
 def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
-    """Open a folder for writing. The package writes every file through this function.
+    """Open a folder for writing. maze_train writes all files through this function.
 
     Symbolic links below the outermost run, study or sweep are not followed, because they may be
-    untrusted. Folders above it are the user's choice.
+    untrusted. Links above this directory are followed.
 
     Args:
         path: The folder.
-        make: Whether to create missing folders, except guarded ones (see `guarded`).
+        make: Whether to create missing folders, except guarded folders (see `guarded`).
 
     Raises:
         OSError: If the folder cannot be opened, or a component below a run is a link.
@@ -181,7 +182,7 @@ def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
     if root is None or not OPENS_BELOW:
         _check_links(path)
         missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-        check_guarded(path)  # Folders that vanish after this make the mkdir below fail.
+        check_guarded(path)  # If folders are removed later, the following mkdir fails.
         for folder in reversed(missing if make else []):
             folder.mkdir(exist_ok=True)
         root = path
@@ -211,26 +212,28 @@ def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
 
 
 def make_folders(path: Path) -> None:
-    """Create a folder and its parents, except guarded ones, without following links below a run.
+    """Create a folder and its parents, without following links below a run.
 
-    Also called for folders into which third-party packages write.
+    Third-party writers require existing folders, which are created by this function. Guarded
+    folders are not created.
 
     Raises:
-        OSError: If a folder cannot be created, is guarded but gone, or is a link below a run.
+        OSError: If a folder cannot be created, is guarded but missing, or is a link below a run.
     """
     with opened_folder(path, make=True):
         pass
 
 
 def check_enclosed(directory: Path) -> None:
-    """Raise if a directory contains links that lead out of it, before anything is written there.
+    """Raise if a directory contains links to targets outside the directory.
 
-    Called for each run, study, sweep and dataset, so that later writes of this package or a
-    third-party one stay inside. The directory itself may be a link, unless it lies below another
-    run, study or sweep.
+    Called before the first write to a run, study, sweep or dataset, so that no later write can
+    leave the directory. The directory itself may be a link if it is not below another run, study or
+    sweep.
 
     Raises:
-        RunDirectoryError: If a link leads out of the directory, or it contains a pipe or a device.
+        RunDirectoryError: If the target of a link is outside the directory, or the directory
+            contains a pipe or a device.
     """
     try:
         _check_links(_absolute(directory))
@@ -251,8 +254,8 @@ def check_enclosed(directory: Path) -> None:
             if entry.is_symlink():
                 if not Path(os.path.realpath(entry.path)).is_relative_to(root):
                     raise RunDirectoryError(
-                        f"{entry.path} is a symbolic link that leads out of {directory}: remove "
-                        "it, or choose another directory"
+                        f"{entry.path} is a symbolic link to a target outside {directory}: remove "
+                        "the link, or choose another directory"
                     )
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append(entry.path)
@@ -261,9 +264,9 @@ def check_enclosed(directory: Path) -> None:
 
 
 def files_below(directory: Path, pattern: str = "*") -> list[Path]:
-    """Return the regular files at any depth whose names match; links are not followed.
+    """Return the matching regular files at any depth; links are not followed.
 
-    Uploads use this selection, because a link could lead to a private file.
+    Used for uploads, because a link could point to a private file.
     """
     found = (
         Path(folder, name)

@@ -1,6 +1,6 @@
-"""Hugging Face Hub repositories, accepted wherever a run directory is.
+"""Hugging Face Hub repositories, which can be used in place of run directories.
 
-`hf://<owner>/<repository>` refers to the newest policy of the repository,
+`hf://<owner>/<repository>` refers to the newest policy of a repository, and
 `hf://<owner>/<repository>@<revision>` to a branch, a tag or a commit.
 """
 
@@ -20,10 +20,10 @@ from maze_train.core.notices import notify
 from maze_train.core.targets import import_extra
 
 MAX_NBYTES = 1 << 32
-"""Maximum total size of these files in bytes."""
+"""Maximum total size of the files of a policy, in bytes."""
 
 HUB = "hf://"
-WORD = r"\w[\w.-]*"  # Cannot be `..`.
+WORD = r"\w[\w.-]*"  # Excludes `..`.
 REPOSITORY = re.compile(rf"{WORD}/{WORD}", re.ASCII)
 BRANCH = re.compile(rf"{WORD}(?:/{WORD})*", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -35,19 +35,19 @@ def is_on_hub(name: str | os.PathLike[str]) -> bool:
 
 
 def local_directory(name: str | os.PathLike[str]) -> Path:
-    """Return the local directory for a name; repositories are downloaded, see `fetched`."""
+    """Return the local directory of a name; repositories are downloaded, see `fetched`."""
     return fetched(str(name)) if is_on_hub(name) else Path(expanded(name))
 
 
 def at_commit(name: str, directory: Path) -> str:
-    """Return the repository name with the commit that was downloaded to a directory."""
+    """Return the repository name with the commit of a downloaded directory."""
     return f"{name.partition('@')[0]}@{directory.name}"
 
 
 def hub_package() -> ModuleType:
     """Import and return `huggingface_hub`.
 
-    Its connection errors depend on the HTTP library of the installed version.
+    The types of connection errors depend on the installed version.
 
     Raises:
         MissingExtraError: If the package is not installed.
@@ -58,10 +58,10 @@ def hub_package() -> ModuleType:
 
 
 def fetched(name: str) -> Path:
-    """Download the files of a policy, and no others, to the Hub cache; return their directory.
+    """Download the files of a policy (and no other files) to the Hub cache; return the directory.
 
-    If the Hub is unreachable, an earlier download is used and a note is printed. A commit that was
-    downloaded before is not requested again.
+    If the Hub is unreachable, an earlier download is used, with a note. Commits that were
+    downloaded before are not requested again.
 
     Args:
         name: `hf://<owner>/<repository>[@<revision>]`.
@@ -69,7 +69,7 @@ def fetched(name: str) -> Path:
     Raises:
         MissingExtraError: If the extra `hub` is not installed.
         RunDirectoryError: If the name is malformed, the repository or revision does not exist, the
-            files are too large, or the Hub is unreachable and there is no earlier download.
+            files are too large, or the Hub is unreachable without an earlier download.
     """
     repo_id, at, branch = name.removeprefix(HUB).partition("@")
     revision = branch if at else None
@@ -88,7 +88,7 @@ def fetched(name: str) -> Path:
         _check_size(name, info.siblings or [])
         return Path(package.snapshot_download(**known))
     except package.errors.RepositoryNotFoundError as error:
-        problem = "the repository does not exist, or is private: log in with `hf auth login`"
+        problem = "the repository does not exist or is private: log in with `hf auth login`"
         raise RunDirectoryError(f"{name}: {problem}, or set HF_TOKEN") from error
     except package.errors.RevisionNotFoundError as error:
         raise RunDirectoryError(f"{name}: the repository has no revision {revision}") from error
@@ -113,7 +113,7 @@ def _earlier(package: ModuleType, known: dict[str, Any]) -> Path | None:
 
 
 def _check_size(name: str, files: list[Any]) -> None:
-    """Raise before downloading a policy that is too large."""
+    """Raise if a policy is too large to download."""
     size = sum(file.size or 0 for file in files if file.rfilename in POLICY_FILES)
     if size > MAX_NBYTES:
         problem = f"the policy has {size:,} bytes; the limit is {MAX_NBYTES:,}"

@@ -1,4 +1,4 @@
-"""Terminal output for users; only the progress display also writes to the terminal."""
+"""Terminal output for users, except the progress display."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from maze_train.core.errors import printable
 
 CONSOLE = logging.getLogger(__name__)
-"""Receives every printed line, for handlers of a run or a user; prints nothing itself."""
+"""Logger of all printed lines, for handlers of a run or a user; does not print."""
 
 CONSOLE.addHandler(logging.NullHandler())
 CONSOLE.setLevel(logging.INFO)
@@ -19,7 +19,7 @@ CONSOLE.propagate = False
 
 
 def say(text: str) -> None:
-    """Print a result on standard output; a closed pipe (such as `| head`) is not an error."""
+    """Print a result on standard output; ignore a closed pipe (such as `| head`)."""
     text = printable(text)
     CONSOLE.info(text)
     try:
@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 
 def abandon_output() -> None:
-    """Redirect standard output to the null device, after its reader has closed the pipe."""
+    """Redirect standard output to the null device after the reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

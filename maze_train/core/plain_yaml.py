@@ -1,4 +1,4 @@
-"""YAML of plain values; uses libyaml (about 10 times faster) if PyYAML was built with it."""
+"""YAML of plain values; uses libyaml (about 10 times faster) if available."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # one of two
-    """Dumper that writes names, which are subclasses of `str`, as strings."""
+    """Dumper that writes subclasses of `str` as strings."""
 
 
 _Dumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str(text)))
@@ -26,6 +26,6 @@ def load_yaml(text: str) -> Any:
 
 
 def dump_yaml(values: object, **style: Any) -> str:
-    """Dump plain values, keys in insertion order; `style` is passed to `yaml.dump`."""
+    """Dump plain values with keys in insertion order; `style` is passed to `yaml.dump`."""
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, **style)
     return text

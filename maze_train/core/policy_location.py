@@ -14,11 +14,11 @@ from maze_train.core.run_directory import RunDirectory, checkpoint_name
 
 @dataclass(frozen=True)
 class PolicyLocation:
-    """Location of a saved policy, given by `<run>`, `<run>@<version>` or its directory.
+    """Location of a saved policy: `<run>`, `<run>@<version>` or its directory.
 
     Attributes:
         run: Run that saved the policy.
-        directory: Directory of the policy or of a checkpoint; if `version` is set, of the run.
+        directory: Directory of the policy or of a checkpoint, or of the run if `version` is set.
         version: Version to look up in the checkpoints; empty if the directory is known.
     """
 
@@ -52,7 +52,7 @@ class PolicyLocation:
         return self.run.path if self.is_checkpoint else self.directory
 
     def check_files(self, name: str) -> None:
-        """Check that the configuration and, unless `version` is set, the policy exist.
+        """Check that the configuration exists, and the policy if `version` is not set.
 
         Args:
             name: Name of the policy in the settings.
@@ -72,7 +72,7 @@ class PolicyLocation:
 
 
 def policy_nearby(directory: Path) -> str:
-    """Return a hint that the directory is missing, or about the best policy of a run above it."""
+    """Return a hint about the best policy of a parent run, or that the directory is missing."""
     for parent in directory.parents[:2]:
         if (parent / BEST / WEIGHTS).is_file():
             return did_you_mean([parent / BEST])

@@ -1,4 +1,4 @@
-"""Reports from plain data: text tables, Markdown, CSV, and pictures of curves."""
+"""Reports from plain data: text tables, Markdown, CSV, and plots of curves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def write_report(directory: Path, texts: Mapping[str, str], pictures: Mapping[str, Figure]) -> None:
-    """Write texts and pictures, by name of the file.
+    """Write texts and figures by file name.
 
     Raises:
         OSError: If a file cannot be written.
@@ -39,7 +39,7 @@ def write_report(directory: Path, texts: Mapping[str, str], pictures: Mapping[st
 def csv_text(
     rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None, header: bool = True
 ) -> str:
-    """Format rows as CSV; values survive a round trip, missing ones are empty, NaN is `NaN`.
+    """Format rows as CSV without loss of precision; missing values are empty, NaN is `NaN`.
 
     Args:
         rows: Numbers and strings by column.
@@ -58,7 +58,7 @@ def csv_text(
 def _cell(value: str | SupportsFloat | None) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    # NumPy scalars are numbers too, but their repr is not a number.
+    # The repr of NumPy scalars is not a number.
     number = int(value) if isinstance(value, Integral) else float(value)
     return "NaN" if math.isnan(number) else repr(number)
 
@@ -66,13 +66,13 @@ def _cell(value: str | SupportsFloat | None) -> str:
 def text_table(
     rows: Sequence[Mapping[str, str]], most: int | None = None, file: Path | None = None
 ) -> list[str]:
-    """Format rows as a table with text aligned to the left and numbers to the right.
+    """Format rows as a table, with text aligned left and numbers aligned right.
 
     Args:
         rows: Texts by column; the first row has all columns.
-        most: Maximum number of rows, None: no limit. An additional last line reports the number of
-            omitted rows.
-        file: File that contains all rows, named in the last line.
+        most: Maximum number of rows; None: no limit. If rows are omitted, the last line
+            contains their number.
+        file: File with all rows, mentioned in the last line.
     """
     if not rows:
         return []
@@ -85,7 +85,7 @@ def text_table(
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
-    """Format rows of equal length as lines; columns in `left` are aligned to the left."""
+    """Format rows of equal length as lines, with columns in `left` aligned left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -113,11 +113,11 @@ BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
 TEXT_COLOR = "#3d444d"
 
 FEW_POINTS = 40
-"""Maximum number of points of a curve that are marked."""
+"""Maximum number of points of a curve drawn with markers."""
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure without the global state of pyplot; sizes in inches."""
+    """Return an empty figure of a size in inches, without the global state of pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
@@ -134,7 +134,7 @@ def save_picture(figure: Figure, path: Path, dpi: int = 150) -> None:
 
 
 def curve(axes: Axes, x: ArrayLike, y: ArrayLike, label: str = "", **style: Any) -> None:
-    """Draw a curve, with an entry in the legend if it has a label.
+    """Draw a curve, with a legend entry if a label is given.
 
     Args:
         axes: The axes.
@@ -143,7 +143,7 @@ def curve(axes: Axes, x: ArrayLike, y: ArrayLike, label: str = "", **style: Any)
         label: Text of the legend.
         **style: Arguments of matplotlib's `Axes.plot`.
     """
-    # A line through one or a few points is only visible with markers.
+    # Lines through few points are only visible with markers.
     marker = "o" if np.size(x) <= FEW_POINTS else ""
     style = {"linewidth": 1.8, "marker": marker, "markersize": 3.5, **style}
     axes.plot(x, y, label=label or "_", **style)
@@ -152,7 +152,7 @@ def curve(axes: Axes, x: ArrayLike, y: ArrayLike, label: str = "", **style: Any)
 def band(
     axes: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, label: str = "", color: str = BLUE
 ) -> None:
-    """Draw the area between two curves, with an entry in the legend if it has a label."""
+    """Draw the area between two curves, with a legend entry if a label is given."""
     axes.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0, label=label or "_")
 
 
@@ -165,7 +165,7 @@ def decorate(
     note: str = "",
     counts: bool = True,
 ) -> None:
-    """Label the axes of a curve with numbers from 0 on the x axis, and draw the grid.
+    """Label the axes, start the x axis at 0, and draw the grid.
 
     Args:
         axes: The axes.
@@ -173,7 +173,7 @@ def decorate(
         y_label: Name of the y axis.
         title: Title, on the left.
         note: Small text on the right.
-        counts: Whether to write numbers on the x axis as counts: 1.5k.
+        counts: Whether to format the x axis as counts: 1.5k.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -191,9 +191,9 @@ def decorate(
 
 
 def add_legend(figure: Figure, columns: int = 4) -> None:
-    """Add one legend for all axes below them, without repetitions.
+    """Add one legend without duplicates for all axes, below the axes.
 
-    Outside of the axes, a legend hides no data.
+    Outside the axes, a legend does not hide data.
     """
     pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
     found = {label: handle for own in pairs for handle, label in own}
@@ -205,12 +205,12 @@ def add_legend(figure: Figure, columns: int = 4) -> None:
 def leave_out_extremes(
     axes: Axes, values: Array, typical: Array, percentiles: tuple[float, float]
 ) -> None:
-    """Exclude rare extreme values that would take more than half of the y axis, with a label.
+    """Limit the y axis if rare extreme values would take more than half of it, and add a label.
 
     Args:
         axes: The axes.
         values: The plotted values.
-        typical: Values that should remain visible, except for rare extremes.
+        typical: Values to keep visible, except for rare extremes.
         percentiles: Percentiles of `typical`; values between them are never excluded.
     """
     values, typical = values[np.isfinite(values)], typical[np.isfinite(typical)]

@@ -1,14 +1,14 @@
 """Files of a run directory.
 
-config.yaml              settings, signed by the user who trained
+config.yaml settings, signed by the user who started the run
 metrics.csv              one row of metrics per epoch
 summary.json             result of the run
 environment.json         command, code, packages and machine of each start
-run.log                  what the run printed
+run.log console output of the run
 services.json            ids of the run in Weights & Biases and MLflow
 files.json               digests of the files named in the settings
 checkpoints/             see `training/checkpoints.py`
-best/                    the best policy, version `best`
+best/ best policy, version `best`
 policies/epoch_<n>/      regular dumps of the policy, versions `epoch_<n>` or `step_<n>`
 plots/, profile/         plots and profiler traces
 rollouts/, before/       results of rollouts, and of an earlier run that was restarted
@@ -54,7 +54,7 @@ from maze_train.core.notices import warn
 
 MetricsRow: TypeAlias = dict[str, float]
 """`epoch`, `updates`, `env_steps` (totals since the start of training), then `train/...`,
-`eval/...` and `time/...`. Metrics without a value in an epoch are absent from its row."""
+`eval/...` and `time/...`. Metrics without a value in an epoch are omitted."""
 
 EPOCH = "epoch"
 
@@ -62,7 +62,7 @@ FAILURES = ("error", "interrupted")
 """Stop reasons of runs that did not finish."""
 
 WHOLE = "the directory itself"
-"""Reported as lost if the run directory itself was moved or removed."""
+"""Name of the run directory in messages if it was moved or removed."""
 
 MAX_NBYTES = 1 << 30
 """Maximum size of a metrics file in bytes."""
@@ -70,7 +70,7 @@ MAX_NBYTES = 1 << 30
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Directory of a run, which may not exist.
+    """Directory of a run. The directory may not exist.
 
     Attributes:
         path: Path of the directory.
@@ -80,13 +80,13 @@ class RunDirectory:
 
     @classmethod
     def to_resume(cls, resume: str) -> RunDirectory:
-        """Return the run that `resume` refers to, directly or by one of its checkpoints."""
+        """Return the run selected by `resume`, which may be a run or a checkpoint."""
         path = Path(resume)
         return cls(path if checkpoint_name(path) is None else path.parent.parent)
 
     @classmethod
     def of_policy(cls, path: Path) -> RunDirectory:
-        """Return the run of a saved policy or a checkpoint, judging by the path."""
+        """Return the run of a saved policy or a checkpoint, derived from the path."""
         if path.name == BEST:
             return cls(path.parent)
         is_below = path.parent.name == POLICIES or checkpoint_name(path) is not None
@@ -107,7 +107,7 @@ class RunDirectory:
         is_empty = not (was_there and os.listdir(name))
         run = cls(results_directory("run_dir", name, default_parent))
         with run.lock():
-            run.check_is_free()  # Another process may have created it.
+            run.check_is_free()  # Another process may have created the directory.
             try:
                 yield run
             except BaseException:
@@ -139,7 +139,7 @@ class RunDirectory:
 
     @property
     def log(self) -> Path:
-        """File with what the run printed."""
+        """File with the console output of the run."""
         return self.path / LOG
 
     @property
@@ -179,7 +179,7 @@ class RunDirectory:
 
     @property
     def saved(self) -> list[Path]:
-        """Directories of saved policies: the best one, followed by regular dumps in order."""
+        """Directories of saved policies: the best policy, followed by regular dumps in order."""
         kinds = (sorted(self.policies.glob(pattern)) for pattern in ("epoch_*", "step_*"))
         return [*[self.best] * self.best.is_dir(), *itertools.chain(*kinds)]
 
@@ -188,7 +188,7 @@ class RunDirectory:
         return read_rows(self.metrics, last_epoch)
 
     def read_summary(self) -> dict[str, Any]:
-        """Read the summary; empty if there is no file.
+        """Read the summary; return an empty dict if there is no file.
 
         Raises:
             RunDirectoryError: If the file is damaged.
@@ -196,7 +196,7 @@ class RunDirectory:
         return read_json(self.path / SUMMARY)
 
     def read_starts(self) -> list[dict[str, Any]]:
-        """Read the starts in `environment.json`, oldest first; empty if there is no file.
+        """Read the starts in `environment.json`, oldest first; return [] if there is no file.
 
         Raises:
             RunDirectoryError: If the file is damaged.
@@ -219,30 +219,30 @@ class RunDirectory:
         return exclusive(self.path)
 
     def check_is_free(self) -> None:
-        """Check that a new run may use the directory.
+        """Check that the directory can be used for a new run.
 
-        A run that failed before its first checkpoint is ignored, since it cannot be resumed.
+        A run that failed before its first checkpoint is ignored, because it cannot be resumed.
 
         Raises:
-            ConfigError: If the directory contains another run, or files of one.
+            ConfigError: If the directory contains another run, or files of another run.
         """
         if self.config.exists():
             if not any(self.checkpoints.glob("*")) and self._has_failed:
                 return
-            problem = "already contains a run; resume it with resume=auto, name another directory"
+            problem = "already contains a run; resume it with resume=auto, use another directory"
             raise ConfigError("run_dir", f"{problem}, or remove it", str(self.path))
         left = [name for name in (CHECKPOINTS, BEST, METRICS) if (self.path / name).exists()]
         if left:
             raise ConfigError(
                 "run_dir",
-                f"holds {', '.join(left)} of a run whose {CONFIG} is missing: restore that file "
-                f"({BEST}/ has a copy) to resume it, or name another directory",
+                f"contains {', '.join(left)} of a run whose {CONFIG} is missing: restore the file "
+                f"({BEST}/ has a copy) to resume the run, or use another directory",
                 str(self.path),
             )
 
     @property
     def _has_failed(self) -> bool:
-        """Whether the run reports a failure, or has not written any result."""
+        """Whether the run failed, or has not written any result."""
         has_results = any((self.path / name).exists() for name in (METRICS, BEST, SUMMARY))
         return not has_results or self.outcome.get("stop_reason") in FAILURES
 
@@ -259,7 +259,7 @@ class RunDirectory:
     def put_aside(self, results: Sequence[Path]) -> None:
         """Move the results of a restarted run into a subdirectory.
 
-        The settings are kept until the new run replaces them, so that it can be restarted again.
+        The settings remain until the new run replaces them, so that another restart is possible.
 
         Raises:
             OSError: If the files cannot be moved.
@@ -271,8 +271,8 @@ class RunDirectory:
         for path in results:
             path.rename(aside / path.name)
         warn(
-            f"{self.path} has no checkpoint: the run restarts at step 0; its earlier results are "
-            f"in {aside}"
+            f"{self.path} has no checkpoint: the run restarts at step 0; earlier results were "
+            f"moved to {aside}"
         )
 
 
@@ -289,9 +289,9 @@ def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRo
     An incomplete last line, left by a killed process, is dropped.
 
     Args:
-        path: The file; no rows if it does not exist.
-        last_epoch: Epoch of the checkpoint from which a run is resumed; later rows are omitted,
-            because their epochs are repeated. None: all rows.
+        path: The file. A missing file has no rows.
+        last_epoch: Epoch of the checkpoint from which a run is resumed. Rows of later epochs, which
+            will be repeated, are omitted. None: all rows.
 
     Raises:
         RunDirectoryError: If the file is not a valid table.
@@ -316,5 +316,5 @@ def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRo
 
 
 def _number(cell: str) -> float:
-    # Longer integers would lose digits as floats.
+    # Integers are not converted to floats, which would lose digits.
     return int(cell) if cell.lstrip("-").isdigit() and len(cell) < 19 else float(cell)

@@ -1,7 +1,7 @@
-"""Derivation of all random streams of a run from one seed.
+"""Random streams of a run, all derived from one seed.
 
 Streams are derived with `numpy.random.SeedSequence`, so runs with adjacent seeds are independent,
-and adding a stream does not change the others.
+and additional streams do not change existing streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 EPISODES_PER_BLOCK = 64
 
 SEED_LIMIT = 2**31
-"""Exclusive upper bound of seeds that reach environments and user-defined policies.
+"""Exclusive upper bound of seeds for environments and user-defined policies.
 
 Simulators written in C or C++ store the seed in a signed 32-bit integer.
 """
@@ -53,16 +53,16 @@ class Seeds:
 
 
 class EpisodeSeeds:
-    """Seeds of the episodes of one environment out of `num_envs`.
+    """Seeds of the episodes of one of `num_envs` environments.
 
-    Episodes are numbered over all environments: episode k of environment i has the number
-    `i + k * num_envs`. The seed of an episode depends on this number alone, so results do not
-    depend on how environments are distributed over processes.
+    Episodes are numbered over all environments: episode k of environment i has the number `i + k *
+    num_envs`. The seed of an episode depends only on this number, so results do not depend on the
+    distribution of environments over processes.
 
     Args:
-        root: Seed of the whole set of environments, an integer >= 0.
+        root: Seed of all environments, an integer >= 0.
         index: Index of the environment, in [0, num_envs).
-        num_envs: Number of environments that share the episodes.
+        num_envs: Number of environments.
     """
 
     def __init__(self, root: int, index: int, num_envs: int) -> None:
@@ -87,7 +87,7 @@ class EpisodeSeeds:
 
 
 def global_entropy() -> int:
-    """Derive an integer in [0, 2^32) from NumPy's global generator without drawing from it."""
+    """Derive an integer in [0, 2^32) from the state of NumPy's global generator."""
     state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     return zlib.crc32(state["key"].tobytes() + int(state["pos"]).to_bytes(4, "little"))
 
@@ -96,7 +96,7 @@ def seed_generators(*key: int) -> None:
     """Seed the global generators of Python, NumPy and PyTorch.
 
     If PyTorch is not imported yet, its generator is seeded on import: worker processes import
-    PyTorch only if an environment does, which may happen within a step.
+    PyTorch only if an environment requires it, possibly during a step.
 
     Args:
         key: Integers >= 0; different keys give independent streams.
@@ -123,7 +123,7 @@ class _SeedTorchOnImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return PyTorch's spec with a loader that seeds; None for other modules."""
+        """Return PyTorch's spec with a seeding loader; None for other modules."""
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
@@ -134,7 +134,7 @@ class _SeedTorchOnImport(MetaPathFinder):
 
 
 class _SeedingLoader(Loader):
-    """Loads PyTorch with its original loader, then seeds it."""
+    """Loads PyTorch with its original loader, then seeds its global generator."""
 
     def __init__(self, loader: Loader, seed: int) -> None:
         self._loader = loader
@@ -153,6 +153,6 @@ class _SeedingLoader(Loader):
 
 
 def distinct_seeds(root: int, count: int) -> list[int]:
-    """Return `count` different seeds in [0, 2^31), independent of those for another root."""
+    """Return `count` different seeds in [0, 2^31), independent of the seeds for other roots."""
     words = np.random.SeedSequence(root).generate_state(count + 64)
     return list(dict.fromkeys(int(word) >> 1 for word in words))[:count]

@@ -1,4 +1,4 @@
-"""Large parts of states, which are written only if they changed, and copies of plain values."""
+"""Large parts of states, which are written only after changes, and copies of plain values."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from maze_train.core.errors import EnvError
 
 @dataclass(frozen=True)
 class StatePart:
-    """Large part of a state that is read lazily, and written again only if it changed.
+    """Large part of a state, which is read lazily, and written only after changes.
 
-    Used as a leaf of a `state_dict`; `load_state_dict` receives it under the same key.
+    Used as a leaf of a `state_dict`; `load_state_dict` receives the part under the same key.
     """
 
     version: str
     """Version of the content. Equal versions at the same path imply equal content."""
 
     read: Callable[[], dict[str, Any]]
-    """Returns the content: tensors, arrays and plain values by name. Must be called before the next
-    update of the object that created the part."""
+    """Returns the content: tensors, arrays and plain values by name. Must be called before the
+    object that created the part changes."""
 
 
 def plain_copy(value: Any, path: str) -> Any:
-    """Return a deep copy of plain values, lists, tuples, dicts with str keys, and numeric arrays.
+    """Return a deep copy of scalars, lists, tuples, dicts with str keys, and numeric arrays.
 
     Args:
         value: The value to copy.
         path: Name in messages.
 
     Raises:
-        EnvError: If the value contains anything else. The error names the path.
+        EnvError: If the value contains other types. The message contains the path.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value

@@ -1,8 +1,8 @@
-"""Serialization of run states to bytes: exact, and safe to load from untrusted sources.
+"""Exact serialization of run states to bytes, safe to load from untrusted sources.
 
 `torch.save` writes a tree of plain values and tensors, and `torch.load(weights_only=True)` reads
-it, which cannot create objects of other types. Checkpoints and single files use the same format; in
-a checkpoint, large parts are separate files.
+the tree without creating objects of other types. Checkpoints and single files use the same format;
+in a checkpoint, large parts are separate files.
 
 Other values are encoded as dicts with the key None, which is not allowed in states:
 
@@ -36,19 +36,19 @@ WritePart: TypeAlias = "Callable[[TreePath, StatePart], str]"
 """Writes the part at a path and returns the file name."""
 
 OpenPart: TypeAlias = "Callable[[TreePath, str, str], StatePart]"
-"""Returns the part at a path, given its version and file name."""
+"""Returns the part with a path, version and file name."""
 
 FORMAT = 2
 
 MAX_DEPTH = 64
-MAX_INT_BITS = 2000  # `weights_only` reads at most 255 bytes.
+MAX_INT_BITS = 2000  # `weights_only` supports at most 255 bytes.
 
 DTYPES = re.compile(r"bool|u?int(8|16|32|64)|bfloat16|float(16|32|64|8_\w+)|complex(64|128)")
-"""Data types of tensors that can be stored."""
+"""Dtypes of tensors that can be stored."""
 
 
 def check_content(holds: bool, problem: str) -> None:
-    """Raise ValueError with `problem` unless the content is valid."""
+    """Raise ValueError with the message `problem` if `holds` is False."""
     if not holds:
         raise ValueError(problem)
 
@@ -60,16 +60,16 @@ def dumps(state: dict[str, Any], write_part: WritePart | None = None) -> bytes:
         state: Nested dicts (keys: str, int), lists and tuples of None, bool, int, float, str, dense
             tensors, NumPy arrays and scalars (bool and numeric) and parts. Tensors may be on any
             device; tensors that share memory are stored separately. Ordered dicts are loaded as
-            dicts, parameters as tensors. Each part is read once.
-        write_part: Writes a part to a file, given its path in the state, and returns the file name;
-            None: parts are stored inline.
+            dicts, and parameters as tensors. Each part is read once.
+        write_part: Function that writes a part with a path in the state to a file, and returns the
+            file name; None: parts are stored inline.
 
     Raises:
         TypeError: If the state contains another type or is nested deeper than 64 levels. The
-            message gives the path.
+            message contains the path.
     """
     if not isinstance(state, dict):
-        raise TypeError(f"a state is a dict, not {type(state).__name__}")
+        raise TypeError(f"expected a state dict, got {type(state).__name__}")
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "state": _packed(state, (), write_part)}, buffer)
     return buffer.getvalue()
@@ -90,8 +90,8 @@ def _packed(value: Any, path: TreePath, write_part: WritePart | None) -> Any:
         for key in value:
             if type(key) not in (str, int):
                 raise _error(path, f"has the key {key!r}: keys are str or int")
-        # Equal keys as one object, because pickle writes references to it: bytes then depend on
-        # values only.
+        # Pickle writes references to repeated objects. Interned keys make the bytes depend only on
+        # values.
         keys = [sys.intern(key) if isinstance(key, str) else key for key in value]
         items = zip(keys, value.values(), strict=True)
         return {key: _packed(item, (*path, key), write_part) for key, item in items}
@@ -111,7 +111,7 @@ def _packed_object(value: Any, path: TreePath, write_part: WritePart | None) -> 
 
 
 def _packed_tensor(value: Tensor, path: TreePath) -> Tensor:
-    """Return a contiguous copy; for a view, `torch.save` would store the whole storage."""
+    """Return a contiguous copy; `torch.save` would store the whole storage of a view."""
     if value.layout is not torch.strided or value.is_meta or value.is_quantized:
         raise _error(path, "is not a dense tensor: call .to_dense() first")
     if not _can_be_stored(value):
@@ -145,7 +145,7 @@ def _packed_part(
     if write_part is None:
         content = value.read()
         if not isinstance(content, dict):
-            raise _error(path, f"is a part with a {type(content).__name__}, not a dict")
+            raise _error(path, f"is a part with a {type(content).__name__}, expected a dict")
         return marker | {"content": _packed(content, path, None)}
     try:
         return marker | {"file": write_part(path, value)}
@@ -160,15 +160,15 @@ def _error(path: TreePath, problem: str) -> TypeError:
 def loads(
     data: bytes, source: str | Path = "the state", open_part: OpenPart | None = None
 ) -> dict[str, Any]:
-    """Deserialize a state written by `dumps`; types and values are identical, tensors on the CPU.
+    """Deserialize a state from `dumps`, with identical types and values, and tensors on the CPU.
 
-    Loading never runs code from `data`, and memory use is bounded by its length.
+    Loading never runs code from `data`. Memory use is limited by the length of `data`.
 
     Args:
         data: Result of `dumps`.
         source: Origin of the data, for error messages.
-        open_part: Returns a part, given its path, version and file name; None: parts in files are
-            not allowed.
+        open_part: Returns a part with a path, version and file name; None: parts in files are not
+            allowed.
 
     Raises:
         RunDirectoryError: If the data was not written by `dumps` or is damaged.
@@ -182,8 +182,8 @@ def loads(
         check_content(type(state) is dict, "it does not contain a dict")
     except RunDirectoryError:
         raise
-    except Exception as error:  # An untrusted file can cause any exception.
-        # Hide PyTorch's message: it explains how to load the pickle unsafely.
+    except Exception as error:  # Untrusted files can cause any exception.
+        # PyTorch's message is omitted, because it recommends unsafe loading.
         is_ours = type(error) is ValueError
         problem = str(error) if is_ours else f"it is not a state ({type(error).__name__})"
         raise RunDirectoryError(f"{source} is damaged: {problem}") from error
@@ -201,7 +201,7 @@ def _check_format(found: Any, source: str | Path) -> None:
 
 
 def _check_archive(data: bytes) -> None:
-    """Reject compressed archives, whose entries could be much larger than the file."""
+    """Raise for compressed archives, because their entries could be much larger than the file."""
     entries = zipfile.ZipFile(io.BytesIO(data)).infolist()
     is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     nbytes = sum(entry.file_size for entry in entries)
@@ -209,12 +209,12 @@ def _check_archive(data: bytes) -> None:
 
 
 class _Unpacker:
-    """Decodes the output of `_packed`, and rejects anything else that `torch.load` returns.
+    """Decodes the output of `_packed`, and raises for other results of `torch.load`.
 
     Args:
-        limit: Maximum number of values. A pickle can reference the same list many times, so a small
-            file could expand beyond the memory.
-        open_part: Opens parts in separate files; None: not allowed.
+        limit: Maximum number of values. Without a limit, a small file with many references to the
+            same list could exceed the memory.
+        open_part: Opens parts in separate files; None: separate files are not allowed.
     """
 
     def __init__(self, limit: int, open_part: OpenPart | None) -> None:
@@ -228,7 +228,7 @@ class _Unpacker:
             Exception: If the value was not written by `_packed`; the type depends on the value.
         """
         self._left -= 1
-        check_content(self._left >= 0, "it contains more values than its length allows")
+        check_content(self._left >= 0, "it contains more values than possible for its length")
         check_content(len(path) <= MAX_DEPTH, f"it is nested deeper than {MAX_DEPTH} levels")
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
@@ -263,7 +263,7 @@ class _Unpacker:
 
 
 def _checked_tensor(value: Tensor) -> Tensor:
-    """Check that a tensor could have been written by `_packed_tensor`."""
+    """Check that a tensor is a possible result of `_packed_tensor`."""
     check_content(
         value.layout is torch.strided
         and value.device.type == "cpu"

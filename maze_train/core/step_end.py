@@ -1,4 +1,4 @@
-"""Results of one vector step, with one code per environment for how the step ended."""
+"""Results of one vector step, with an end code per environment."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ class StepEnd(IntEnum):
     """The episode continues."""
 
     TERMINATED = 1
-    """The step led to a terminal state; also used if the episode was truncated in the same step."""
+    """The step led to a terminal state, possibly with truncation in the same step."""
 
     TRUNCATED = 2
     """The episode was truncated, for example by a time limit, in a nonterminal state."""
 
     DROPPED = 3
-    """Not a transition: the episode was abandoned (worker lost, non-finite value skipped). The next
-    observation starts a new episode."""
+    """Not a transition: the episode was dropped (failed worker, skipped non-finite value). The next
+    observation begins a new episode."""
 
     RESET_ONLY = 4
-    """Not a transition: a NEXT_STEP environment only reset."""
+    """Not a transition: reset step of a NEXT_STEP environment."""
 
     WAITING = 5
     """Not a transition: the agent does not act in this step, and its episode continues."""
 
 
 RUNNING, TERMINATED, TRUNCATED, DROPPED, RESET_ONLY, WAITING = (int(code) for code in StepEnd)
-"""The codes as plain integers, which compare ten times faster with arrays than enum members."""
+"""Codes as plain integers; comparisons with arrays are ten times faster than for enum members."""
 
 
 def end_codes(
     terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.uint8]:
-    """Return the codes of transitions from their two flags; terminated takes precedence."""
+    """Return end codes from the flags of transitions; termination takes precedence."""
     codes = truncated.view(np.uint8) * np.uint8(TRUNCATED)
     codes[terminated] = TERMINATED
     return codes
@@ -59,13 +59,13 @@ def is_transition(end: Rows) -> Rows:
 
 
 def is_terminated(end: Rows) -> Rows:
-    """Return a mask of the rows that led to a terminal state."""
+    """Return a mask of the rows that ended in a terminal state."""
     rows: Rows = end == TERMINATED
     return rows
 
 
 def is_truncated(end: Rows) -> Rows:
-    """Return a mask of the rows whose episode was truncated."""
+    """Return a mask of the rows that were truncated."""
     rows: Rows = end == TRUNCATED
     return rows
 
@@ -77,7 +77,7 @@ def has_ended(end: Rows) -> Rows:
 
 
 def is_followed_by_new(end: Rows) -> Rows:
-    """Return a mask of the rows after which a new episode begins and recurrent states are reset."""
+    """Return a mask of the rows followed by a new episode, with a reset of recurrent states."""
     rows: Rows = (end != RUNNING) & (end != WAITING)
     return rows
 
@@ -90,14 +90,14 @@ class EpisodeEnd:
     """Index of the environment."""
 
     info: dict[str, Any]
-    """Info of the last step, copied before the reset: the whole mapping, or the requested values by
-    key."""
+    """Info of the last step: the whole mapping, or the requested values by key. Copied before the
+    reset."""
 
     agent_returns: dict[str, float] = field(default_factory=dict)
     """Undiscounted return of each agent of a multi-agent environment."""
 
     counted: tuple[float, int] | None = None
-    """Raw return and length of the game, if the environment is monitored and the game has ended."""
+    """Raw return and length of the game, if the environment is monitored and the game ended."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class StepBatch(Generic[Rows]):
     """Results of one step of n environments: arrays, or tensors of a simulator."""
 
     obs: Rows | dict[str, Rows]
-    """Observations to act on, `[n, ...]`."""
+    """Observations for the next actions, `[n, ...]`."""
 
     rewards: Rows
     """Rewards, `[n]`."""
@@ -127,8 +127,8 @@ class StepBatch(Generic[Rows]):
     """Infos of this step by environment index, if infos of every step are reported."""
 
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Infos in gymnasium's vector format, from third-party vector environments; from simulators,
-    metrics by name, either `[n]`, used where an episode ended, or 0-d, a mean over all."""
+    """Third-party vector environments: infos in Gymnasium's vector format. Simulators: metrics by
+    name, either `[n]` (valid for ended episodes) or 0-d (mean over all environments)."""
 
     @property
     def terminated(self) -> Rows:

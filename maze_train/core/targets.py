@@ -1,7 +1,7 @@
-"""Objects named in configuration, `{_target_: package.module.Name, ...}`, and optional packages.
+"""Objects selected by `{_target_: package.module.Name, ...}`, and optional packages.
 
-All names in settings are imported here. Names in a file that this user did not sign are `Stored`;
-`locate` and `import_for_id` import only trusted code for them.
+This module imports all code that settings refer to. Names from a file that this user did not sign
+are instances of `Stored`; for these, `locate` and `import_for_id` import only trusted code.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ TARGET = "_target_"
 SCRIPT = "__main__"
 
 OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers", "minigrid.wrappers")
-"""Packages whose classes need no trust."""
+"""Packages with classes that are always trusted."""
 
 UNSAFE = ("gymnasium.wrappers.array_conversion", "gymnasium.wrappers.rendering")
-"""Exceptions from `OFFERED`: modules that import names, or write to paths, given as arguments."""
+"""Exceptions to `OFFERED`: modules with classes that import names or write to paths from
+arguments."""
 
 
 def is_within(key: str, sections: Iterable[str]) -> bool:
@@ -44,14 +45,16 @@ def is_within(key: str, sections: Iterable[str]) -> bool:
 
 
 class InlineObject(str):
-    """String that names an object given in Python and keeps a reference to it.
+    """Name of an object passed in Python, with a reference to the object.
 
-    `config.yaml` stores the string. `locate` returns the object itself, even if it cannot be
-    imported, such as a lambda. Objects of the main script get the name of its importable module.
+    `config.yaml` stores the name. `locate` returns the object, even if it cannot be imported
+    (lambdas). For objects of the main script, the name contains the importable module of the
+    script.
 
     Args:
         value: The object.
-        name: Its name; None for its module and name, or `<its class>`.
+        name: Name of the object; None: module and name of a class or function, or `<class>` of an
+            instance.
     """
 
     value: object
@@ -71,10 +74,10 @@ class InlineObject(str):
         return self.value, str(self)
 
     def __deepcopy__(self, memo: object) -> InlineObject:
-        return self  # The configuration refers to the object and must not copy it.
+        return self  # The configuration must not copy the object.
 
     def is_instance(self, kind: type | None = None) -> bool:
-        """Return whether the object is an instance, rather than a class or function."""
+        """Return whether the object is an instance instead of a class or function."""
         if isinstance(self.value, type):
             return False
         return not callable(self.value) or (kind is not None and isinstance(self.value, kind))
@@ -82,16 +85,16 @@ class InlineObject(str):
 
 @dataclass(frozen=True)
 class Trust:
-    """What the names in a file may import if this user did not sign it."""
+    """Trusted modules and names for a file that this user did not sign."""
 
     file: str
-    """The file, for messages."""
+    """Name of the file, for messages."""
 
     modules: tuple[str, ...] = ()
     """Modules that the user trusts."""
 
     names: frozenset[str] = frozenset()
-    """Names that also occur in the user's settings, and are therefore trusted."""
+    """Names that are trusted because they also occur in the user's settings."""
 
 
 class Stored(str):
@@ -101,10 +104,10 @@ class Stored(str):
 
     Args:
         name: Dotted path of a class or function, or an environment id.
-        trust: What may be imported.
+        trust: Trusted modules and names.
         key: Dotted key of the name in the file.
         kind: Dotted path of the required base class, for components; empty for settings.
-        module: Module that is imported for an environment id; empty for other names.
+        module: Module to import for an environment id; empty for other names.
     """
 
     trust: Trust
@@ -125,41 +128,40 @@ class Stored(str):
         return self
 
     def refusal(self) -> tuple[str, str] | None:
-        """Return why the name may not be imported: a note, and the module to trust (may be empty).
+        """Return the reason why an import is not allowed: a note, and the module to trust (or "").
 
-        Returns None if the name may be imported, or if it does not exist: `locate` reports missing
-        names.
+        Returns None if the import is allowed, or if the name does not exist (reported by `locate`).
         """
         if self in self.trust.names:
             return None
         if self.module:
             is_trusted = is_within(self.module, self.trust.modules)
             return None if is_trusted else ("", self.module.partition(".")[0])
-        if "<" in self:  # The name of an object that was created in Python, such as a lambda.
+        if "<" in self:  # Name of a Python object such as a lambda.
             return None
         return _refusal(self.replace(":", "."), self.kind, self.trust.modules)
 
 
 class UntrustedError(ConfigError):
-    """Error for names that may not be imported. The key is already the full dotted key."""
+    """Error for names that must not be imported. The key is the full dotted key."""
 
     def below(self, prefix: str) -> UntrustedError:
-        """Return the error unchanged, since its key is complete."""
+        """Return the error unchanged, because the key is complete."""
         return self
 
 
 def check_trusted(node: object, is_used: Callable[[str], bool] = lambda key: True) -> None:
-    """Raise an error if nested values contain names that may not be imported.
+    """Raise an error if nested values contain names that must not be imported.
 
     Only trusted modules are imported, and nothing is called.
 
     Args:
         node: A name, or nested settings.
-        is_used: Returns whether the name with a key is going to be imported.
+        is_used: Returns whether the name with a key will be imported.
 
     Raises:
-        ConfigError: If there are such names. The message lists them and the setting that allows
-            them.
+        ConfigError: If there are untrusted names. The message lists the names and the setting that
+            allows them.
     """
     refused = [
         (name, reason)
@@ -173,19 +175,19 @@ def check_trusted(node: object, is_used: Callable[[str], bool] = lambda key: Tru
     listed = sorted({*words, *trust.modules})
     rows = "".join(f"\n  {name.key} = {name}{note}" for name, (note, _) in refused)
     remedy = (
-        "\nThe file was made by another user or on another machine (it is not signed by you). If "
-        "you know this code and who made the run, allow its modules: "
+        "\nThe file was created by another user or on another machine (it is not signed by you). "
+        "If you trust the code and the author of the run, allow its modules: "
         f"trust=[{','.join(listed)}] (in Python trust={listed!r})"
     )
     raise UntrustedError(
         "trust",
-        f"{trust.file} names code that is not provided by this package, torch.nn, torch.optim "
-        f"or gymnasium for this purpose; nothing was called:{rows}{remedy if words else ''}",
+        f"{trust.file} refers to code that is not provided by maze_train, torch.nn, torch.optim "
+        f"or gymnasium for this purpose; no code was run:{rows}{remedy if words else ''}",
     )
 
 
 def _stored_in(node: object) -> Iterator[Stored]:
-    """Yield the names from unsigned files in nested values."""
+    """Yield the instances of `Stored` in nested values."""
     if isinstance(node, Stored):
         yield node
     elif isinstance(node, Mapping):
@@ -197,7 +199,7 @@ def _stored_in(node: object) -> Iterator[Stored]:
 
 
 def _refusal(path: str, kind: str, trust: Sequence[str]) -> tuple[str, str] | None:
-    """Return why a dotted path may not be imported, see `Stored.refusal`."""
+    """Return the reason why an import is not allowed; see `Stored.refusal`."""
     is_trusted = is_within(path, trust)
     if not is_trusted and not is_within(path, OFFERED):
         return "", path.partition(".")[0]
@@ -208,11 +210,13 @@ def _refusal(path: str, kind: str, trust: Sequence[str]) -> tuple[str, str] | No
             found = getattr(found, name, None)
             if found is None:
                 return None
-            if isinstance(found, ModuleType):  # For example, a module imported by the offered one.
+            if isinstance(
+                found, ModuleType
+            ):  # For example, a module imported by an offered module.
                 return f" ({name} is a separate module)", ""
     except ConfigError:
         return None
-    except ImportError as error:  # From a lazily imported name.
+    except ImportError as error:  # Raised by a lazily imported name.
         return f" ({error})", ""
     is_maker = isinstance(found, type) or inspect.isroutine(found)
     home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
@@ -225,7 +229,7 @@ def _refusal(path: str, kind: str, trust: Sequence[str]) -> tuple[str, str] | No
 
 
 def _is_offered(found: object, home: str, kind: str) -> bool:
-    """Return whether an object is a component or settings class that needs no trust."""
+    """Return whether an object is a component or settings class that is always trusted."""
     if not isinstance(found, type) or not is_within(home, OFFERED) or is_within(home, UNSAFE):
         return False
     return issubclass(found, locate(kind)) if kind else is_dataclass(found)
@@ -261,7 +265,7 @@ def check_targets(key: str, nodes: Sequence[object]) -> None:
 
 
 def target_name(value: object) -> str:
-    """Return the dotted path in a text that may name a class or function; empty if it does not.
+    """Return the dotted path of a class or function in a string; empty for other strings.
 
     Environment ids such as `my_module:MyEnv-v0` are not dotted paths.
     """
@@ -275,9 +279,9 @@ def locate(path: str, key: str = TARGET) -> Any:
     Supports `package.module.Name`, `package.module:Name` and attributes of classes.
 
     Raises:
-        ConfigError: If the module cannot be imported or has no such attribute, or the object was
-            given in Python and is not available in this process.
-        ConfigError: If the path is from a file that this user did not sign, and is not trusted.
+        ConfigError: If the module cannot be imported or does not have the attribute, the object was
+            passed in Python and is not available in this process, or the path is from a file that
+            this user did not sign and is not trusted.
     """
     if isinstance(path, InlineObject):
         return path.value
@@ -292,19 +296,19 @@ def locate(path: str, key: str = TARGET) -> Any:
 
 
 def made_in_python(keys: Sequence[str], *paths: str) -> ConfigError:
-    """Return the error for Python objects that must be given again, by key of the target."""
+    """Return the error for Python objects that must be passed again."""
     given = arguments_for(keys)
     remedy = f"pass it again, as in train({given}, resume=...)"
     if given == "env=...":
         remedy += f" or run_rollout(run=..., {given})"
     elif len(keys) == 1 and keys[0].startswith("model."):
         remedy += f" or load_policy(run_dir, {given})"
-    problem = f"was given in Python and cannot be imported: {remedy}"
+    problem = f"was passed in Python and cannot be imported: {remedy}"
     return ConfigError(", ".join(keys), problem, ", ".join(paths))
 
 
 def arguments_for(keys: Iterable[str]) -> str:
-    """Return the arguments of `train` that pass objects, by the keys of their targets."""
+    """Return the arguments of `train` for objects with the given keys, for messages."""
     names = dict.fromkeys(key.removesuffix(f".{TARGET}").partition("[")[0] for key in keys)
     return ", ".join(f"{n}=..." if n.isidentifier() else f"**{{{n!r}: ...}}" for n in names)
 
@@ -335,7 +339,7 @@ def _imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
     if not all(part.isidentifier() for part in parts) or len(parts) < 2:
         raise ConfigError(key, "expected a dotted path such as my_package.my_module.MyClass", path)
     script = script_name().split(".")
-    if parts[: len(script)] == script:  # Importing it would run it a second time.
+    if parts[: len(script)] == script:  # An import would run the script a second time.
         return sys.modules[SCRIPT], parts[len(script) :]
     for length in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:length])
@@ -347,11 +351,11 @@ def _imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
             name = error.name if isinstance(error, ModuleNotFoundError) else None
             if name is None or not (module_name + ".").startswith(name + "."):
                 raise ConfigError(key, import_failure(module_name, error), path) from None
-    raise ConfigError(key, f"there is no module {parts[0]!r} on the Python path", path)
+    raise ConfigError(key, f"no module {parts[0]!r} on the Python path", path)
 
 
 def import_for_id(env_id: str, module: str, key: str) -> None:
-    """Import the module that an environment id names, if it has the form `module:Id`.
+    """Import the module of an environment id `module:Id`.
 
     Raises:
         ConfigError: If the module cannot be imported, or is not trusted.
@@ -366,7 +370,7 @@ def import_for_id(env_id: str, module: str, key: str) -> None:
 
 
 NO_DISPLAY = re.compile(r"[Dd]isplay(?!_)|DISPLAY|X11|GLX|EGL|libGL|OpenGL|video device")
-"""Matches error messages of packages that need a display."""
+"""Matches error messages of packages that require a display."""
 
 HEADLESS = {"pyglet": "PYGLET_HEADLESS=1", "pygame": "SDL_VIDEODRIVER=dummy"}
 HEADLESS |= dict.fromkeys(("mujoco", "dm_control", "robosuite", "OpenGL", "glfw"), "MUJOCO_GL=egl")
@@ -395,10 +399,9 @@ def import_failure(module: str, error: Exception) -> str:
 
 
 def member_of(given: object, name: str) -> Any:
-    """Return an optional attribute of any object; None if the object lacks it.
+    """Return an optional attribute of any object, or None.
 
-    User-defined policies, modules and transforms may be of any class. Classes of this package
-    implement contracts instead.
+    Only for user-defined policies, modules and transforms, which may be of any class.
     """
     return getattr(given, name, None)
 
@@ -409,8 +412,8 @@ def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Ca
     Args:
         path: The dotted path.
         key: Dotted name of the setting, for error messages.
-        kind: Required base class; None for any. Functions are accepted as well, except functions of
-            the standard library.
+        kind: Required base class; None: any class. Functions are accepted as well, except functions
+            of the standard library.
         *others: Alternative base classes.
 
     Raises:
@@ -449,9 +452,9 @@ def refusal(maker: Callable[..., Any], error: Exception, form: str = "{}: <value
         return str(error)
     try:
         names = ", ".join(inspect.signature(maker).parameters)
-    except (TypeError, ValueError):  # Raised for classes that are not written in Python.
+    except (TypeError, ValueError):  # For classes that are not written in Python.
         return str(error)
-    return f"{error}; it takes {names or 'none'}"
+    return f"{error}; it accepts {names or 'none'}"
 
 
 def _public_name(cls: type) -> str:
@@ -465,7 +468,7 @@ def _public_name(cls: type) -> str:
 
 
 def function_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
-    """Return the function given by a node, with the node's arguments bound.
+    """Return the function of a node, with the arguments of the node bound.
 
     Args:
         node: A mapping with the key `_target_`.
@@ -485,16 +488,16 @@ def build_target(
     kind: type | None = None,
     **kwargs: object,
 ) -> Any:
-    """Build the object given by a node: `locate(node[_target_])(*args, **node, **kwargs)`.
+    """Build the object of a node: `locate(node[_target_])(*args, **node, **kwargs)`.
 
-    Nested nodes with `_target_` are built first. All targets are located and checked before
-    anything is called. Keys of the node override `kwargs`.
+    Nested nodes with `_target_` are built first. All targets are located and checked before the
+    first call. Keys of the node override `kwargs`.
 
     Args:
         node: A mapping with the key `_target_`.
         *args: Positional arguments, before the arguments of the node.
         key: Dotted name of the node in the configuration, for error messages.
-        kind: Required class of the object, see `maker_of`; None for any.
+        kind: Required class of the object, see `maker_of`; None: any class.
         **kwargs: Additional arguments supplied by the caller.
 
     Raises:
@@ -506,12 +509,12 @@ def build_target(
 
 
 def build_targets(nodes: Sequence[Mapping[str, Any]], key: str, kind: type) -> list[Any]:
-    """Build the objects given by a list of nodes, see `build_target`."""
+    """Build the objects of a list of nodes, see `build_target`."""
     return [build_target(node, key=f"{key}[{i}]", kind=kind) for i, node in enumerate(nodes)]
 
 
 def _check_targets(node: Mapping[str, Any], key: str, kind: type | None) -> None:
-    """Locate and check all targets of a node before anything is called."""
+    """Locate and check all targets of a node, before the first call."""
     maker_of(node[TARGET], f"{key}.{TARGET}".lstrip("."), kind)
     for name, value in node.items():
         if is_target(value):
@@ -525,11 +528,11 @@ def _built(
     key: str,
     kind: type | None,
 ) -> Any:
-    """Build the object given by a node whose targets have been checked."""
+    """Build the object of a node with checked targets."""
     given = {name: value for name, value in node.items() if name != TARGET}
     target = node[TARGET]
     if given and isinstance(target, InlineObject) and target.is_instance(kind):
-        problem = "is an instance and takes no arguments: leave them out, or pass the class instead"
+        problem = "is an instance and takes no arguments: remove them, or pass the class instead"
         raise ConfigError(key, problem, node)
     for name, value in given.items():
         if is_target(value):
@@ -542,10 +545,10 @@ def _built(
         problem = f"calling {node[TARGET]} failed: {refusal(maker_of(target, key, kind), error)}"
         raise ConfigError(key, problem) from error
     except (AttributeError, LookupError) as error:
-        # A class of this package received a string or a mapping instead of an object.
+        # A class of maze_train received a string or a mapping instead of an object.
         if not str(getattr(locate(target), "__module__", "")).startswith("maze_train."):
             raise
-        problem = f"{node[TARGET]} does not take these arguments: {type(error).__name__}: {error}"
+        problem = f"{node[TARGET]} does not accept these arguments: {type(error).__name__}: {error}"
         raise ConfigError(key, problem) from error
     if kind is not None and not isinstance(built, kind):
         raise ConfigError(key, f"expected a {_public_name(kind)}", type(built).__name__)
@@ -557,8 +560,8 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
 
     Args:
         package: Name of the package on PyPI.
-        extra: Name of the extra that installs it.
-        purpose: Feature that needs it.
+        extra: Name of the extra that installs the package.
+        purpose: Feature that requires the package.
         module: Name of the module; None if it equals the package.
 
     Raises:
@@ -568,7 +571,7 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
     try:
         return importlib.import_module(module)
     except Exception as error:
-        # An import error inside the package does not mean that the package is missing.
+        # An import error within an installed package does not mean that the package is missing.
         is_missing = isinstance(error, ModuleNotFoundError) and (
             f"{module}.".startswith(f"{error.name}.")
         )

@@ -14,10 +14,10 @@ _AS_JSON = {"Infinity": "1e999", "-Infinity": "-1e999", "NaN": "null"}
 
 
 def json_text(value: object, indent: int | None = None, sort_keys: bool = False) -> str:
-    """Format a value as JSON that every parser reads, unlike `json.dumps`.
+    """Format a value as standard JSON, unlike `json.dumps` for NaN and infinity.
 
-    JSON has no infinity, but parsers read an overflowing number as infinity, so infinite values are
-    written as `1e999` and `-1e999`; NaN is written as null.
+    Infinite values are written as `1e999` and `-1e999`, which parsers read as infinity because of
+    the overflow. NaN is written as null.
 
     Raises:
         TypeError: If the value contains types that JSON does not support.
@@ -27,7 +27,7 @@ def json_text(value: object, indent: int | None = None, sort_keys: bool = False)
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings, keys joined by dots; lists and empty mappings are values."""
+    """Flatten nested mappings to keys joined by dots; lists and empty mappings are values."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
@@ -40,7 +40,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def compact(number: float) -> str:
     """Format a count in at most five characters: 950, 1.2k, 40k, 1.25M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        # With this margin 999,960 becomes 1M instead of 1000k.
+        # The margin formats 999,960 as 1M instead of 1000k.
         if abs(number) >= size * 0.9995:
             scaled = number / size
             digits = f"{scaled:.2f}" if size > 1e3 and abs(scaled) < 9.995 else f"{scaled:.1f}"
@@ -50,7 +50,7 @@ def compact(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a time span as hours, minutes, seconds, such as 0:01:05, after any days."""
+    """Format a time span as hours, minutes, seconds, such as 0:01:05, with days if necessary."""
     if not math.isfinite(seconds):
         return "-:--:--"
     minutes, rest = divmod(int(max(seconds, 0) + 0.5), 60)
@@ -84,6 +84,6 @@ def shell_word(key: str, value: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote and escape a text so that Hydra reads it verbatim."""
+    """Quote and escape a string for Hydra."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"

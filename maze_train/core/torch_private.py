@@ -1,4 +1,4 @@
-"""Private APIs of PyTorch, each with a public fallback for versions that lack it."""
+"""Private APIs of PyTorch, with public fallbacks for other versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 
 def found(path: str, root: object = torch) -> Any:
-    """Return an attribute of `root` by dotted path, or None if PyTorch does not have it."""
+    """Return an attribute of `root` by dotted path, or None if it does not exist."""
     return reduce(lambda owner, name: getattr(owner, name, None), path.split("."), root)
 
 
@@ -25,11 +25,11 @@ FUSED_ADAMW: Callable[..., object] | None = found("_fused_adamw_")
 """Kernels of fused optimizers; if None, `optimizer.step()` is called instead."""
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-"""Attributes of an optimizer that list its step hooks; if absent, hooks are assumed."""
+"""Attributes of an optimizer with its step hooks; if missing, hooks are assumed."""
 
 
 def takes_tensors(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step accepts a learning rate on the device, and the flag of `skipping`."""
+    """Whether a step supports learning rates on the device and the flag of `skipping`."""
     return found("_step_supports_amp_scaling", optimizer) is True
 
 
@@ -51,16 +51,17 @@ def replaced_check(
     innermost_transform: Callable[[], object] | None,
     levels: Any,
 ) -> Callable[[], bool]:
-    """Return a function that reports whether tensor operations may be recorded or replaced.
+    """Return a function that checks whether tensor operations may be traced or replaced.
 
     Args:
-        is_tracing: Whether `torch.jit.trace` runs.
-        num_modes: Number of active dispatch modes.
-        innermost_transform: The innermost transformation of `torch.func`, or None.
-        levels: Owner of `_current_level`, the level of forward-mode differentiation.
+        is_tracing: Returns whether `torch.jit.trace` is running; None if not available.
+        num_modes: Returns the number of active dispatch modes; None if not available.
+        innermost_transform: Returns the innermost `torch.func` transform, or None; None if not
+            available.
+        levels: Module with `_current_level`, the level of forward-mode differentiation.
 
     Returns:
-        The function; it always returns True if PyTorch lacks one of these.
+        The function. If an argument is not available, the function always returns True.
     """
     if not (is_tracing and num_modes and innermost_transform and hasattr(levels, "_current_level")):
         return lambda: True
@@ -82,7 +83,8 @@ is_replaced = replaced_check(
     found("_C._functorch.peek_interpreter_stack"),
     forward_ad,
 )
-"""Whether operations are recorded or replaced, so that only PyTorch operations may be used."""
+"""Returns whether operations may be traced or replaced, so that only PyTorch operations are
+allowed."""
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -90,9 +92,9 @@ HAS_HOOKS = all(hasattr(nn.Module(), name) for name in HOOKS)
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether calling a module does more than the `forward` of its class: hooks, or another one.
+    """Whether a module has hooks or a replaced `forward`.
 
-    Always True if PyTorch does not have the attributes that hold the hooks.
+    Always True if PyTorch does not have the attributes of hooks.
     """
     return not HAS_HOOKS or bool(
         module._forward_hooks
@@ -106,12 +108,12 @@ def is_hooked(module: nn.Module) -> bool:
 PRIVATE_CALL = ("_compiled_call_impl", "_call_impl")
 PUBLIC_CALL = ("forward", "forward")
 CALL = PRIVATE_CALL if all(hasattr(nn.Module, name) for name in PRIVATE_CALL) else PUBLIC_CALL
-"""Attribute of a module that replaces its call, and the method to compile for it; with the public
-pair, hooks run outside of the compiled graph."""
+"""Attribute of a module that replaces its call, and the method to compile. With the public pair,
+hooks run outside the compiled graph."""
 
 
 class CompiledCall:
-    """Context in which a module uses its compiled call.
+    """Context manager in which a module uses its compiled call.
 
     Args:
         module: The module.
@@ -125,7 +127,7 @@ class CompiledCall:
 
     @staticmethod
     def is_used_by(module: nn.Module) -> bool:
-        """Whether the user compiled this module."""
+        """Whether the user has compiled the module."""
         return found(CALL[0], module) is not None and CALL == PRIVATE_CALL
 
     def __enter__(self) -> None:
@@ -133,13 +135,13 @@ class CompiledCall:
         self._module.__dict__[self._name] = self._call
 
     def __exit__(self, *error: object) -> None:
-        """Use the call of the class again."""
+        """Restore the call of the class."""
         del self._module.__dict__[self._name]
 
 
 @dataclass(frozen=True)
 class CompilerParts:
-    """Private parts of the compiler; missing ones have no effect."""
+    """Private parts of the compiler; missing parts have no effect."""
 
     unsupported: tuple[type[Exception], ...]
     """Exceptions raised for code that cannot be compiled."""
@@ -148,7 +150,7 @@ class CompilerParts:
     """Exceptions raised by `find_compiler`."""
 
     time_spent: Callable[[], Mapping[str, float]]
-    """Returns the seconds of compilation in this process, by name."""
+    """Returns the compilation times in this process in seconds, by name."""
 
     find_compiler: Callable[[], object]
     """Finds the C++ compiler."""
@@ -164,7 +166,7 @@ class CompilerParts:
 
 
 def compiler_parts() -> CompilerParts:
-    """Import the compiler, which takes about a second, and return its private parts."""
+    """Import the compiler (takes about a second) and return its private parts."""
     names = ("torch._dynamo", "torch._dynamo.utils", "torch._inductor.cpp_builder")
     dynamo, utils, builder = map(_module, names)
     errors = _module("torch._inductor.exc")

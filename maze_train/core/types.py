@@ -1,4 +1,4 @@
-"""Shared type aliases, and helpers for data that is one tensor or a flat mapping of tensors."""
+"""Shared type aliases, and helpers for trees: one tensor, or a flat mapping of tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape: TypeAlias = tuple[int, ...]
 Device: TypeAlias = torch.device | str | None
 
 TensorTree: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
-"""Observations or actions: one tensor, or one flat mapping for a Dict or Tuple space
+"""Observations or actions: one tensor, or a flat mapping for a Dict or Tuple space
 (keys joined by `/`)."""
 
 ArrayTree: TypeAlias = np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]
@@ -34,10 +34,11 @@ class Sequences:
     """Hidden state before the first step of each sequence, `[n, S]`."""
 
     resets: torch.Tensor
-    """Whether an episode begins at a step, where the hidden state is reset to 0, `[L, n]` bool."""
+    """Whether an episode begins at a step, which resets the hidden state to 0, `[L, n]` bool."""
 
     valid: torch.Tensor | None = None
-    """Indices of the transitions among the L * n samples, int64; None: all are transitions."""
+    """Indices of the transitions among the L * n samples, int64; None: all samples are
+    transitions."""
 
 
 T = TypeVar("T")
@@ -63,13 +64,13 @@ def is_on(x: Tensor, device: torch.device) -> bool:
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to a device without synchronising it; returns the tensor if already there."""
-    # CUDA copies from pageable memory before the call returns; other backends may read it later.
+    """Move a tensor to a device without synchronising the device; no copy if already there."""
+    # CUDA copies from pageable memory before the call returns; other backends may copy later.
     return x.to(device, non_blocking=device.type == "cuda")
 
 
 def on_device(columns: T, device: torch.device) -> T:
-    """Move the tensors, and trees of tensors, of a dataclass to a device; keep other fields."""
+    """Move the tensors and trees of tensors of a dataclass to a device; keep other fields."""
 
     def moved(tree: TensorTree) -> TensorTree:
         return tree_map(lambda x: x.to(device), tree)
@@ -82,7 +83,7 @@ def on_device(columns: T, device: torch.device) -> T:
 
 
 def tree_leaves(tree: T | dict[str, T]) -> list[T]:
-    """Return the tensor in a list, or the tensors of the mapping in its order."""
+    """Return a list of the tensor, or of the tensors of the mapping."""
     if isinstance(tree, dict):
         return list(tree.values())
     return [tree]

@@ -1,4 +1,4 @@
-"""Open datasets: directories of this package, Minari datasets and user-defined functions."""
+"""Open datasets: directories of trajectories, Minari datasets, user-defined functions."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ def open_dataset(
             is the dotted path of a function that returns a `TrajectoryDataset` or `Trajectory`
             objects (see `targets.build_target`).
         observation_space: Space of one environment; required if the function returns `Trajectory`
-            objects, which do not contain their spaces.
-        action_space: Space of one environment; required in the same case.
-        mmap: See `TrajectoryDataset.open`. Directories only, like `verify` and `on_damaged`.
+            objects, because these do not contain spaces.
+        action_space: Space of one environment; required like `observation_space`.
+        mmap: See `TrajectoryDataset.open`; used only for directories, like `verify` and
+            `on_damaged`.
         verify: Whether to compare files with their digests.
         on_damaged: Whether to `raise` an error for a damaged part or to `skip` the part.
 
     Raises:
-        DatasetError: If the dataset does not exist or is damaged, or the function returns another
-            type.
+        DatasetError: If the dataset does not exist or is damaged, or the function returns an
+            unsupported type.
         ConfigError: If the function cannot be found or does not accept its arguments.
         ShapeError: If the shapes of a `Trajectory` do not match the spaces.
-        SpaceError: If its values are outside of the spaces, or a space is not supported.
-        MissingExtraError: If Minari is needed and not installed.
+        SpaceError: If values are outside their spaces, or a space is not supported.
+        MissingExtraError: If Minari is required and not installed.
     """
     if isinstance(source, Mapping):
         return _from_target(source, observation_space, action_space)
@@ -55,7 +56,7 @@ def open_dataset(
     if isinstance(source, str | Path) and str(source):
         return TrajectoryDataset.open(source, mmap=mmap, verify=verify, on_damaged=on_damaged)
     raise DatasetError(
-        f"{source!r} does not name a dataset: expected a directory, {MINARI}<id>, or a mapping "
+        f"{source!r} is not a dataset: expected a directory, {MINARI}<id>, or a mapping "
         f"with the key {TARGET}"
     )
 
@@ -65,10 +66,10 @@ def _from_target(
     observation_space: spaces.Space[Any] | None,
     action_space: spaces.Space[Any] | None,
 ) -> TrajectoryDataset:
-    """Call the function named by a mapping and return its dataset."""
+    """Call the function selected by a mapping, and return its dataset."""
     if TARGET not in node:
         raise DatasetError(
-            f"{dict(node)!r} does not name a dataset: expected the key {TARGET} with the dotted "
+            f"{dict(node)!r} is not a dataset: expected the key {TARGET} with the dotted "
             f"path of a function"
         )
     name = str(node[TARGET])
@@ -83,7 +84,7 @@ def _from_target(
     if observation_space is None or action_space is None:
         raise DatasetError(
             f"{name} returned {type(found).__name__}, whose spaces are unknown: return "
-            f"TrajectoryDataset.from_trajectories(...), which includes them, instead"
+            "TrajectoryDataset.from_trajectories(...), which includes the spaces"
         )
     metadata = DatasetMetadata(observation_space, action_space, policy={"source": name})
     try:

@@ -10,7 +10,7 @@ from maze_train.data.replay import PrioritizedReplayBuffer, UniformReplayBuffer
 
 
 class HindsightReplayBuffer(UniformReplayBuffer):
-    """Replay buffer that relabels samples with goals that their episode achieved later.
+    """Replay buffer that relabels samples with goals achieved later in the same episode.
 
     Call `use_environment` before adding experience. Stored rewards and episode ends are verified
     against the environment's `compute_reward` and `compute_terminated`.
@@ -45,6 +45,6 @@ class HindsightReplayBuffer(UniformReplayBuffer):
 
 
 class PrioritizedHindsightReplayBuffer(PrioritizedReplayBuffer, HindsightReplayBuffer):
-    """Replay buffer with a `PrioritizedSampler` and `Hindsight`; takes the arguments of both."""
+    """Hindsight replay buffer with prioritized sampling; accepts the arguments of both buffers."""
 
     entry_nbytes = PrioritizedReplayBuffer.entry_nbytes + HindsightReplayBuffer.entry_nbytes

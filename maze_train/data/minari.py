@@ -1,4 +1,4 @@
-"""Read Minari datasets through Minari's public interface; `tools/minari.py` writes them.
+"""Reading of Minari datasets through the public interface; `tools/minari.py` writes them.
 
 Minari stores datasets in the directory given by the environment variable `MINARI_DATASETS_PATH`
 (default: `~/.minari/datasets`).
@@ -23,24 +23,24 @@ from maze_train.spaces.describe import FlatView, flatten_value
 DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+-v[0-9]+")
 DETAILS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
 OWN = "maze_train"
-"""Key of the Minari metadata under which this package stores additional metadata."""
+"""Key for the additional metadata of maze_train in Minari metadata."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError)
-"""Exceptions that Minari and h5py raise for damaged data or data of another version."""
+"""Exceptions raised by Minari and h5py for damaged data or another format version."""
 
 
 def load_minari(dataset_id: str) -> TrajectoryDataset:
     """Read a local Minari dataset into memory.
 
-    If the dataset does not fit into memory, write `minari_episodes` with a `TrajectoryWriter` once
-    and open the result with `mmap`; see docs/trajectories.md.
+    For datasets larger than memory, write the episodes of `minari_episodes` with a
+    `TrajectoryWriter` once, and open the result with `mmap`; see docs/trajectories.md.
 
     Nested observations and actions are flattened, and seeds are kept. `metadata.env` contains the
     `id` and `env_spec` of the environment if Minari recorded them; `metadata.policy` contains the
     recorded algorithm and author.
 
     Args:
-        dataset_id: Such as `D4RL/door/human-v2`.
+        dataset_id: Id of the dataset, such as `D4RL/door/human-v2`.
 
     Raises:
         DatasetError: If the dataset does not exist, cannot be read, is empty, or contains an
@@ -57,7 +57,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
     """Read a local Minari dataset, episode by episode.
 
     Args:
-        dataset_id: Such as `D4RL/door/human-v2`.
+        dataset_id: Id of the dataset, such as `D4RL/door/human-v2`.
 
     Returns:
         Metadata (spaces, environment and policy), and an iterator that reads one episode at a time.
@@ -66,7 +66,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
         DatasetError: See `load_minari`; also raised during iteration.
         SpaceError: If a space has an unsupported leaf.
         ShapeError: If observations or actions do not have the shape of their space.
-        MissingExtraError: If Minari or a library that it reads with is not installed.
+        MissingExtraError: If Minari or h5py is not installed.
     """
     minari = import_extra("minari", "minari", "reading a Minari dataset")
     check_id(dataset_id)
@@ -77,8 +77,8 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
         ends = list(source.storage.get_episode_metadata(source.episode_indices))
     except FileNotFoundError as error:
         raise DatasetError(
-            f"{name} is not on this machine: list the local datasets with 'minari list local', or "
-            f"run 'minari download {dataset_id}'"
+            f"{name} is not available locally: list the local datasets with 'minari list local', "
+            f"or run 'minari download {dataset_id}'"
         ) from error
     except (ImportError, *UNREADABLE) as error:
         if isinstance(error, ImportError):
@@ -122,7 +122,7 @@ def _episodes(
         flags = [np.asarray(x, bool) for x in (episode.terminations, episode.truncations)]
         if any(flag[:-1].any() for flag in flags):
             raise DatasetError(
-                f"{label} continues after a step that terminated or truncated it: split it into "
+                f"{label} continues after a terminated or truncated step: split the dataset into "
                 f"episodes with Minari first"
             )
         try:

@@ -1,4 +1,4 @@
-"""Hindsight relabelling: replace the goals of replay samples with goals achieved later."""
+"""Hindsight relabelling: replaces the goals of replay samples with goals achieved later."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Strategy: TypeAlias = Literal["future", "final", "episode"]
 STRATEGIES = ("future", "final", "episode")
 
 MAX_DIFFERENCES = 1e-4
-"""Tolerated fraction of steps whose recomputed reward differs from the recorded one. Goals are
-stored as float32, and the rounding can move a goal across a success threshold."""
+"""Tolerated fraction of steps with a recomputed reward that differs from the recorded one. Goals
+are stored as float32, and rounding may move goals across a success threshold."""
 
 
 class GoalTask:
@@ -32,12 +32,12 @@ class GoalTask:
 
     `compute_reward(achieved, desired, {})` receives goals `[n, ...]` in the dtype of their space
     and returns n rewards. The optional `compute_terminated(achieved, desired, {})` receives the
-    goals of one step and returns whether the step terminates the episode. Both are looked up from
-    the outermost wrapper inwards and must depend on their arguments only.
+    goals of one step and returns whether the step terminates the episode. Methods of outer wrappers
+    take precedence. The results must depend only on the arguments.
 
     Args:
         env: The environment.
-        dtype: Data type of the goals, see `goal_dtype`.
+        dtype: Dtype of the goals, see `goal_dtype`.
 
     Raises:
         EnvError: If the environment has no `compute_reward`.
@@ -48,9 +48,9 @@ class GoalTask:
         self._dtype = dtype
         if not env.has_wrapper_attr("compute_reward"):
             raise EnvError(
-                "hindsight replay needs an environment with compute_reward(achieved_goal, "
-                f"desired_goal, info), which {self._name} does not have: implement it, or use "
-                "another replay buffer"
+                "hindsight replay requires an environment with compute_reward(achieved_goal, "
+                f"desired_goal, info), which {self._name} does not have: implement the method, "
+                "or use another replay buffer"
             )
         self._compute_reward = env.get_wrapper_attr("compute_reward")
         self._compute_terminated: Callable[[Array, Array, dict[str, Any]], Any] | None = None
@@ -91,28 +91,27 @@ class GoalTask:
 
     def _failed(self, function: str, error: Exception) -> EnvError:
         return EnvError(
-            f"{function} of {self._name} raised {type(error).__name__}: {error}; it is called with "
+            f"{function} of {self._name} raised {type(error).__name__}: {error}; the arguments are "
             "goals and an empty info"
         )
 
 
 class Hindsight:
-    """Hindsight experience replay: relabels samples with goals that their episode achieved.
+    """Hindsight experience replay: relabels samples with goals achieved in the same episode.
 
     With probability k / (k + 1), the desired goal of a sample from a finished episode is replaced
-    by the achieved goal of a step drawn uniformly from the same episode: this step or a later one
-    (`future`), the last one (`final`) or any (`episode`). Rewards are recomputed by
-    `compute_reward` and terminations by `compute_terminated`, if the environment has it. An n-step
-    sample has one goal, drawn for its first step. Samples of unfinished episodes are not
-    relabelled.
+    by the achieved goal of a step of the same episode, sampled uniformly: this or a later step
+    (`future`), the last step (`final`), or any step (`episode`). `compute_reward` recomputes
+    rewards, and `compute_terminated`, if it exists, terminations. An n-step sample has one goal,
+    which is sampled for its first step. Samples of unfinished episodes are not relabelled.
 
-    A dropped or interrupted episode counts as finished after its last step. If the first steps of
-    an episode are overwritten, goals are drawn from the remaining ones.
+    A dropped or interrupted episode counts as finished. If the first steps of an episode are
+    overwritten, goals are sampled from the remaining steps.
 
     Args:
         walker: N-step walker of the buffer's memory.
         generator: Random number generator of the buffer.
-        strategy: Steps that goals are drawn from: `future`, `final` or `episode`.
+        strategy: Steps from which goals are sampled: `future`, `final` or `episode`.
         relabelled_per_original: k, ratio of relabelled to original samples, >= 0.
 
     Raises:
@@ -142,8 +141,8 @@ class Hindsight:
         self._share = relabelled_per_original / (relabelled_per_original + 1)
         self._task: GoalTask | None = None
         self._num_compared = self._num_different = 0
-        # Number of rows to the last and to the first step of the same episode, by index. -1 in
-        # `_after`: the episode has not finished.
+        # Distance in rows to the last and to the first step of the episode, by index. In `_after`,
+        # -1 means that the episode has not finished.
         self._after, self._before = np.zeros((2, self._memory.ring.size), np.int32)
         self._begin = np.zeros(self._memory.ring.num_envs, np.int64)
         self._num_followed = 0
@@ -157,19 +156,19 @@ class Hindsight:
         self._task = GoalTask(env, self._goal_dtype)
 
     def check(self, rollout: Rollout) -> None:
-        """Raise EnvError if a final observation is not finite, even if the episode terminated.
+        """Raise EnvError if the final observation of a terminated episode is not finite.
 
-        With a new goal the step may not be terminal, so the target needs its final observation.
+        With a new goal, the step may not be terminal, and the target is bootstrapped.
 
         Raises:
-            EnvError: If a final observation is not finite. The message names the leaf.
+            EnvError: If a final observation is not finite. The message contains the leaf.
         """
         for key, leaf in leaves_by_key(rollout.final_obs).items():
             if not leaf.isfinite().all():
                 raise EnvError(
                     f"the last observation of an episode is not finite in {key!r}: hindsight "
-                    "replay also bootstraps from terminated episodes, so the environment must "
-                    "return finite values there"
+                    "replay also bootstraps from terminated episodes, so all observations "
+                    "must be finite"
                 )
 
     def follow(self, before: int) -> None:
@@ -177,7 +176,7 @@ class Hindsight:
 
         Raises:
             TrainingError: If `use_environment` was not called.
-            EnvError: If recorded rewards or terminations do not follow from the goals.
+            EnvError: If recorded rewards or terminations contradict the goals.
         """
         self._after[self._memory.changed] = -1
         self._follow_episodes()
@@ -190,7 +189,7 @@ class Hindsight:
         self._follow_episodes()
 
     def relabel(self, positions: Array, walk: Walk) -> tuple[Array, Array]:
-        """Draw goals for samples at positions `[n]` and update their walks in place.
+        """Sample goals for the samples at positions `[n]`, and update their walks in place.
 
         Returns:
             Indices of the relabelled samples, `[m]`, and their goals, `[m, ...]`.
@@ -205,14 +204,14 @@ class Hindsight:
 
     @staticmethod
     def write_goals(obs: TensorTree, next_obs: TensorTree, samples: Array, goals: Array) -> None:
-        """Overwrite the desired goals in observations with the result of `relabel`."""
+        """Replace the desired goals in observations with goals returned by `relabel`."""
         where, desired = torch.from_numpy(samples), torch.from_numpy(goals)
         for tree in (obs, next_obs):
             leaf = leaves_by_key(tree)[DESIRED]
             leaf[where.to(leaf.device)] = desired.to(leaf.device)
 
     def _follow_episodes(self) -> None:
-        """Record the episode boundaries of episodes that finished in the new rows."""
+        """Record the boundaries of episodes that finished in the new rows."""
         memory, ring, oldest = self._memory, self._memory.ring, self._memory.oldest
         first = max(self._num_followed, oldest)
         slots = np.arange(first, memory.head) % ring.num_slots
@@ -228,7 +227,7 @@ class Hindsight:
         self._num_followed = memory.head
 
     def _compare(self, first: int) -> None:
-        """Raise EnvError if rewards or terminations from row `first` on contradict the goals."""
+        """Raise EnvError if rewards or terminations in rows >= `first` contradict the goals."""
         memory, num_envs = self._memory, self._memory.ring.num_envs
         positions = np.arange(max(first, memory.oldest) * num_envs, memory.head * num_envs)
         positions = positions[memory.is_transition(positions)]
@@ -247,13 +246,13 @@ class Hindsight:
                 f"a step to the achieved goal {achieved[k]} with the desired goal {desired[k]} had "
                 f"the reward {stored[k]:g} and terminated={bool(ended[k])}, but for these goals "
                 f"the environment returns {rewards[k]:g} and {bool(terminal[k])}: hindsight replay "
-                "needs rewards that depend on the goals only. Remove wrappers that change "
+                "requires rewards that depend only on the goals. Remove wrappers that change "
                 "rewards, terminations or goals, or implement compute_reward and "
-                "compute_terminated in the outermost one"
+                "compute_terminated in the outermost wrapper"
             )
 
     def _draw_goals(self, positions: Array) -> tuple[Array, Array]:
-        """Draw the samples to relabel and the positions of their goal steps, `[m]` each."""
+        """Sample which samples to relabel, and the positions of their goal steps, `[m]` each."""
         memory, ring = self._memory, self._memory.ring
         is_chosen, place = self._draw(2, len(positions))
         after = self._after[positions % ring.size]
@@ -295,12 +294,12 @@ class Hindsight:
         return self._walker.join(steps._replace(counts=counts), rewards, terminal)
 
     def _judged(self, achieved: Array, desired: Array, ended: Array) -> tuple[Array, Array]:
-        """Compute rewards and terminations of steps for given goals, `[k]` each.
+        """Compute the rewards and terminations of steps for new goals, `[k]` each.
 
         Args:
             achieved: Achieved goals after the steps, `[k, ...]`.
             desired: Desired goals, `[k, ...]`.
-            ended: Recorded terminations, used without `compute_terminated`, `[k]`.
+            ended: Recorded terminations, used if there is no `compute_terminated`, `[k]`.
         """
         if self._task is None:
             problem = "the replay buffer has no environment: call use_environment(make_env) first"
@@ -309,7 +308,7 @@ class Hindsight:
         return self._task.rewards(achieved, desired), ended if terminal is None else terminal
 
     def _goals_after(self, positions: Array) -> tuple[Array, Array]:
-        """Achieved and desired goals after the steps at positions `[k]`, `[k, ...]` each."""
+        """Return achieved and desired goals after the steps at positions `[k]`, `[k, ...]` each."""
         memory = self._memory
         leaves = memory.observations(positions + memory.ring.num_envs, GOALS)
         end = memory.end[positions % memory.ring.size]
@@ -331,8 +330,8 @@ def goal_dtype(observation_space: spaces.Space[Any]) -> np.dtype[Any]:
     found = [(parts[key].shape, parts[key].dtype) for key in GOALS if key in parts]
     if len(found) != len(GOALS) or found[0] != found[1]:
         raise SpaceError(
-            "hindsight replay needs Dict observations with arrays achieved_goal and desired_goal "
-            f"of the same shape and dtype, got {observation_space}: use a goal-based "
-            "environment, or the buffer uniform or prioritized"
+            "hindsight replay requires Dict observations with arrays achieved_goal and "
+            f"desired_goal of the same shape and dtype, got {observation_space}: use a goal-based "
+            "environment, or the replay buffer uniform or prioritized"
         )
     return np.dtype(found[0][1])

@@ -42,7 +42,7 @@ class Transitions:
         rewards: Σ_{i<k} gamma^i r_{t+i} over the k steps of a transition, `[n]` float32.
         discounts: gamma^k, or 0 if the last of these steps terminated, `[n]` float32.
         next_obs: Observations after the last of these steps, `[n, ...]`: the true final observation
-            if it was truncated, arbitrary if it terminated.
+            if the episode was truncated, arbitrary if it terminated.
         indices: Positions in the buffer, for `update_priorities`, `[n]` int64.
         weights: Importance weights in (0, 1], `[n]` float32; None: all are 1.
         extra: Additional columns by name, added by the learner, `[n, ...]` each; see `__getitem__`.
@@ -62,7 +62,7 @@ class Transitions:
         return self.extra[name]
 
     def with_columns(self, columns: Mapping[str, Tensor]) -> Transitions:
-        """Return a copy with more additional columns."""
+        """Return a copy with the additional columns `columns`."""
         return replace(self, extra={**self.extra, **columns})
 
 
@@ -81,21 +81,21 @@ class BaseReplayBuffer(ABC):
 
     @abstractmethod
     def add_rollout(self, rollout: Rollout) -> None:
-        """Store a rollout. It continues the previous one unless `interrupt` was called."""
+        """Store a rollout, which continues the previous one unless `interrupt` was called."""
 
     @abstractmethod
     def interrupt(self) -> None:
         """Signal that all environments are reset before the next rollout."""
 
     def reserve(self, n_transitions: int) -> None:  # noqa: B027
-        """Limit memory to the expected number of transitions; call before adding the first one."""
+        """Limit memory to the expected number of transitions; call before `add_rollout`."""
 
     def use_environment(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> None:  # noqa: B027
-        """Read properties of the environment before the first rollout.
+        """Read properties of an environment before the first rollout.
 
         Args:
-            make_env: Factory of an environment equal to the training environments, created in this
-                process. It is never stepped.
+            make_env: Factory of a training environment. The environment is created in this process
+                and never stepped.
         """
 
     @abstractmethod
@@ -119,11 +119,11 @@ class BaseReplayBuffer(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that later samples depend on."""
+        """Return the state that determines later samples."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore from `state`."""
 
 
 def rollout_of_step(
@@ -137,8 +137,8 @@ def rollout_of_step(
 ) -> Rollout:
     """Return one step of one environment as a rollout with T = B = 1, for `add_rollout`.
 
-    Call `interrupt` of the buffer after a step that ended an episode, because the observation of
-    the next step is not its `next_obs`.
+    After the last step of an episode, call `interrupt` of the buffer, because the next step begins
+    with another observation than `next_obs`.
 
     Args:
         obs: Observation before the step.
@@ -174,21 +174,21 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
         rewards = Σ_{i<k} gamma^i r_{t+i},  discounts = gamma^k,  next_obs = o_{t+k}
 
-    with k = n_steps, or fewer if the episode ends earlier or its next steps are not stored. The
-    discount is 0 after a terminal step; otherwise bootstrap from `next_obs`.
+    with k = n_steps, or fewer steps if the episode ends earlier or the next steps are not stored.
+    The discount is 0 after a terminal step; otherwise bootstrap from `next_obs`.
 
     Args:
         buffer_size: Capacity in transitions, >= 1; rounded down to a multiple of B.
         observation_space: Flat observation space of one environment.
-        actions: One action of the agent, `[...]`; its shape and dtype are used.
+        actions: Example action of the agent, `[...]`, which determines shape and dtype.
         num_envs: B.
-        seed: Seed of the samples, which do not depend on storage or device.
+        seed: Seed of the samples. Samples do not depend on storage or device.
         n_steps: Steps per sample, >= 1.
         gamma: Discount per step, in [0, 1].
-        frame_stack: Number of frames n of stacked observations (newest last), by key; the key of an
-            unnested observation is empty. Each frame is stored once.
+        frame_stack: Number of frames n of stacked observations (newest last), by key (empty for
+            unnested observations). Each frame is stored once.
         storage: Where observations and actions are stored: `memory`; `disk`, in temporary files; or
-            `device`. The other columns (a few bytes per transition) stay in memory.
+            `device`. Other columns (a few bytes per transition) are stored in memory.
         directory: Directory of the temporary files, required for `disk`.
         device: Device of the samples.
         sampler: Factory of the sampler.
@@ -217,7 +217,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
     ) -> None:
         check_one_of("storage", storage, STORAGES)
         if storage == "disk" and directory is None:
-            raise ConfigError("directory", "storage=disk needs a directory for its files", None)
+            raise ConfigError("directory", "required for storage=disk", None)
         layout = ReplayLayout(
             buffer_size,
             observation_space,
@@ -250,7 +250,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._memory.reserve(-(-n_transitions // self.num_envs) + 1)
 
     def use_environment(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> None:
-        """Read the reward function for relabelling; does nothing without relabelling.
+        """Set the reward function for relabelling; does nothing without relabelling.
 
         Raises:
             EnvError: If the environment has no `compute_reward`.
@@ -264,7 +264,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         Raises:
             ShapeError: If the number of environments or the shapes differ from the buffer's, or the
                 final observation of a truncated episode is missing.
-            EnvError: If relabelling is used and rewards do not follow from the goals.
+            EnvError: If relabelling is used and rewards contradict the goals.
         """
         if rollout.num_envs != self.num_envs:
             raise ShapeError(
@@ -274,7 +274,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         if self._relabelling is not None:
             self._relabelling.check(rollout)
         before = self._memory.head
-        # The last observation before an interruption, if any, keeps its row.
+        # After an interruption, the row of the last observation is kept.
         first = before + (before > 0 and not self._continues)
         self._memory.write(rollout, first, self._continues)
         self._continues = True
@@ -309,7 +309,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._sampler.set_progress(fraction)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the buffer. Read `segments` before the buffer changes."""
+        """Return the state of the buffer. Read `segments` before the next write."""
         return {
             **self._memory.state_dict(),
             "continues": self._continues,
@@ -318,7 +318,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`, which may come from a buffer with another storage or device.
+        """Restore from `state`; storage and device of the saved buffer may differ.
 
         Raises:
             ConfigError: If size or columns of the saved buffer differ.

@@ -41,13 +41,13 @@ class Ring:
     num_envs: int
 
     num_slots: int
-    """Allocated rows: `rows`, one for the newest observation, and rows with frames of the oldest
-    stack.
+    """Allocated rows: `rows`, one row for the newest observation, and rows with frames of the
+    oldest stack.
     """
 
     @property
     def margin(self) -> int:
-        """Number of rows whose frames are kept after their transitions have expired."""
+        """Number of rows whose frames are stored after the transitions have expired."""
         return self.num_slots - self.rows - 1
 
     @property
@@ -56,7 +56,7 @@ class Ring:
         return self.num_slots * self.num_envs
 
     def slices(self, first: int, stop: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the slots of rows first..stop - 1, and the offsets of these rows from `first`."""
+        """Yield slices of slots for the rows first..stop - 1, with the offsets from `first`."""
         done = 0
         while done < stop - first:
             slot = (first + done) % self.num_slots
@@ -72,7 +72,7 @@ class ReplayLayout:
         buffer_size: Capacity in transitions, >= 1; stored as `max(1, buffer_size // num_envs)`
             rows.
         observation_space: Flat observation space of one environment.
-        actions: One action of the agent, `[...]`: shape and dtype are used.
+        actions: Example action of the agent, `[...]`, which determines shape and dtype.
         num_envs: B, >= 1.
         frame_stack: Number of frames n of stacked observations, by key.
         keeps_terminal_obs: Whether final observations of terminated episodes are stored as well.
@@ -136,7 +136,7 @@ class ReplayLayout:
 
 
 class Column:
-    """Array `[num_slots, num_envs, *shape]` in a ring; only the first slots are allocated.
+    """Array `[num_slots, num_envs, *shape]` of a ring, allocated step by step.
 
     Args:
         ring: Size of the ring.
@@ -163,7 +163,7 @@ class Column:
         """Allocated entries by index, `[allocated slots * num_envs, *shape]`."""
 
     def resize(self, num_slots: int) -> None:
-        """Allocate `num_slots` slots, at least the used ones; their contents are kept."""
+        """Allocate `num_slots` slots (>= the number in use), keeping the contents."""
         rows = self._allocated(num_slots)
         rows[: len(self._rows)].copy_(self._rows)
         self._rows = rows
@@ -180,15 +180,17 @@ class Column:
             with TemporaryFile(dir=self._directory) as file:
                 file.truncate(nbytes)
                 if sys.platform == "linux":
-                    # Allocate now: writing to a sparse file kills the process if the disk is full.
+                    # On a full disk, a write to a sparse file would kill the process.
                     os.posix_fallocate(file.fileno(), 0, nbytes)
                 return torch.from_numpy(np.memmap(file, spec.dtype, "r+", shape=shape))
-        return torch.from_numpy(np.zeros(shape, spec.dtype))  # Committed on first write.
+        return torch.from_numpy(
+            np.zeros(shape, spec.dtype)
+        )  # Pages are committed on the first write.
 
     def write(self, first: int, values: Tensor, begin: int = 0) -> None:
-        """Write `values[begin:]` of rows `[k, num_envs, *shape]` to the rows from `first` on."""
+        """Write `values[begin:]`, of shape `[k, num_envs, *shape]`, to rows starting at `first`."""
         values = values[begin:]
-        for slots, which in self.ring.slices(first, first + len(values)):  # Usually one slice.
+        for slots, which in self.ring.slices(first, first + len(values)):  # Usually a single slice.
             self._rows[slots].copy_(values[which])
 
     def gather(self, indices: Array) -> Tensor:
@@ -196,14 +198,14 @@ class Column:
         return self.entries.index_select(0, send(torch.from_numpy(indices), self.entries.device))
 
     def read_slots(self, slots: slice) -> Array:
-        """Return a copy of some slots; slots that are not allocated contain zeros."""
+        """Return a copy of some slots; unallocated slots are zero."""
         held = self._rows[slots].cpu().numpy()
         copied = np.zeros((slots.stop - slots.start, *held.shape[1:]), held.dtype)
         copied[: len(held)] = held
         return copied
 
     def write_slots(self, slots: slice, values: Array) -> None:
-        """Write a result of `read_slots` to the slots that are allocated."""
+        """Write a result of `read_slots`; unallocated slots are skipped."""
         rows = self._rows[slots]
         rows.copy_(torch.from_numpy(values[: len(rows)]))
 
@@ -211,8 +213,8 @@ class Column:
 class KeptObservations:
     """Queue of observations with increasing positions.
 
-    Stores the final observations of episodes, because the next row contains the first observation
-    of the next episode. Memory grows by doubling; a lookup takes O(log n).
+    Stores the final observations of episodes, which are not in the ring: the next row contains the
+    first observation of the next episode. Memory grows by doubling; a lookup takes O(log n).
 
     Args:
         specs: Shape and dtype of the leaves by key.
@@ -235,7 +237,7 @@ class KeptObservations:
         """Append observations `[k, ...]`.
 
         Args:
-            positions: Their positions `[k]`, increasing and larger than all stored positions.
+            positions: Positions `[k]`, increasing and larger than all stored positions.
             leaves: Observations by key.
         """
         if not len(positions):
@@ -253,11 +255,11 @@ class KeptObservations:
         self._begin += self._count_before(position)
 
     def drop_from(self, position: int) -> None:
-        """Drop all observations at a position or later."""
+        """Drop all observations from a position on."""
         self._end = self._begin + self._count_before(position)
 
     def gather(self, positions: Array, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Return the observations `[k, ...]` at positions `[k]` by key; each must be stored."""
+        """Return the observations `[k, ...]` at positions `[k]` by key; all must be stored."""
         entries = self._begin + self._positions[self._begin : self._end].searchsorted(positions)
         keys = self._leaves if keys is None else keys
         return {key: torch.from_numpy(self._leaves[key][entries]) for key in keys}
@@ -282,7 +284,7 @@ class KeptObservations:
         return int(self._positions[self._begin : self._end].searchsorted(position))
 
     def _make_room(self, needed: int) -> None:
-        """Move the stored entries to the front; doubles the memory if it is more than half full."""
+        """Move the stored entries to the front; double the memory if it is more than half full."""
         size = len(self._positions)
         size = size if 2 * needed <= size else 2 * needed
         kept = slice(self._begin, self._end)
@@ -302,8 +304,8 @@ class FrameColumn:
 
     If a stack does not continue the stack of the previous row (after a reset, or if a wrapper took
     several steps at once), the whole stack is stored separately. The `depth` of a row is the number
-    of rows since then, at most n - 1. Its stack consists of the last n - depth frames of the
-    separate stack and the newest frames of the `depth` rows since.
+    of rows since the last separate stack, at most n - 1. The stack of a row consists of the last n
+    - depth frames of the separate stack and the newest frames of the following `depth` rows.
 
     Args:
         n: Frames per stack.
@@ -353,7 +355,7 @@ class FrameColumn:
     def gather(self, positions: Array) -> Tensor:
         """Return the stacks `[k, n, *frame]` at positions `[k]`."""
         n, num_envs, size = self.n, self._ring.num_envs, self._ring.size
-        # Entries before the first row wrap around; they are replaced below.
+        # Indices before the first row wrap around; these frames are replaced below.
         window = (positions[:, None] + np.arange(1 - n, 1) * num_envs) % len(self._frames.entries)
         frames = self._frames.gather(window.ravel())
         stacks = frames.view(-1, n, *frames.shape[1:])
@@ -369,6 +371,6 @@ class FrameColumn:
 
 
 def _newest_frames(stacks: Tensor) -> tuple[Tensor, Array]:
-    """Return the newest frames `[rows, envs, *frame]` and whether each stack continues."""
+    """Return the newest frames `[rows, envs, *frame]` and a mask of continued stacks."""
     same = stacks[1:, :, :-1] == stacks[:-1, :, 1:]
     return stacks[:, :, -1], same.flatten(2).all(-1).numpy()

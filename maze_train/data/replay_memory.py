@@ -39,7 +39,7 @@ NONE = np.empty(0, np.int64)
 """Empty array of positions."""
 
 LARGE = ("obs/", "actions/")
-"""Prefixes of the columns that use the configured storage; other columns stay in memory."""
+"""Prefixes of columns in the configured storage; other columns are stored in memory."""
 
 
 SEGMENT_NBYTES = 2**21
@@ -55,7 +55,7 @@ class ReplayMemory:
 
     Args:
         layout: Layout of the stored columns.
-        storage: Where observations and actions are stored; other columns stay in memory.
+        storage: Where observations and actions are stored; other columns are stored in memory.
         directory: Directory of the memory-mapped files if `storage` is `disk`.
         device: Device of the columns if `storage` is `device`.
     """
@@ -81,7 +81,7 @@ class ReplayMemory:
             )
             for name, spec in layout.columns().items()
         }
-        # Small columns are allocated at once, since they are also read where nothing was written.
+        # Small columns are allocated at once, because unwritten entries are also read.
         self._large = [c for name, c in self._columns.items() if name.startswith(LARGE)]
         for column in self._columns.values():
             if column not in self._large:
@@ -109,7 +109,7 @@ class ReplayMemory:
         self._segment_slots = max(
             -(-self.ring.num_slots // MAX_SEGMENTS), SEGMENT_NBYTES // max(1, row_nbytes), 1
         )
-        # Head after the last write to each segment, which only grows; 0: never written.
+        # Head after the last write to each segment; 0: never written.
         self._versions = np.zeros(-(-self.ring.num_slots // self._segment_slots), np.int64)
 
     def reserve(self, num_rows: int) -> None:
@@ -128,16 +128,16 @@ class ReplayMemory:
 
     @property
     def num_rows(self) -> int:
-        """Rows that may hold transitions."""
+        """Number of rows that may contain transitions."""
         return min(self.head, self.ring.rows)
 
     @property
     def oldest(self) -> int:
-        """First of these rows."""
+        """First row that may contain transitions."""
         return self.head - self.num_rows
 
     def write(self, rollout: Rollout, first: int, continues: bool) -> None:
-        """Write a rollout; only its last rows if it is longer than the ring.
+        """Write a rollout, or the last rows of a rollout longer than the ring.
 
         Args:
             rollout: T steps.
@@ -149,7 +149,7 @@ class ReplayMemory:
         """
         self._check(rollout)
         obs, actions = leaves_by_key(rollout.obs), leaves_by_key(rollout.actions)
-        # Observations and actions are copied directly to their storage, possibly on the same
+        # Observations and actions are copied directly to their storage, which may be on the same
         # device.
         rollout = replace(rollout, obs={}, actions={}).to(torch.device("cpu"))
         end, positions, picked = self._ends_of(rollout)
@@ -166,7 +166,7 @@ class ReplayMemory:
             self._keep_final_obs(rollout, positions, picked, first, begin)
         self.head = head
         self.num_valid += int(np.count_nonzero(is_transition(end[begin:])))
-        # Expired rows count as changed too: their stacks were dropped.
+        # Expired rows changed as well: their stacks were dropped.
         self._touch(expired.start, expired.stop)
         self._touch(first - 1, head + 1)
         self._changed = (expired, range(first + begin, head + 1))
@@ -183,7 +183,7 @@ class ReplayMemory:
         return is_transition(self.end.take(positions % self.ring.size))
 
     def has_final_obs(self, end: Array) -> Array:
-        """Return whether the observation after a step with this end code is stored separately."""
+        """Return whether the observation after a step is stored separately, by end code."""
         return has_ended(end) if self.layout.keeps_terminal_obs else is_truncated(end)
 
     def observations(
@@ -232,16 +232,15 @@ class ReplayMemory:
         """
         ours, theirs = self.layout.describe(), state["layout"]
         differences = [
-            f"{name} is {ours.get(name, 'missing')} here and was {theirs.get(name, 'missing')}"
+            f"{name} is {ours.get(name, 'missing')}, saved as {theirs.get(name, 'missing')}"
             for name in {**ours, **theirs}
             if ours.get(name) != theirs.get(name)
         ]
         if differences:
             raise ConfigError(
                 "replay buffer",
-                f"the saved one has another layout: {'; '.join(differences)}. Continue with the "
-                "version, the settings and the environment that it was saved with, or start a new "
-                "run",
+                f"the saved buffer has another layout: {'; '.join(differences)}. Use the version, "
+                "the settings and the environment of the original run, or start a new run",
             )
         self.head = state["head"]
         self._make_room(self.head + 1)
@@ -309,7 +308,7 @@ class ReplayMemory:
         self._final_obs.append(first * num_envs + positions[is_kept], leaves)
 
     def _expire(self, head: int) -> range:
-        """Drop the rows that the new head overwrites, and return them."""
+        """Drop the rows that are overwritten up to the new head, and return them."""
         num_envs, new = self.ring.num_envs, head - self.ring.rows
         if new <= 0:
             return range(0)
@@ -336,10 +335,10 @@ class ReplayMemory:
         return slice(start, min(start + self._segment_slots, self.ring.num_slots))
 
     def _read_segment(self, number: int) -> dict[str, Any]:
-        """Read the slots of all columns and the separately stored observations."""
+        """Return the slots of all columns and the separately stored observations."""
         slots = self._slots(number)
         content = {name: column.read_slots(slots) for name, column in self._columns.items()}
-        # The slots contain rows of the current pass through the ring or of the previous one.
+        # Slots contain rows of the current or the previous pass through the ring.
         num_envs, turn = self.ring.num_envs, self.ring.size
         first = (self.head // self.ring.num_slots) * turn + slots.start * num_envs
         stop = first + (slots.stop - slots.start) * num_envs
@@ -350,7 +349,7 @@ class ReplayMemory:
         return content
 
     def _load_segment(self, number: int, part: StatePart) -> dict[str, Array]:
-        """Write the columns of a segment and return its other contents."""
+        """Restore the columns of a segment, and return its other contents."""
         content = part.read()
         slots = self._slots(number)
         for name, column in self._columns.items():

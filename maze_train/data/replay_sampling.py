@@ -39,14 +39,14 @@ class SumTree:
 
     @property
     def priorities(self) -> Array:
-        """View of all priorities, `[N]` float64; use `set` to change them."""
+        """View of all priorities, `[N]` float64; use `set` to modify priorities."""
         return self._nodes[self._size :]
 
     def set(self, indices: Array, priorities: Array | float) -> None:
-        """Set priorities (finite, >= 0); if an index occurs twice, the last value counts."""
+        """Set priorities (finite, >= 0); if an index occurs twice, the last value is used."""
         nodes = indices + self._size
         self._nodes[nodes] = priorities
-        # Leaves are on two levels, so the shorter paths recompute the root once more.
+        # Leaves are on two levels. For the upper level, the root is recomputed once more.
         for _ in range((2 * self._size - 1).bit_length() - 1):
             nodes = np.maximum(nodes >> 1, 1)
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
@@ -85,7 +85,7 @@ class UniformSampler:
         self.generator = generator
 
     def draw(self, n_samples: int) -> Array:
-        """Sample positions of transitions, `[n]`; the memory must contain at least one."""
+        """Sample positions of transitions, `[n]`; the memory must not be empty."""
         memory = self.memory
         count = memory.num_rows * memory.ring.num_envs
         positions = self._draw_integers(count, n_samples)
@@ -163,19 +163,19 @@ class PrioritizedSampler(UniformSampler):
     def draw(self, n_samples: int) -> Array:  # noqa: D102
         shares = torch.rand(n_samples, dtype=torch.float64, generator=self.generator).numpy()
         shares = (shares + np.arange(n_samples)) / n_samples * self.tree.total
-        # Shuffle, since strata are in the order of the ring.
+        # Shuffled, because strata are in the order of the ring.
         order = torch.randperm(n_samples, generator=self.generator).numpy()
         return self.memory.positions(self.tree.find(shares)[order])
 
     def weights(self, indices: Array) -> Array:  # noqa: D102
         beta = self._beta + (1.0 - self._beta) * self._progress
-        # N and the sum of all priorities cancel out.
+        # N and the sum of all priorities cancel in the normalization.
         priorities = self.tree.priorities[indices]
         weights: Array = (priorities / priorities.min(initial=np.inf)) ** -beta
         return weights.astype(np.float32)
 
     def follow(self) -> None:
-        """Give new transitions the largest priority so far; other changed rows get 0."""
+        """Set the priority of new transitions to the largest so far; other changed rows to 0."""
         changed = self.memory.changed
         self.tree.set(changed, is_transition(self.memory.end[changed]) * self._largest)
 
@@ -192,7 +192,7 @@ class PrioritizedSampler(UniformSampler):
         priorities = (np.abs(priorities) + self._epsilon) ** self._alpha
         if not np.isfinite(priorities).all():
             raise TrainingError(
-                "a TD error is NaN or infinite and cannot be used as a priority: lower "
+                "a TD error is NaN or infinite and cannot be used as a priority: reduce "
                 "the learning rate, or clip or scale the rewards"
             )
         self.tree.set(where, priorities * is_transition(self.memory.end[where]))
@@ -225,7 +225,7 @@ class Walk(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Positions and end codes of steps, and whether they count, `[n_steps, n]` each."""
+    """Positions and end codes of steps, and a mask of valid steps, `[n_steps, n]` each."""
 
     where: Array
     end: Array
@@ -233,7 +233,7 @@ class Steps(NamedTuple):
 
 
 class NStepWalker:
-    """Collects up to n steps from a position; skips rows in which the agent does not act.
+    """Collects up to n steps from a position, skipping rows in which the agent does not act.
 
     Args:
         memory: Memory of the buffer.
@@ -252,7 +252,7 @@ class NStepWalker:
         self._powers = np.power(gamma, np.arange(n_steps + 1)).astype(np.float32)
 
     def walk(self, positions: Array) -> Walk:
-        """Walk from the transitions at positions `[n]`."""
+        """Compute n-step transitions from positions `[n]`."""
         memory = self.memory
         if len(self._offsets) == 1:  # A sampled row is a transition.
             indices = positions % memory.ring.size
@@ -264,18 +264,18 @@ class NStepWalker:
         return self.join(steps, rewards, is_terminated(steps.end))
 
     def steps_from(self, positions: Array) -> Steps:
-        """Return the steps that follow positions `[n]`."""
+        """Return the `n_steps` steps from positions `[n]`."""
         memory, where = self.memory, self._following(positions)
         end = memory.end.take(where % memory.ring.size)
-        # A row counts if it is a transition and no earlier step ended the episode. The row of the
-        # newest observation is not a transition, so walks never pass it.
+        # A step is valid if it is a transition and no earlier step ended the episode. The row of
+        # the newest observation is not a transition, so walks end before this row.
         counts = is_transition(end)
         counts[1:] &= end[:-1] == RUNNING
         np.logical_and.accumulate(counts, axis=0, out=counts)
         return Steps(where, end, counts)
 
     def join(self, steps: Steps, rewards: Array, terminal: Array) -> Walk:
-        """Reduce the counted steps of walks; `rewards` and `terminal` are `[n_steps, n]`."""
+        """Reduce valid steps to n-step transitions, from rewards and ends `[n_steps, n]`."""
         where, end, counts = steps
         lengths, samples = counts.sum(0), np.arange(counts.shape[1])
         sums = np.where(counts, rewards * self._powers[:-1, None], 0).sum(0)
@@ -284,7 +284,7 @@ class NStepWalker:
         return Walk(sums, discounts, where[last], end[last])
 
     def _following(self, positions: Array) -> Array:
-        """Return the positions of the steps from positions `[n]`, `[n_steps, n]`."""
+        """Return the positions of `n_steps` steps from positions `[n]`, `[n_steps, n]`."""
         if not self.memory.has_waiting:
             return positions + self._offsets
         memory, where = self.memory, [positions]

@@ -1,4 +1,4 @@
-"""Rollouts of vectorized environments, and their storage."""
+"""Rollouts of vectorized environments, and storage for rollouts."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ class Rollout:
 
     Attributes:
         obs: Observations, `[T + 1, B, ...]`.
-        actions: Actions as the distribution sampled them, `[T, B, ...]`.
+        actions: Actions as sampled from the distribution, `[T, B, ...]`.
         rewards: Rewards after each action, `[T, B]` float32.
-        end: How each step ended, codes of `maze_train.core.step_end.StepEnd`, `[T, B]` uint8. Rows
-            that are not transitions are excluded from losses and statistics.
-        final_obs: Final observations of K truncated episodes, `[K, ...]`; may include terminated
-            ones. A truncated step without a final observation is bootstrapped from the value of its
-            observation.
+        end: End codes of the steps (`maze_train.core.step_end.StepEnd`), `[T, B]` uint8. Rows that
+            are not transitions are excluded from losses and statistics.
+        final_obs: Final observations of K truncated episodes, `[K, ...]`; may include final
+            observations of terminated episodes. A truncated step without a final observation is
+            bootstrapped from the value of its observation.
         final_positions: Positions of the final observations in the rollout: `t * B + b`, `[K]`
             int64.
         hidden_states: Recurrent state of the policy before each observation, `[T + 1, B, S]`.
         log_probs: Log-probabilities of the actions under the behaviour policy, `[T, B]`; None: the
             behaviour policy is the current policy.
-        weights_seq_no: Number of updates of the weights that acted, `[B]` int64.
-        replayed: Whether the steps of an environment were replayed (already used in an update),
-            `[B]` bool; None: none were.
+        weights_seq_no: Number of updates of the acting weights, `[B]` int64.
+        replayed: Whether the steps of an environment are replayed (were used in an earlier update),
+            `[B]` bool; None: all are new.
         has_gaps: Whether some rows are not transitions; None: computed from `end`, which
             synchronises the device.
     """
@@ -122,7 +122,7 @@ class Rollout:
 
     @property
     def valid(self) -> Tensor | None:
-        """Rows that are transitions, `[T, B]` bool; None: all are."""
+        """Mask of rows that are transitions, `[T, B]` bool; None: all rows are."""
         return is_transition(self.end) if self.has_gaps else None
 
     def flat_obs(self) -> TensorTree:
@@ -130,7 +130,7 @@ class Rollout:
         return tree_map(lambda x: x.flatten(0, 1), self.obs)
 
     def acted_on(self, keys: Iterable[str]) -> TensorTree:
-        """Return observations of all transitions for some keys, `[num_samples, ...]`.
+        """Return the given leaves of the observations of all transitions, `[num_samples, ...]`.
 
         Args:
             keys: Keys of a Dict observation; the key of an unnested observation is empty.
@@ -144,7 +144,7 @@ class Rollout:
         return as_tree(found, isinstance(obs, dict))
 
     def to(self, device: torch.device) -> Rollout:
-        """Return the rollout on a device; returns itself if it is already there."""
+        """Return the rollout on a device; if it is already on the device, return self."""
         return self if is_on(self.rewards, device) else on_device(self, device)
 
 
@@ -165,10 +165,10 @@ def rollout_columns(
 
     Args:
         observation_space: Flat observation space of one environment.
-        actions: One action of the agent, `[1, ...]`: shapes and dtypes are used.
+        actions: Example action of the agent, `[1, ...]`, which determines shapes and dtypes.
         num_steps: T.
         num_envs: B.
-        state_size: Size S of the recurrent state; 0: none.
+        state_size: Size S of the recurrent state; 0 if not recurrent.
         log_probs: Shape of the log-probability of one action; None: not stored.
         keeps_final_obs: Whether to allocate final observations.
     """
@@ -197,9 +197,9 @@ class RolloutStorage:
 
     Args:
         columns: Result of `rollout_columns`.
-        device: Device of the columns; steps are then written as tensors. None: columns are on the
-            CPU, and steps are written as NumPy arrays.
-        memory: Buffer to place the columns in, such as shared memory; None: new memory.
+        device: Device of the columns, for steps given as tensors. None: columns on the CPU, for
+            steps given as NumPy arrays.
+        memory: Buffer for the columns, such as shared memory; None: new memory.
         offset: Offset in `memory` of the first column, in bytes.
 
     Attributes:
@@ -226,7 +226,7 @@ class RolloutStorage:
         precise = precise_dtype(self.device)
         self.precise_rewards = torch.zeros_like(self.rewards, dtype=precise)
         writable: Any = torch.Tensor.numpy if device is None else torch.Tensor.detach
-        # Views are created once: indexing a tensor by row is slower than copying a small row.
+        # Views are created once, because indexing a tensor is slower than copying a small row.
         obs = leaves_of(self._columns, "obs")
         self._has_obs_keys = "" not in obs
         self._obs_arrays = [(key, writable(leaf)) for key, leaf in obs.items()]
@@ -288,7 +288,7 @@ class RolloutStorage:
             array[row] = leaves[key]
 
     def write_final_obs(self, step: int, env: int, obs: ArrayTree) -> None:
-        """Store row `env` of `obs`, the final observation of an episode that ended in this step."""
+        """Store row `env` of `obs` as the final observation of an episode ended in this step."""
         leaves, row = leaves_by_key(obs), self.num_final_obs
         for key, array in self._final_obs:
             array[row] = leaves[key][env]
@@ -296,12 +296,12 @@ class RolloutStorage:
         self.num_final_obs += 1
 
     def rollout(self) -> Rollout:
-        """Return the finished rollout, which the next rollout overwrites."""
+        """Return the finished rollout. The next rollout overwrites the memory."""
         self.rewards.copy_(self.precise_rewards)
         return self.view(self.num_final_obs, self.has_gaps)
 
     def view(self, num_final_obs: int, has_gaps: bool) -> Rollout:
-        """Return the rollout in this memory; it may have been written by another process.
+        """Return the rollout in this memory, which another process may have written.
 
         Args:
             num_final_obs: Number of final observations written.
@@ -313,7 +313,7 @@ class RolloutStorage:
         return Rollout(**trees, has_gaps=has_gaps)
 
     def fill(self, rollout: Rollout) -> list[Array]:
-        """Copy a rollout into this memory; columns that already share this memory are skipped.
+        """Copy a rollout into this memory; columns that already use this memory are skipped.
 
         Args:
             rollout: Rollout with the columns of this storage, on any device.
@@ -331,7 +331,7 @@ class RolloutStorage:
         return [tensor.numpy() for _, tensor in found if tensor.numel()]
 
     def _written(self, num_final_obs: int) -> list[tuple[str, Tensor]]:
-        """Return the columns; final observations are limited to the written ones."""
+        """Return the columns; final observations are cropped to the number written."""
         return [
             (name, x[:num_final_obs] if name.startswith("final_") else x)
             for name, x in self._columns.items()
@@ -339,7 +339,7 @@ class RolloutStorage:
 
 
 PAGE = 4096
-"""Alignment of slots in bytes, so that writing to one slot does not commit pages of others."""
+"""Alignment of slots in bytes, so that writing to a slot does not commit pages of other slots."""
 
 
 def slot_nbytes(columns: Columns) -> int:
@@ -369,13 +369,13 @@ ENV_DIM = {
 def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     """Concatenate rollouts along the environment dimension, in new memory.
 
-    Rollouts of B_1, ..., B_k environments become one of B = B_1 + ... + B_k environments. Final
-    observations are concatenated, and their positions are shifted: t * B_i + b becomes t * B + B_1
-    + ... + B_{i-1} + b.
+    Rollouts of B_1, ..., B_k environments become one rollout of B = B_1 + ... + B_k environments.
+    Final observations are concatenated, and their positions are shifted: t * B_i + b becomes t * B
+    + B_1 + ... + B_{i-1} + b.
 
     Args:
-        rollouts: At least one rollout. T and the spaces must match; B may differ. If some rollouts
-            have `replayed`, it defaults to False for the others.
+        rollouts: At least one rollout. T and the spaces must match; B may differ. If `replayed` is
+            None in only some rollouts, it is treated as False.
     """
     trees = [rollout.columns for rollout in rollouts]
     columns: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Recorded episodes, concatenated parts of a dataset, and validation of both."""
+"""Recorded episodes, parts of datasets, and their validation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS = ("obs", "actions", "rewards")
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float64)
 
 Leaves: TypeAlias = Mapping[str, spaces.Space[Any]]
-"""Spaces of one row of each array by name, see `leaf_spaces`."""
+"""Space of one row of each array, by name; see `leaf_spaces`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class _Recorded:
 
 @dataclass(frozen=True)
 class Trajectory(_Recorded):
-    """Recorded episode of T >= 1 steps, or a part of one.
+    """Recorded episode, or part of an episode, of T >= 1 steps.
 
     Attributes:
         obs: Observations before each action and after the last one, `[T + 1, ...]`; one flat
@@ -66,7 +66,7 @@ class Trajectory(_Recorded):
         seed: Seed of the environment reset; None: unknown.
 
     Raises:
-        ShapeError: If the lengths differ, or a value is not finite.
+        ShapeError: If lengths are inconsistent, or a value is not finite.
     """
 
     terminated: bool
@@ -124,7 +124,7 @@ def row_columns(leaves: Leaves) -> Columns:
 
 
 def is_checked(name: str, leaf: spaces.Space[Any]) -> bool:
-    """Return whether values must be in the space: true for actions and discrete observations."""
+    """Return whether values are checked against the space: actions and discrete observations."""
     return name.startswith("actions") or not isinstance(leaf, spaces.Box)
 
 
@@ -134,7 +134,7 @@ def check_shapes(
     columns: Columns,
     lengths: Sequence[int],
 ) -> None:
-    """Raise ShapeError unless arrays have the names and shapes of the spaces.
+    """Check the names and shapes of arrays.
 
     Raises:
         ShapeError: If names or shapes differ.
@@ -149,7 +149,7 @@ def check_shapes(
 
 
 def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Trajectory:
-    """Copy an episode, converted to the dtypes of its spaces.
+    """Return a copy of an episode, converted to the dtypes of the spaces.
 
     Floats may lose precision; integers must be exactly representable.
 
@@ -161,12 +161,12 @@ def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Tra
     Raises:
         ShapeError: If keys or shapes do not match the spaces.
         SpaceError: If an array cannot be converted to the dtype of its space, or an action or a
-            discrete observation is outside of its space.
+            discrete observation is not in its space.
     """
     arrays = {key: np.asarray(array) for key, array in trajectory.arrays.items()}
     columns = row_columns(leaves)
     check_shapes(name, arrays, columns, [trajectory.num_steps])
-    # An episode may have its arrays in another order.
+    # The order of the arrays may differ.
     arrays = {key: arrays[key] for key in leaves}
     for key, leaf in leaves.items():
         label, array = f"{name}: {key}", arrays[key]
@@ -182,7 +182,7 @@ def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Tra
 
 
 def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """Return a copy with another dtype; integers must stay equal and floats finite."""
+    """Return a copy with another dtype. Integers must be representable, and floats finite."""
     copy: Array
     if array.dtype == dtype:
         copy = array.copy()
@@ -191,8 +191,8 @@ def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
     is_number = array.dtype.kind in "fiub"
     if not is_number or not (both_integers or np.can_cast(array.dtype, dtype, "same_kind")):
         raise SpaceError(
-            f"{name} has the data type {array.dtype}, which cannot be converted to {dtype}, the "
-            f"dtype of the space: convert the array, or correct the space"
+            f"{name} has dtype {array.dtype}, which cannot be converted to {dtype}, the dtype of "
+            f"the space: convert the array, or correct the space"
         )
     with np.errstate(all="ignore"):
         copy = array.astype(dtype, order="C")
@@ -221,7 +221,7 @@ class DatasetMetadata:
         observation_space: Observation space of one environment, nested.
         action_space: Action space of one environment, nested.
         env: Settings of the environment (`id`, `kwargs`, ...), as plain values.
-        policy: Settings of the policy that acted, as plain values.
+        policy: Settings of the behaviour policy, as plain values.
 
     Raises:
         SpaceError: If a space has an unsupported leaf.
@@ -321,10 +321,10 @@ def joined(episodes: Sequence[Trajectory], metadata: DatasetMetadata, name: str)
 def joined_parts(
     trajectories: Iterable[Trajectory], metadata: DatasetMetadata, name: str
 ) -> Iterator[TrajectoryPart]:
-    """Validate episodes and concatenate them into parts of at least `PART_NBYTES`.
+    """Validate episodes, and concatenate them into parts of at least `PART_NBYTES`.
 
-    The last part may be smaller. Episodes are released once their part
-    is created, which limits peak memory.
+    The last part may be smaller. To limit peak memory, episodes are released when their part is
+    created.
 
     Raises:
         DatasetError: If there are no episodes.
@@ -347,11 +347,11 @@ def joined_parts(
     if collected:
         yield joined(collected, metadata, name)
     elif number < 0:
-        raise DatasetError(f"{name} holds no episodes: expected at least one")
+        raise DatasetError(f"{name} contains no episodes: expected at least one")
 
 
 def check_part(part: TrajectoryPart, leaves: Leaves) -> None:
-    """Raise DatasetError if arrays of a part do not match the spaces; does not read the contents.
+    """Check that the arrays of a part match the spaces, without reading the contents.
 
     Raises:
         DatasetError: If names, shapes, dtypes or episode counts differ.
@@ -359,8 +359,8 @@ def check_part(part: TrajectoryPart, leaves: Leaves) -> None:
     shapes = {x.shape for x in (part.lengths, part.terminated, part.truncated)}
     if shapes != {(len(part.seeds),)} or not part.seeds or part.lengths.min() < 1:
         raise DatasetError(
-            f"{part.name}: expected one length >= 1, one seed and two flags for each of at least "
-            f"one episode"
+            f"{part.name}: expected one length >= 1, one seed and two flags per episode, and at "
+            f"least one episode"
         )
     arrays, columns = part.arrays, row_columns(leaves)
     try:
@@ -373,10 +373,10 @@ def check_part(part: TrajectoryPart, leaves: Leaves) -> None:
 
 
 def check_content(part: TrajectoryPart, leaves: Leaves) -> None:
-    """Read a part and raise DatasetError for values that are not finite or not in their space.
+    """Check that all values of a part are finite and in their spaces.
 
     Raises:
-        DatasetError: If a value is invalid. The message gives array and row.
+        DatasetError: If a value is invalid. The message contains the array and the row.
     """
     for name, array in part.arrays.items():
         leaf, is_float = leaves[name], array.dtype.kind == "f"
@@ -393,6 +393,6 @@ def check_content(part: TrajectoryPart, leaves: Leaves) -> None:
                     checked_actions(name, block, len(block), leaf)
                 except SpaceError as error:
                     raise DatasetError(
-                        f"{part.name}, counted from row {row}: {error}; the dataset does not match "
+                        f"{part.name}, rows from {row}: {error}; the dataset does not match "
                         f"its space of {name.partition('/')[0]}"
                     ) from error

@@ -70,16 +70,16 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
         Args:
             directory: Directory of the dataset.
-            mmap: Whether to memory-map files of at least 1 MiB, which stay open; smaller files are
-                always read into memory, to limit the number of open files.
-            verify: Whether to read every file once and check its digest, that values are finite,
-                and that actions are in the action space.
+            mmap: Whether to memory-map files of at least 1 MiB. Smaller files are always read into
+                memory, because mapped files remain open.
+            verify: Whether to read every file and check the digest, that values are finite, and
+                that actions are in the action space.
             on_damaged: `raise` an error for a damaged part, or `skip` the part with a warning.
 
         Raises:
             ConfigError: If `on_damaged` is invalid.
-            DatasetError: If the directory is not a dataset, or the dataset has another version, has
-                no episodes, or is damaged.
+            DatasetError: If the directory is not a dataset, or if the dataset has another version,
+                is empty, or is damaged.
         """
         check_one_of("on_damaged", on_damaged, ("raise", "skip"))
         path = Path(expanded(directory))
@@ -101,7 +101,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
         except OSError as error:
             raise DatasetError(f"{path} cannot be read: {error}{_remedy(error)}") from error
         if not parts:
-            problem = f"all {damaged} parts are damaged" if damaged else "it has no episodes"
+            problem = f"all {damaged} parts are damaged" if damaged else "there are no episodes"
             raise DatasetError(f"the dataset {path} cannot be used: {problem}")
         return cls(parts, metadata)
 
@@ -115,15 +115,15 @@ class TrajectoryDataset(Sequence[Trajectory]):
         """Create a dataset in memory, with parts of about 64 MiB.
 
         Args:
-            trajectories: The episodes, which are copied. If this is a generator, the peak memory
-                exceeds the dataset by about 64 MiB.
+            trajectories: The episodes, which are copied. With a generator, the peak memory exceeds
+                the size of the dataset by about 64 MiB.
             metadata: Spaces, environment and policy.
             name: Name for error messages.
 
         Raises:
             DatasetError: If there are no episodes.
             ShapeError: If keys or shapes do not match the spaces.
-            SpaceError: If values are outside of the spaces, see `TrajectoryWriter.add`.
+            SpaceError: If values are not in the spaces, see `TrajectoryWriter.add`.
         """
         return cls(joined_parts(trajectories, metadata, name), metadata)
 
@@ -181,6 +181,6 @@ def _remedy(error: OSError) -> str:
     if error.errno not in LIMITS:
         return ""
     return (
-        "; allow more open files (ulimit -n), or copy the episodes into a dataset of larger parts "
-        "(docs/trajectories.md)"
+        "; increase the limit of open files (ulimit -n), or copy the episodes to a dataset with "
+        "larger parts (docs/trajectories.md)"
     )

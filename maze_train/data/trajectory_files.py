@@ -51,10 +51,11 @@ DATASET = "dataset.json"
 SCHEMA, VERSION = "maze_train.trajectories", 2
 
 MAPPED_NBYTES = 1 << 20
-"""Minimum size of mapped files in bytes. Mapped files stay open, so smaller ones are read."""
+"""Minimum size of mapped files in bytes. Smaller files are read, because mapped files remain
+open."""
 
 LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that indicate a system limit, not damage. ENOMEM includes too many mapped files."""
+"""Errors that indicate a system limit instead of damage. ENOMEM includes too many mapped files."""
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """Exceptions caused by malformed contents."""
@@ -65,7 +66,7 @@ def new_content(metadata: DatasetMetadata) -> dict[str, Any]:
 
     Raises:
         SpaceError: If a space cannot be serialized.
-        DatasetError: If `env` or `policy` contain other than plain values.
+        DatasetError: If `env` or `policy` contain values that are not plain.
     """
     for name, mapping in (("env", metadata.env), ("policy", metadata.policy)):
         try:
@@ -112,13 +113,14 @@ def read_content(directory: Path) -> dict[str, Any]:
     """
     if not directory.is_dir():
         raise DatasetError(
-            f"{directory} is not a directory: expected one with a {DATASET}{nearby(directory)}"
+            f"{directory} is not a directory: expected a directory with a {DATASET}"
+            f"{nearby(directory)}"
         )
     path = directory / DATASET
     if not path.exists():
         raise DatasetError(
-            f"{directory} is not a dataset of trajectories: there is no {DATASET}, which a "
-            f"TrajectoryWriter writes{nearby(directory)}"
+            f"{directory} is not a dataset of trajectories: the file {DATASET} of a "
+            f"TrajectoryWriter is missing{nearby(directory)}"
         )
     try:
         content = unseal(read_regular(path))
@@ -131,16 +133,15 @@ def read_content(directory: Path) -> dict[str, Any]:
     schema, version = content.get("schema"), content.get("version")
     if schema != SCHEMA or type(version) is not int or version < 1:
         raise DatasetError(
-            f"{path}: has the schema {schema!r} and the version {version!r}, expected {SCHEMA!r} "
-            f"and {VERSION}"
+            f"{path}: schema {schema!r} and version {version!r}, expected {SCHEMA!r} and {VERSION}"
         )
     if version != VERSION:
         writer = content["versions"]["maze_train"]
-        remedy = f"use it with maze_train {writer}, or record it again"
+        remedy = f"use maze_train {writer}, or record the dataset again"
         if version > VERSION:
             remedy = "install a newer maze_train"
         raise DatasetError(
-            f"{path}: has format version {version}, this maze_train supports version "
+            f"{path}: format version {version}, but this maze_train supports version "
             f"{VERSION}: {remedy}"
         )
     return content
@@ -163,9 +164,7 @@ def metadata_of(directory: Path, content: Mapping[str, Any]) -> DatasetMetadata:
         if not isinstance(content["parts"], list):
             raise TypeError("parts: expected a list")
     except (MazeTrainError, *MALFORMED) as error:
-        raise DatasetError(
-            f"{directory / DATASET}: not the content of a dataset: {error!r}"
-        ) from error
+        raise DatasetError(f"{directory / DATASET}: not a valid dataset: {error!r}") from error
     return metadata
 
 
@@ -175,7 +174,7 @@ def _check_mappings(env: Any, policy: Any) -> None:
 
 
 def nearby(directory: Path) -> str:
-    """Suggest a dataset in the parent or a child directory; empty if there is none."""
+    """Return a hint about a dataset in the parent or a child directory; may be empty."""
     try:
         below = sorted(directory.iterdir()) if directory.is_dir() else []
         found = [path for path in (directory.parent, *below) if (path / DATASET).is_file()]
@@ -187,7 +186,7 @@ def nearby(directory: Path) -> str:
 def part_files(directory: Path, content: Mapping[str, Any]) -> list[tuple[Path, Any]]:
     """Return the file of each part and its entry in `dataset.json`.
 
-    File names are generated here, never taken from `dataset.json`.
+    File names are generated and never read from `dataset.json`.
     """
     return [(_part_path(directory, i), entry) for i, entry in enumerate(content["parts"])]
 
@@ -199,9 +198,9 @@ def _part_path(directory: Path, number: int) -> Path:
 def append_part(
     directory: Path, content: Mapping[str, Any], part: TrajectoryPart
 ) -> dict[str, Any]:
-    """Write a part, then `dataset.json`; returns the new contents of `dataset.json`.
+    """Write a part, then `dataset.json`; return the new contents of `dataset.json`.
 
-    A retry after a failure in between overwrites the same part.
+    If the second write fails, a retry overwrites the part.
 
     Raises:
         OSError: If writing fails.
@@ -225,8 +224,8 @@ def read_part(
         path: The file.
         entry: Entry of the part in `dataset.json`, see `part_files`.
         leaves: See `leaf_spaces`.
-        mmap: Whether to memory-map a file of at least `MAPPED_NBYTES`. All arrays are then
-            read-only, also in smaller files.
+        mmap: Whether to memory-map a file of at least `MAPPED_NBYTES`. If True, all arrays are
+            read-only, also for smaller files.
         verify: Whether to read the contents and check them against the digest and the spaces.
 
     Raises:
@@ -256,7 +255,7 @@ def read_part(
             raise
         raise DatasetError(f"{path}: cannot be read: {error}") from error
     except MALFORMED as error:
-        raise DatasetError(f"{path}: not the content of a part: {error!r}") from error
+        raise DatasetError(f"{path}: not a valid part: {error!r}") from error
     check_part(part, leaves)
     if verify:
         check_content(part, leaves)
@@ -264,10 +263,10 @@ def read_part(
 
 
 def _mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify: bool) -> Array:
-    """Return the bytes of a file, read-only with `mmap`.
+    """Return the bytes of a file; read-only if `mmap`.
 
     Raises:
-        DatasetError: If the file is missing, or its size or digest differ from its entry.
+        DatasetError: If the file is missing, or size or digest differ from the entry.
         OSError: If the file cannot be read.
     """
     if not path.is_file():  # Reading a pipe would block.
@@ -278,18 +277,18 @@ def _mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify:
         data = np.asarray(np.memmap(path, np.uint8, "r"))
     else:
         data = np.fromfile(path, np.uint8)
-        data.flags.writeable = not mmap  # As for mapped files.
+        data.flags.writeable = not mmap  # Same as for mapped files.
     if verify and hashlib.sha256(data.data).hexdigest() != entry["sha256"]:
-        raise DatasetError(f"{path}: damaged: its sha256 differs from the recorded one")
+        raise DatasetError(f"{path}: damaged: the sha256 digest differs from the recorded one")
     return data
 
 
 def _read_arrays(
     path: Path, entry: Mapping[str, Any], *, mmap: bool, verify: bool
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return the arrays of a part by name, and its seeds, environment and policy.
+    """Return the arrays of a part by name, and its seeds, environment and policy settings.
 
-    Arrays are views of the file's bytes; the safetensors library would return copies.
+    Arrays are views of the bytes of the file. The safetensors library would return copies.
     """
     data = _mapped_or_read(path, entry, mmap=mmap, verify=verify)
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
@@ -309,26 +308,27 @@ PART_SECONDS = 60.0
 class TrajectoryWriter:
     """Creates a dataset or appends to an existing one.
 
-    `add` buffers episodes in memory and writes a part once they exceed `part_nbytes` or the oldest
-    one exceeds `part_seconds`. Parts are written atomically, so a killed process loses only
-    buffered episodes. A dataset is locked by its writer until `close`.
+    `add` buffers episodes in memory. A part is written when the buffer exceeds `part_nbytes` or the
+    oldest episode is older than `part_seconds`. Writes are atomic, so a killed process loses only
+    buffered episodes. The writer locks the dataset until `close`.
 
-    As a context manager, the writer closes at the end of the block, also after an exception.
+    Can be used as a context manager, which closes the writer at the end of the block, also after an
+    exception.
 
     Args:
         directory: Directory of the dataset, created if missing. An existing dataset must have the
-            same spaces. It keeps its `env` and `policy`; each part stores the `env` and `policy` of
-            its writer.
+            same spaces, and its `env` and `policy` do not change. Each part stores the `env` and
+            `policy` of its writer.
         metadata: Spaces, environment and policy.
-        part_nbytes: Minimum size of a part in bytes, > 0. Writing temporarily needs about twice
-            this size in additional memory.
+        part_nbytes: Minimum size of a part in bytes, > 0. Writing temporarily requires about twice
+            this size in memory.
         part_seconds: Maximum age of the oldest buffered episode in seconds, > 0, checked when an
             episode is added.
 
     Raises:
         ConfigError: If `part_nbytes` or `part_seconds` is not > 0.
-        DatasetError: If another writer uses the dataset, its spaces or version differ, it is
-            damaged, it cannot be created, or the directory contains other files.
+        DatasetError: If another writer uses the dataset, the dataset has other spaces or another
+            version, is damaged or cannot be created, or the directory contains other files.
         SpaceError: If a space cannot be serialized.
     """
 
@@ -351,9 +351,9 @@ class TrajectoryWriter:
         self._nbytes = 0
         self._oldest_at = 0.0
         self.num_episodes = 0
-        """Number of added episodes, written or buffered."""
+        """Number of added episodes, including buffered ones."""
         self.num_steps = 0
-        """Number of steps of these episodes."""
+        """Number of steps of all added episodes."""
         self._closed = False
         content = new_content(metadata)
         with ExitStack() as lock:
@@ -361,7 +361,7 @@ class TrajectoryWriter:
             self._lock = lock.pop_all()
 
     def _opened(self, content: dict[str, Any], lock: ExitStack) -> dict[str, Any]:
-        """Lock the dataset, create it or compare it with `content`; returns its contents."""
+        """Lock the dataset; create it or compare it with `content`; return the contents."""
         path = self.directory / DATASET
         try:
             make_folders(self.directory)
@@ -393,8 +393,8 @@ class TrajectoryWriter:
         ):
             if found[name] != content[name]:
                 raise DatasetError(
-                    f"the dataset {self.directory} has the {name} {space}, these episodes have "
-                    f"{own}: choose another directory"
+                    f"the dataset {self.directory} has the {name} {space}, but the new episodes "
+                    f"have {own}: choose another directory"
                 )
 
     def add(self, trajectory: Trajectory) -> None:
@@ -406,8 +406,8 @@ class TrajectoryWriter:
             ShapeError: If keys or shapes do not match the spaces.
             SpaceError: If an array cannot be converted to the dtype of its space, or an action is
                 outside of the action space.
-            DatasetError: If the writer is closed, or writing a part fails. The episodes then stay
-                in memory; call `flush` to retry.
+            DatasetError: If the writer is closed, or writing a part fails. After a failed write,
+                the episodes remain in memory; call `flush` to retry.
         """
         if self._closed:
             raise DatasetError(f"the writer of {self.directory} is closed: open a new one")
@@ -428,7 +428,7 @@ class TrajectoryWriter:
         """Write the buffered episodes as a part, if there are any.
 
         Raises:
-            DatasetError: If writing fails. The episodes stay in memory.
+            DatasetError: If writing fails. The episodes remain in memory.
         """
         if not self._episodes:
             return
@@ -444,10 +444,10 @@ class TrajectoryWriter:
         self._content, self._episodes, self._nbytes = content, [], 0
 
     def close(self) -> None:
-        """Write the buffered episodes and release the lock. A second call does nothing.
+        """Write the buffered episodes and release the lock. Closing twice has no effect.
 
         Raises:
-            DatasetError: If writing fails. The writer then stays open.
+            DatasetError: If writing fails. The writer remains open.
         """
         self.flush()
         self._closed = True

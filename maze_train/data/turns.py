@@ -1,4 +1,4 @@
-"""Split multi-agent rollouts into rollouts of the policies."""
+"""Splitting of multi-agent rollouts into one rollout per policy."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Steps:
         actions: `[T, E, ...]`; arbitrary in steps in which the agent does not act.
         acts: Whether the agent acts on an observation, `[T + 1, E]` bool.
         rewards: `[T, E]`
-        end: How the agent's episode ended in the step, codes of `StepEnd`, `[T, E]` uint8; DROPPED
-            if its turn or the whole episode was dropped.
+        end: `StepEnd` codes of the agent's episode, `[T, E]` uint8; DROPPED if the turn or the
+            whole episode was dropped.
         states: Recurrent state before each observation, `[T + 1, E, S]`.
         log_probs: Log-probabilities of the actions, `[T, E]`.
     """
@@ -58,10 +58,10 @@ class _Steps:
 class TurnSplitter:
     """Converts multi-agent rollouts to one rollout per policy.
 
-    A turn begins with an action of an agent and ends with its next action or the end of its
-    episode. The reward of a turn is the sum of the agent's rewards in between, including those
-    caused by moves of other agents. Rewards before the first action are added to the first turn, so
-    that the rewards of all turns sum to the return.
+    A turn begins with an action of an agent and ends before its next action or at the end of its
+    episode. The reward of a turn is the sum of the agent's rewards during the turn, including
+    rewards caused by actions of other agents. Rewards before the first action are added to the
+    first turn, so that the rewards of all turns sum to the return.
 
     Row i of a column is turn i of one agent in one environment. Columns are ordered by agent, then
     environment, and padded with WAITING rows; dropped turns are DROPPED. Unfinished turns, and
@@ -71,13 +71,13 @@ class TurnSplitter:
         policies: Agents of each policy, by policy ID.
         state_sizes: Size of the recurrent state of each agent, in the order of rollouts.
         multiple: Rounds the number of rows up to a multiple of this value.
-        as_steps: Whether to return T rows for every policy, even if no agent acted. (T steps
-            complete at most T turns of an agent.)
-        at_end: Whether padding comes before the turns and repeats the next observation, so that
-            each column continues the one of the previous rollout.
+        as_steps: Whether to return T rows for every policy, even if no agent acted. T steps
+            complete at most T turns of an agent.
+        at_end: Whether to pad before the turns, with copies of the next observation, so that each
+            column continues the column of the previous rollout.
         keeps_terminal_obs: Whether rollouts include final observations of terminated turns.
-        centralized: Policies with a centralised critic, whose observations include the observations
-            of all agents (`spaces.tensors.with_joint`).
+        centralized: Policies with a centralised critic. Observations of these policies include the
+            observations of all agents (`spaces.tensors.with_joint`).
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class TurnSplitter:
         self._running: dict[str, _Steps] = {}
 
     def split(self, rollout: Rollout, learns: Tensor | None = None) -> dict[str, Rollout]:
-        """Return rollouts by policy ID, for policies with a finished turn or (`as_steps`) for all.
+        """Return rollouts by policy ID: of policies with finished turns, or all with `as_steps`.
 
         Args:
             rollout: T steps of E environments, with all final observations.
             learns: Whether an agent is controlled by the learning policy, `[T + 1, E, A]` bool,
-                constant within an episode. Turns of other agents are omitted. None: all agents are.
+                constant within an episode. Turns of other agents are omitted. None: all agents.
         """
         steps, last_obs = self._steps_of_agents(rollout)
         if learns is not None:
@@ -139,11 +139,11 @@ class TurnSplitter:
         return {policy: dict(vars(steps)) for policy, steps in self._running.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore from `state`."""
         self._running = {policy: _Steps(**columns) for policy, columns in state.items()}
 
     def _steps_of_agents(self, rollout: Rollout) -> tuple[dict[str, _Steps], dict[str, TensorTree]]:
-        """Return the steps of each agent, and its observation after each step, `[T, E, ...]`."""
+        """Return the steps of each agent, and the observations after each step, `[T, E, ...]`."""
         obs, last_obs = cast("dict[str, Tensor]", rollout.obs), _last_obs(rollout)
         parts, last_parts = (parts_by_name(part_of(tree, AGENTS)) for tree in (obs, last_obs))
         actions = parts_by_name(cast("dict[str, Tensor]", rollout.actions))
@@ -152,8 +152,8 @@ class TurnSplitter:
         unknown = terminated & truncated
         # The end of the episode ends all remaining agents.
         terminated |= rollout.terminated.unsqueeze(-1) & ~truncated
-        # A time limit truncates the agents that would act next. The other agents have not observed
-        # anything since their last action, so their value cannot be bootstrapped: drop their turn.
+        # A time limit truncates the agents that would act next. Other agents have no observation
+        # after their last action to bootstrap from, so their turns are dropped.
         limited = rollout.truncated.unsqueeze(-1) & ~terminated & ~truncated
         acts_next = last_obs[ACTS].bool()
         truncated |= limited & acts_next
@@ -188,7 +188,7 @@ class TurnSplitter:
     def _seen(
         self, agent: str, number: int, parts: Mapping[str, Any], joint: Mapping[str, Tensor]
     ) -> TensorTree:
-        """Return the observations of an agent, with the joint ones for a centralised critic."""
+        """Return the observations of an agent, plus joint observations for a centralised critic."""
         own: TensorTree = parts[agent]
         return with_joint(own, joint, number) if agent in self._centralized else own
 
@@ -198,9 +198,9 @@ class _Turns:
 
     Args:
         steps: Steps of all agents.
-        last_obs: Observation of each agent after each step, `[T, E, ...]`; the final observation if
-            its episode ended.
-        earlier: Result of `running` for the previous rollout.
+        last_obs: Observations of each agent after each step, `[T, E, ...]`; final observations at
+            episode ends.
+        earlier: Unfinished turns: the result of `running` for the previous rollout.
     """
 
     def __init__(
@@ -225,9 +225,9 @@ class _Turns:
         acts_later = ~has_acted & (after < self._num_steps)
         acts_later &= ends_before == ends_before.gather(0, after.clamp(max=self._num_steps - 1))
         self._numbers = (acts.cumsum(0) - 1 + acts_later.long()).clamp(min=0)
-        """Index of the turn that a step belongs to, `[T, C]`."""
+        """Index of the turn of each step, `[T, C]`."""
         self._is_open = has_acted | acts_later
-        """Whether the step belongs to a turn, `[T, C]` bool."""
+        """Whether each step is part of a turn, `[T, C]` bool."""
         is_early = ~has_acted & (after == self._num_steps) & (ends_before == ends.sum(0))
         self._early = (rewards * is_early).sum(0)
         """Rewards of running episodes in which the agent has not acted yet, `[C]`."""
@@ -298,7 +298,7 @@ class _Turns:
         )
 
     def running(self) -> _Steps | None:
-        """Return the unfinished turns as one step; None if there are none.
+        """Return the unfinished turns as one step; None if all turns are finished.
 
         In columns without an unfinished turn, the step contains rewards before the first action.
         """
@@ -316,13 +316,13 @@ class _Turns:
         return _Steps(acts=acts, rewards=rewards.unsqueeze(0), end=end, **columns)
 
     def _taken(self, name: str, times: Tensor) -> Any:
-        """Gather rows of a column at some times, `[N, C]`; None if the column is None."""
+        """Gather rows of a column at the given times, `[N, C]`; None if the column is None."""
         tree = vars(self._steps)[name]
         if tree is None:
             return None
         is_whole = len(times) == len(tree_leaves(tree)[0]) and len(self._last_obs) > 1
         if is_whole and bool((times == torch.arange(len(times)).unsqueeze(1)).all()):
-            return tree  # `_Steps.joined` has copied it
+            return tree  # Already copied by `_Steps.joined`.
         return tree_map(lambda x: x[times, self._columns], tree)
 
     def _by_agent(self, columns: Tensor) -> Tensor:
@@ -330,7 +330,7 @@ class _Turns:
         return columns.reshape(*columns.shape[:-1], len(self._last_obs), self._num_envs)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Sum over the steps of each turn, `[N, C]`."""
+        """Sum values over the steps of each turn, `[N, C]`."""
         sums = torch.zeros(self._size, len(self._columns), dtype=values.dtype)
         if self._size:
             sums.scatter_add_(0, self._numbers, values * self._is_open)
@@ -338,7 +338,7 @@ class _Turns:
 
 
 def _last_obs(rollout: Rollout) -> dict[str, Tensor]:
-    """Return the observation after each step, the final one if the episode ended, `[T, E, ...]`."""
+    """Return the observation after each step, `[T, E, ...]`: the final one at episode ends."""
     obs = cast("dict[str, Tensor]", rollout.obs)
     found = {key: leaf[1:] for key, leaf in obs.items()}
     if not len(rollout.final_positions):

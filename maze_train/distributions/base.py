@@ -1,27 +1,26 @@
 """Base class of all action distributions.
 
-A `Distribution` is a *family bound to one action space*. It is built once and holds no parameters:
-the policy computes one tensor `params` of shape [..., param_size], and every method is a pure
-function of it. The leading dimensions `...` are arbitrary (a batch [B], a rollout [T, B], or none).
+A `Distribution` is a *family bound to one action space*. A distribution is built once and stores no
+parameters: the policy computes a tensor `params` of shape [..., param_size], and every method is a
+pure function of this tensor. The leading dimensions `...` are arbitrary (a batch [B], a rollout [T,
+B], or none).
 
 Three conventions apply to all families:
 
 - *Actions are the agent's actions, as sampled*: the unclipped Gaussian sample, the pre-tanh `u` of
   the squashed Gaussian, the `x` in (0, 1) of the Beta distribution, the 0-based index of a
-  category. Storage and losses use them, so a stored action keeps the probability it was sampled
-  with, and a saturated action never has to be inverted. `to_env` converts them just before
-  `env.step`.
+  category. Storage and losses use this representation, so the probability of a stored action does
+  not change, and saturated actions need not be inverted. `to_env` converts actions for `env.step`.
 - *Log-probabilities refer to the joint action*: they are summed over dimensions and parts. The
   squashed Gaussian and the Beta distribution use densities over the environment's action, which
   include the Jacobian of tanh and of the scaling to the bounds.
-- *The last `free_param_size` entries of params* are not network outputs but a state-independent
-  vector that is trained with the network and initialised to `initial_free_params()`.
+- *The last `free_param_size` entries of params* are a state-independent vector instead of network
+  outputs. The vector is trained with the network and initialised to `initial_free_params()`.
 
-Every family is continuous or discrete. Continuous families map actions to features in [-1, 1] as
-critic input, differentiable in `params` (`reparameterized`). Discrete families provide the
-log-probabilities of all choices (`choice_log_probs`), so that a critic can output one value per
-choice; if an action consists of several choices, their entries are concatenated. `SoftActions`
-reads both from any distribution.
+Every family is continuous or discrete. Continuous families map actions to critic features in [-1,
+1], differentiable in `params` (`reparameterized`). Discrete families provide the log-probabilities
+of all choices (`choice_log_probs`), so that a critic can output one value per choice; the entries
+of several choices are concatenated. `SoftActions` provides both for any distribution.
 """
 
 from __future__ import annotations
@@ -38,18 +37,19 @@ from maze_train.core.errors import SpaceError
 from maze_train.core.types import Array, Device, Shape, Tensor, TensorTree
 
 ParamsGradient: TypeAlias = "Callable[[Tensor, float | Tensor], Tensor]"
-"""Gradient of Σ (g · log_prob + h · entropy) with respect to params, `[n, param_size]`, given g
-`[n]` and the scalar h. Families with an analytic gradient define `log_prob_and_entropy_by_hand`."""
+"""Gradient of Σ (g · log_prob + h · entropy) with respect to params, `[n, param_size]`, as a
+function of g `[n]` and the scalar h. Families with an analytic gradient define
+`log_prob_and_entropy_by_hand`."""
 
 Actions: TypeAlias = Any
-"""Argument type for actions: a `TensorTree`, narrowed by each family."""
+"""Argument type for actions: a `TensorTree`, or a narrower type in each family."""
 
 
 class Constant:
     """Constant array that is available on any device and in any dtype.
 
-    The device of the parameters is not known when a family is built, so the array is converted on
-    first use and the copy is cached; hot loops never convert.
+    The device of the parameters is unknown when a family is built. The array is converted on first
+    use, and copies are cached.
 
     Args:
         values: The array; use float64 for floating-point values.
@@ -82,7 +82,7 @@ class Distribution(ABC):
     param_size: int
     """Size of the last dimension of `params`."""
     noise_size: int
-    """Number of random values needed to sample one action."""
+    """Number of random values to sample one action."""
     free_param_size: int = 0
     """Number of entries at the end of `params` that are independent of the state."""
     free_params_move_mode: bool = True
@@ -90,15 +90,14 @@ class Distribution(ABC):
     action_shape: tuple[int, ...]
     """Shape of one of the agent's actions. Single-part families only."""
     action_dtype: torch.dtype
-    """Data type of the agent's actions. Single-part families only."""
+    """Dtype of the agent's actions. Single-part families only."""
     critic_input_size: int = 0
     """Number of critic input features per action, D; 0 for discrete families."""
     log_scale: float = 0.0
-    """Offset that turns `log_prob` into the log-density of the action scaled to [-1, 1]: the sum
-    over dimensions of the log of half the interval width; 0 if the family has no bounded
-    actions."""
+    """Offset from `log_prob` to the log-density of the action scaled to [-1, 1]: the sum over
+    dimensions of the log of half the interval width. 0 for families without bounded actions."""
     has_fixed_entropy: bool = False
-    """Whether the entropy is independent of the params."""
+    """Whether the entropy does not depend on the params."""
     num_choices: int = 0
     """Number of choices, N, summed over all discrete components; 0 for continuous families."""
 
@@ -128,7 +127,7 @@ class Distribution(ABC):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Draw the random numbers for `sample`, float32.
+        """Sample the random numbers for `sample`, float32.
 
         Args:
             shape: Leading dimensions, such as (T, B).
@@ -149,9 +148,9 @@ class Distribution(ABC):
 
     @abstractmethod
     def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
-        """Sample actions as a deterministic function of the params and the noise.
+        """Sample actions: a deterministic function of params and noise.
 
-        Continuous families are reparameterised: gradients flow from the actions to `params`.
+        For continuous families, gradients flow from the actions to `params` (reparameterisation).
 
         Args:
             params: Parameters, [..., param_size].
@@ -163,7 +162,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def mode(self, params: Tensor) -> TensorTree:
-        """Return the most probable actions, [..., *action_shape], given `params`."""
+        """Return the most probable actions, [..., *action_shape], for `params`."""
 
     @abstractmethod
     def log_prob(self, params: Tensor, actions: Actions) -> Tensor:
@@ -208,12 +207,12 @@ class Distribution(ABC):
     def log_prob_and_entropy_by_hand(
         self, params: Tensor, actions: Actions
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Return log-probability and entropy without a graph, and a function for the gradient."""
+        """Return log-probability and entropy without a graph, and a gradient function."""
         raise NotImplementedError
 
     @abstractmethod
     def to_env(self, actions: Actions) -> TensorTree:
-        """Convert to the environment's actions: within the bounds, in the dtype of the space.
+        """Convert to the environment's actions: within the bounds, with the dtype of the space.
 
         Args:
             actions: The agent's actions, [..., *action_shape].
@@ -248,7 +247,7 @@ class Distribution(ABC):
         raise self._lacks("features for a critic")
 
     def unit_mode(self, params: Tensor) -> Tensor:
-        """Return the mode, scaled like `critic_input` but not clipped. Continuous families only.
+        """Return the mode, scaled as in `critic_input` but not clipped. Continuous families only.
 
         Args:
             params: Parameters, [..., param_size].
@@ -282,8 +281,8 @@ class Distribution(ABC):
     def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and log-probabilities of all choices. Discrete families only.
 
-        Where a probability is 0, for example for a masked action, the log-probability is replaced
-        by 0, so that p (q - α log p) is 0 for any finite q and α.
+        If a probability is 0, for example for a masked action, the log-probability is replaced by
+        0, so that p (q - α log p) is 0 for any finite q and α.
 
         Args:
             params: Parameters, [..., param_size].
@@ -299,7 +298,7 @@ class Distribution(ABC):
         return probs, log_probs.masked_fill(probs == 0, 0.0)
 
     def choice_log_probs(self, params: Tensor) -> Tensor:
-        """Log-probabilities of all choices, [..., N], unmodified. Discrete families only.
+        """Unmodified log-probabilities of all choices, [..., N]. Discrete families only.
 
         Args:
             params: Parameters, [..., param_size].
@@ -339,7 +338,7 @@ class Distribution(ABC):
 
     def _lacks(self, what: str) -> SpaceError:
         return SpaceError(
-            f"{type(self).__name__} has no {what}: use another family, or the parts given by "
+            f"{type(self).__name__} has no {what}: use another family, or the parts of "
             "SoftActions(distribution)"
         )
 
@@ -353,7 +352,7 @@ def check_space(family: type[Distribution], space: Space[Any]) -> None:
     wanted = family.space_type
     if wanted is not None and not isinstance(space, wanted):
         raise SpaceError(
-            f"{family.__name__} needs a {wanted.__name__} space, the action space is {space}"
+            f"{family.__name__} requires a {wanted.__name__} space, the action space is {space}"
         )
 
 
@@ -361,11 +360,11 @@ def env_dtype(space: Space[Any]) -> torch.dtype:
     """Return the PyTorch dtype of the elements of a space.
 
     Raises:
-        SpaceError: If PyTorch has no such dtype.
+        SpaceError: If PyTorch does not support the dtype.
     """
     try:
         return torch.from_numpy(np.empty(0, dtype=space.dtype)).dtype
     except TypeError as error:
-        raise SpaceError(f"torch has no data type {space.dtype} of the action space {space}") from (
-            error
-        )
+        raise SpaceError(
+            f"PyTorch does not support the dtype {space.dtype} of the action space {space}"
+        ) from (error)

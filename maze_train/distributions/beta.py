@@ -15,7 +15,7 @@ from maze_train.distributions.base import Distribution, check_space
 from maze_train.distributions.gaussian import BoxScale, VectorLayout
 
 PROPOSALS = 8
-"""Proposals per Gamma variate; the probability that all are rejected is below 0.05⁸ = 4e-11."""
+"""Proposals per Gamma variate. All are rejected with a probability below 0.05⁸ = 4e-11."""
 MARGIN = 2.0**-24
 """Minimum distance of an action from 0 and 1: the spacing of float32 values below 1."""
 
@@ -27,8 +27,8 @@ class Beta(Distribution):
                      - log(high_i - low_i) ],  log B(α, β) = log Γ(α) + log Γ(β) - log Γ(α + β)
 
     `params` are r ++ s, [..., 2 D], with α = 1 + log(1 + exp(r)) and β = 1 + log(1 + exp(s)). The
-    density is unimodal and its support ends at the bounds, so actions are never clipped. The
-    agent's actions are x, in (0, 1).
+    density is unimodal with support between the bounds, so actions are never clipped. The agent's
+    actions are x, in (0, 1).
 
     Source: Chou et al. (2017), "Improving stochastic policy gradients in continuous control with
     deep reinforcement learning using the beta distribution", ICML, section 4.
@@ -58,7 +58,7 @@ class Beta(Distribution):
         self.action_dtype = torch.float32
 
     def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
-        """Draw normal, then uniform noise for the proposals of both variates, [*shape, 32 D]."""
+        """Sample normal, then uniform noise for the proposals of both variates, [*shape, 32 D]."""
         half = self.noise_size // 2
         noise[..., :half].normal_(generator=generator)
         noise[..., half:].uniform_(generator=generator)
@@ -98,7 +98,7 @@ class Beta(Distribution):
         return total.to(params.dtype)
 
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
-        """KL divergence of the distributions of x, the same as for the environment's actions.
+        """KL divergence of the distributions of x, which equals that of the environment's actions.
 
         Σ_i [ log B(α_q, β_q) - log B(α_p, β_p) + (α_p - α_q) ψ(α_p) + (β_p - β_q) ψ(β_p)
               + (α_q - α_p + β_q - β_p) ψ(α_p + β_p) ]
@@ -128,7 +128,7 @@ class _BetaSample(torch.autograd.Function):
     """x(α, β, noise) with the implicit reparameterisation gradient.
 
     F(x; α, β) = const implies ∂x/∂α = -(∂F/∂α) / p(x), and the same for β. PyTorch implements this
-    quotient for Dirichlet distributions; (x, 1 - x) follows one.
+    quotient for Dirichlet distributions, and (x, 1 - x) has a Dirichlet distribution.
     """
 
     @staticmethod
@@ -166,7 +166,7 @@ def _gamma(shapes: Tensor, normal: Tensor, uniform: Tensor) -> Tensor:
     d = (shapes - 1.0 / 3.0).unsqueeze(-1)
     root = 1.0 + normal / (9.0 * d).sqrt()
     is_positive = root > 0
-    # A proposal outside the support is never accepted; 1 keeps its logarithm finite.
+    # Proposals outside the support are never accepted; 1 keeps the logarithm finite.
     v = torch.where(is_positive, root, 1.0) ** 3
     bound = 0.5 * normal.square() + d * (1.0 - v + v.log())
     accepted = is_positive & (uniform.log() < bound)
@@ -176,8 +176,8 @@ def _gamma(shapes: Tensor, normal: Tensor, uniform: Tensor) -> Tensor:
 
 def _excesses(params: Tensor) -> tuple[Tensor, Tensor]:
     """Return α - 1 and β - 1, float64 (float32 on MPS), each [..., D]."""
-    # float64, because log Γ and its derivatives are subtracted: float32 would lose the digits of
-    # peaked distributions.
+    # float64, because differences of log Γ and its derivatives are imprecise in float32 for peaked
+    # distributions.
     a, b = softplus(params.to(precise_dtype(params.device))).chunk(2, -1)
     return a, b
 

@@ -23,32 +23,32 @@ from maze_train.distributions.base import (
 from maze_train.distributions.gaussian import VectorLayout
 
 MIN_LOG_PROB = -1e4
-"""Log-probabilities below this are 0 as probabilities in every dtype; finite, so products with
-them are 0."""
+"""Smaller log-probabilities have probability 0 in every dtype. Finite, so that products of
+probability and log-probability are 0."""
 
 
 def impossible_logit(dtype: torch.dtype) -> float:
     """Return the logit of a masked action, whose probability is exactly 0.
 
-    Finite, so that sums and products of logits are never NaN; half of the minimum, because
-    normalisation subtracts from it.
+    The value is finite, so that sums and products of logits are never NaN. The logit is half of the
+    minimum of the dtype, because normalisation subtracts from the logit.
     """
     return torch.finfo(dtype).min / 2
 
 
 def weighted(probs: Tensor, values: Tensor) -> Tensor:
-    """Return p x, or 0 where p is 0, even if x is infinite or NaN; the same for gradients."""
+    """Return p x, or 0 if p is 0, even for infinite or NaN x; the same for gradients."""
     return probs * values.masked_fill(probs == 0, 0.0)
 
 
 class CategoricalFamily(Distribution):
     """Base class of families of independent categorical choices.
 
-    Subclasses arrange the logits as a table whose last dimension holds the actions of one choice.
+    Subclasses arrange the logits in a table; its last dimension contains the actions of one choice.
 
     Args:
         space: The action space; the agent's actions start at 0.
-        start: First action of the environment, with the shape of an action.
+        start: Smallest action of the environment, with the shape of an action.
         num_choices: Number of actions summed over all choices.
     """
 
@@ -64,9 +64,9 @@ class CategoricalFamily(Distribution):
         self._env_dtype = env_dtype(space)
 
     def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
-        """Draw Gumbel noise, [*shape, num_choices]."""
+        """Sample Gumbel noise, [*shape, num_choices]."""
         noise.exponential_(generator=generator)
-        # A draw of exactly 0 would become infinite noise, which could select a masked action.
+        # A sample of exactly 0 would become infinite noise, which could select a masked action.
         noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
@@ -97,12 +97,12 @@ class CategoricalFamily(Distribution):
         return self._pick(log_probs, actions), self._entropy(log_probs)
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """Return actions that start at the first action of the space, in the dtype of the space."""
+        """Return actions counted from the start of the space, with the dtype of the space."""
         shifted = actions if self._start is None else actions + self._start.like(actions)
         return shifted.to(self._env_dtype)
 
     def from_env(self, actions: Tensor) -> Tensor:
-        """Return actions that start at 0, int64, [..., *action_shape]."""
+        """Return actions counted from 0, int64, [..., *action_shape]."""
         counted = actions.to(self.action_dtype)
         return counted if self._start is None else counted - self._start.like(counted)
 
@@ -122,7 +122,7 @@ class Categorical(CategoricalFamily):
     """One choice among n actions: P(a) = exp(l_a) / Σ_b exp(l_b).
 
     `params` are the logits l, [..., n]. Masked actions have the logit -inf, or a large negative
-    one: their probability is 0, and they contribute nothing to entropy and KL divergence. If all
+    logit: their probability is 0, and they do not contribute to entropy and KL divergence. If all
     logits are -inf, all results are NaN.
 
     Sampling uses the Gumbel-max trick: argmax_a (l_a + g_a) with g_a = -log e_a, e_a ~ Exp(1), is
@@ -186,8 +186,8 @@ class MultiCategorical(CategoricalFamily):
     """K independent choices among n_1 ... n_K actions: P(a) = Π_k P_k(a_k).
 
     `params` are the concatenated logits of all choices, [..., Σ n_k], in the row-major order of
-    `space.nvec`. Computations use one table [..., K, max n_k]: a view of the params if all n_k are
-    equal, else a copy padded with logits of probability 0.
+    `space.nvec`. Computations use a table [..., K, max n_k]: a view of the params if all n_k are
+    equal, otherwise a copy padded with logits of probability 0.
 
     Args:
         space: The action space; `nvec` may have any shape. The agent's actions start at 0, the
@@ -220,7 +220,7 @@ class MultiCategorical(CategoricalFamily):
         return log_probs
 
     def choices(self, actions: Tensor) -> Tensor:
-        """Return indices of the actions among the actions of all choices, [..., K]."""
+        """Return indices of the actions in the concatenated choices, [..., K]."""
         batch = actions.shape[: actions.dim() - len(self.action_shape)]
         return actions.reshape((*batch, self._table_shape[0])) + self._offsets.like(actions)
 
@@ -245,20 +245,20 @@ class MultiCategorical(CategoricalFamily):
 def _log_legal(logits: Tensor) -> Tensor:
     """Return the logarithm of the number of legal actions, [...], for logits [..., n]."""
     count = (logits > impossible_logit(logits.dtype)).sum(-1)
-    # At least 1, so that the result is finite if no action is legal.
+    # Clamped to 1, so that the result is finite if no action is legal.
     return count.clamp_(min=1).to(logits.dtype).log()
 
 
 LOG_2 = math.log(2.0)
 MIN_UNIFORM = 2.0**-25
-"""Replacement for a uniform draw of 0: half of the spacing of uniform float32 values."""
+"""Replacement for uniform samples of 0: half of the spacing of uniform float32 values."""
 
 
 class Bernoulli(Distribution):
     """Independent bits: P(a) = Π_i s(l_i) if a_i = 1 else 1 - s(l_i), s(l) = 1 / (1 + exp(-l)).
 
     `params` are the logits l, [..., D], where D is the number of bits. All functions use
-    log s(l) = -log(1 + exp(-l)) and 1 - s(l) = s(-l), so they are accurate for large logits.
+    log s(l) = -log(1 + exp(-l)) and 1 - s(l) = s(-l), so results are accurate for large logits.
 
     Sampling adds logistic noise to the logits: l + log(u / (1 - u)) > 0 with uniform u has the
     probability s(l), by inversion of the logistic distribution function s.
@@ -279,7 +279,7 @@ class Bernoulli(Distribution):
         self._env_dtype = env_dtype(space)
 
     def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
-        """Draw standard logistic noise, [*shape, D]."""
+        """Sample standard logistic noise, [*shape, D]."""
         noise.uniform_(generator=generator).logit_(MIN_UNIFORM)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
@@ -297,7 +297,7 @@ class Bernoulli(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         """Σ_i [ log(1 + exp(-|l_i|)) + |l_i| s(-|l_i|) ], in [0, D log 2], [...]."""
-        # The entropy is even in l; with this sign no term is a difference of large values.
+        # The entropy is even in l. This sign avoids differences of large values.
         size = params.abs()
         return (softplus(-size) + weighted(torch.sigmoid(-size), size)).sum(-1)
 
@@ -308,7 +308,7 @@ class Bernoulli(Distribution):
         return (ones + zeros).sum(-1)
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """Return the bits in the dtype of the space, [..., *space.shape]."""
+        """Return the bits with the dtype of the space, [..., *space.shape]."""
         return actions.to(self._env_dtype)
 
     def from_env(self, actions: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ class Bernoulli(Distribution):
         return actions.to(self.action_dtype)
 
     def choice_log_probs(self, params: Tensor) -> Tensor:
-        """Log-probabilities of 0 and 1 for each bit in turn, [..., 2 D]."""
+        """Log-probabilities of 0 and 1, bit by bit, [..., 2 D]."""
         return logsigmoid(torch.stack((-params, params), -1)).flatten(-2)
 
     def choices(self, actions: Tensor) -> Tensor:
@@ -325,5 +325,5 @@ class Bernoulli(Distribution):
         return bits + torch.arange(0, self.num_choices, 2, device=bits.device)
 
     def max_entropy(self, params: Tensor) -> Tensor:
-        """Return log 2 times the number of bits that may be 1, [...]."""
+        """Return log 2 times the number of bits for which 1 is legal, [...]."""
         return (params > impossible_logit(params.dtype)).sum(-1).to(params.dtype) * LOG_2

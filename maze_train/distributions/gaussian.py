@@ -49,8 +49,8 @@ class VectorLayout:
 class BoxBounds:
     """Bounds and dtype of a box.
 
-    `centre` and `half_width` scale its elements to [-1, 1]. They are 0 and 1 if a bound is
-    infinite; the half width is also 1 if the interval is a single point.
+    `centre` and `half_width` scale elements to [-1, 1]. If a bound is infinite, the values are 0
+    and 1; `half_width` is also 1 if the interval is a single point.
     """
 
     def __init__(self, space: Box) -> None:
@@ -60,7 +60,7 @@ class BoxBounds:
         self._work_dtype = torch.float64 if self._is_integer else self._env_dtype
         self._low = Constant(_inner_bound(space.low, towards=np.inf))
         self._high = Constant(_inner_bound(space.high, towards=-np.inf))
-        # Halved before subtracting, because the difference of the widest bounds overflows.
+        # Halved before subtracting, because the difference of the widest bounds would overflow.
         low, high = space.low.astype(np.float64) / 2, space.high.astype(np.float64) / 2
         is_finite = np.isfinite(low) & np.isfinite(high)
         low, high = np.where(is_finite, low, -0.5), np.where(is_finite, high, 0.5)
@@ -74,7 +74,7 @@ class BoxBounds:
         return values.to(precise_dtype(values.device, self._work_dtype))
 
     def fit(self, values: Tensor) -> Tensor:
-        """Clip `prepared` values to the bounds, round for integer boxes, cast to the box."""
+        """Clip `prepared` values to the bounds, round for integer boxes, cast to the dtype."""
         if self._is_integer:
             values = values.round()
         return self.clip(values).to(precise_dtype(values.device, self._env_dtype))
@@ -84,12 +84,12 @@ class BoxBounds:
         return values.clamp(self._low.like(values), self._high.like(values))
 
     def to_unit(self, values: Tensor) -> Tensor:
-        """Scale values to [-1, 1] where both bounds are finite, [..., *space.shape]."""
+        """Scale dimensions with finite bounds to [-1, 1], [..., *space.shape]."""
         return (values - self.centre.like(values)) / self.half_width.like(values)
 
 
 class BoxScale:
-    """Affine map c + h v from v in [-1, 1] to the finite bounds of a box.
+    """Affine map v -> c + h v from [-1, 1] to the finite bounds of a box.
 
     c = (high + low) / 2 and h = (high - low) / 2, per dimension.
 
@@ -107,7 +107,7 @@ class BoxScale:
     def to_bounds(self, values: Tensor) -> Tensor:
         """Map `prepared` values in [-1, 1] to the box, rounded for integer boxes."""
         centre, half_width = self._bounds.centre.like(values), self._bounds.half_width.like(values)
-        # Rounding errors can exceed the bounds by one ulp, which strict environments reject.
+        # Rounding errors can exceed the bounds by one ulp, and strict environments check bounds.
         return self._bounds.fit(torch.addcmul(centre, half_width, values))
 
     def prepared(self, values: Tensor) -> Tensor:
@@ -134,13 +134,13 @@ def _check_intervals(family: type[Distribution], space: Box) -> None:
     name = family.__name__
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise SpaceError(
-            f"{name} needs finite bounds, the action space is {space}: give the space finite "
-            "bounds, or set model.distributions.Box=diagonal_gaussian"
+            f"{name} requires finite bounds, the action space is {space}: use finite bounds, or "
+            "set model.distributions.Box=diagonal_gaussian"
         )
     if not (space.low < space.high).all():
         raise SpaceError(
-            f"{name} needs low < high in every dimension, the action space is {space}: remove the "
-            "constant dimensions, or set model.distributions.Box=diagonal_gaussian"
+            f"{name} requires low < high in every dimension, the action space is {space}: remove "
+            "the constant dimensions, or set model.distributions.Box=diagonal_gaussian"
         )
 
 
@@ -158,8 +158,7 @@ class GaussianFamily(Distribution):
     Args:
         space: The action space.
         state_dependent_std: Whether the network outputs log σ; otherwise it is a free parameter.
-        initial_log_std: Initial log σ. With a state-dependent std it is added to the network
-            output.
+        initial_log_std: Initial log σ; a state-dependent std adds this value to the network output.
         log_std_min: Lower limit of log σ; None: -20 with a state-dependent std, else no limit.
         log_std_max: Upper limit of log σ; None: 2 with a state-dependent std, else no limit.
     """
@@ -196,7 +195,7 @@ class GaussianFamily(Distribution):
         self._entropy_constant = size * (0.5 + HALF_LOG_2PI)
 
     def initial_free_params(self) -> Tensor:
-        """Return `initial_log_std` per dimension, [D]; empty if the std is state-dependent."""
+        """Return `initial_log_std` for each dimension, [D]; empty if the std is state-dependent."""
         return torch.full((self.free_param_size,), self._initial_log_std)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
@@ -238,21 +237,21 @@ class GaussianFamily(Distribution):
         return mean, self._limited(log_std)
 
     def _limited(self, log_std: Tensor) -> Tensor:
-        """Clamp log σ to its limits, if any; the gradient is 0 outside them."""
+        """Clamp log σ to the limits, if any; the gradient is 0 outside the limits."""
         return log_std.clamp(*self._limits) if self._is_limited else log_std
 
     def limit_free_params(self, params: Tensor) -> None:
         """Clamp a state-independent log σ [D] to its limits, in place.
 
-        Outside the limits the gradient is 0, so a free parameter could never return. A network
-        output can, through its other inputs.
+        Outside the limits the gradient is 0, so a free parameter would stay constant. Network
+        outputs still change, because other states change the weights.
         """
         if self._is_limited:
             params.clamp_(*self._limits)
 
     @abstractmethod
     def _log_density(self, mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
-        """Log-density of actions x [..., D], [...]."""
+        """Log-density of actions x, [..., D] -> [...]."""
 
     @abstractmethod
     def _entropy(self, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -266,15 +265,14 @@ class DiagonalGaussian(GaussianFamily):
 
     `params` are μ ++ log σ, [..., 2 D], where D is the number of elements of the box.
 
-    For a bounded box this is the *clipped* Gaussian, the usual choice of PPO implementations: the
-    unclipped action is stored and has the density above, and `to_env` clips it for the environment.
-    If much of the probability mass lies outside the bounds, actions on the bounds are frequent.
+    For a bounded box this is the *clipped* Gaussian, as in most PPO implementations: the unclipped
+    action is stored and has the density above, and `to_env` clips actions for the environment. If
+    much of the probability mass lies outside the bounds, actions on the bounds are frequent.
 
     Args:
         space: The action space; bounds may be infinite.
         state_dependent_std: Whether the network outputs log σ; otherwise it is a free parameter.
-        initial_log_std: Initial log σ. With a state-dependent std it is added to the network
-            output.
+        initial_log_std: Initial log σ; a state-dependent std adds this value to the network output.
         log_std_min: Lower limit of log σ; None: -20 with a state-dependent std, else no limit.
         log_std_max: Upper limit of log σ; None: 2 with a state-dependent std, else no limit.
     """
@@ -288,11 +286,11 @@ class DiagonalGaussian(GaussianFamily):
         return actions.to(self.action_dtype)
 
     def critic_input(self, actions: Tensor) -> Tensor:
-        """Clip like `to_env` without rounding, scale where both bounds are finite, [..., D]."""
+        """Clip like `to_env` without rounding, and scale bounded dimensions, [..., D]."""
         return self._layout.to_vector(self._bounds.to_unit(self._bounds.clip(actions)))
 
     def unit_mode(self, params: Tensor) -> Tensor:
-        """Return μ, scaled where both bounds are finite, [..., D]; may lie outside [-1, 1]."""
+        """Return μ with bounded dimensions scaled, [..., D]; may lie outside [-1, 1]."""
         return self._layout.to_vector(self._bounds.to_unit(self.mode(params)))
 
     def _log_density(self, mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
@@ -342,25 +340,25 @@ class SquashedGaussian(GaussianFamily):
     log p(a) = log N(u; μ, σ) - Σ_i [ log h_i + log(1 - tanh² u_i) ]
     log(1 - tanh² u) = 2 (log 2 - u - softplus(-2u)) = 2 (log 2 - log(eᵘ + e⁻ᵘ)),
 
-    where the right-hand side has no difference of nearly equal values, so values and gradients are
+    The right-hand side avoids differences of nearly equal values, so values and gradients are
     finite for saturated actions. `params` are μ ++ log σ, [..., 2 D]. The agent's actions are u.
 
-    The mode is the mode of u, so c + h tanh(μ) is the median of the environment's action. Its
-    density may peak elsewhere (at the bounds for large σ); evaluation of a squashed policy
-    customarily uses the median.
+    `mode` is the mode of u; c + h tanh(μ) is the median of the environment's action, which is
+    customary for evaluation. The density of the action may have its maximum elsewhere (at the
+    bounds for large σ).
 
     The entropy is H(a) = H(u) + Σ_i E[ log |da_i / du_i| ], with the expectation computed by
     Gauss-Hermite quadrature with 32 nodes, deterministic and differentiable in `params`. The error
     per dimension is below 1e-7 nats for σ <= 1, 2e-3 for σ <= e, and 0.1 for σ <= e². The KL
-    divergence equals the divergence of the Gaussians of u, because a bijection does not change it.
+    divergence equals the divergence of the Gaussians of u, because bijections preserve KL
+    divergences.
 
     Source: Haarnoja et al. (2018), arXiv:1801.01290, appendix C, with scaling to the bounds added.
 
     Args:
         space: The action space; all bounds must be finite.
         state_dependent_std: Whether the network outputs log σ; otherwise it is a free parameter.
-        initial_log_std: Initial log σ. With a state-dependent std it is added to the network
-            output.
+        initial_log_std: Initial log σ; a state-dependent std adds this value to the network output.
         log_std_min: Lower limit of log σ; None: -20 with a state-dependent std, else no limit.
         log_std_max: Upper limit of log σ; None: 2 with a state-dependent std, else no limit.
 
@@ -405,7 +403,7 @@ class SquashedGaussian(GaussianFamily):
         return self._layout.to_vector(actions).tanh()
 
     def reparameterized(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tanh(u) and its log-density, independent of the bounds, [..., D] and [...].
+        """Return tanh(u), [..., D], and its log-density, [...], which do not depend on the bounds.
 
         log p = Σ_i [ -½ ε_i² - log σ_i - ½ log 2π - log(1 - tanh² u_i) ]
         """
@@ -445,7 +443,7 @@ def _check_settings(
     log_std_min: float | None,
     log_std_max: float | None,
 ) -> None:
-    """Raise if a setting has a wrong type or range; keys are relative to the family."""
+    """Raise if a setting has a wrong type or is out of range; keys are relative to the family."""
     if not isinstance(state_dependent_std, bool):
         raise ConfigError("state_dependent_std", "expected true or false", state_dependent_std)
     limits = {"log_std_min": log_std_min, "log_std_max": log_std_max}
@@ -453,7 +451,7 @@ def _check_settings(
     for key, value in {**given, "initial_log_std": initial_log_std}.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(key, "expected a number", value)
-        # The variance at these limits is still a normal float32 value.
+        # At these limits, the variance is a normal float32 value.
         check_between(key, value, -40.0, 40.0)
     low, high = given.get("log_std_min", -math.inf), given.get("log_std_max", math.inf)
     if low >= high:

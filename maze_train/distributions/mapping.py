@@ -1,4 +1,4 @@
-"""Choice of the distribution for an action space, and joint distributions of several parts."""
+"""Selection of the distribution for an action space, and joint distributions of several parts."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class JointDistribution(Distribution):
         parts: Single-part distributions by key (the keys of nested spaces joined by `/`).
 
     Raises:
-        SpaceError: If there is no part.
+        SpaceError: If there are no parts.
     """
 
     def __init__(self, parts: Mapping[str, Distribution]) -> None:
         if not parts:
-            raise SpaceError("a joint distribution needs at least one part, the space has none")
+            raise SpaceError("a joint distribution requires at least one part, the space has none")
         self._parts = dict(parts)
         families = self._parts.values()
         self.param_size = sum(part.param_size for part in families)
@@ -52,7 +52,7 @@ class JointDistribution(Distribution):
 
     @property
     def parts(self) -> dict[str, Distribution]:
-        """The parts by key; they define shapes and dtypes of the actions."""
+        """Parts by key, which define shapes and dtypes of the actions."""
         return self._parts
 
     def initial_free_params(self) -> Tensor:
@@ -69,7 +69,7 @@ class JointDistribution(Distribution):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Draw the noise of every part, concatenated, [*shape, noise_size]."""
+        """Sample the concatenated noise of all parts, [*shape, noise_size]."""
         draws = [part.draw_noise(shape, generator, device) for part in self.parts.values()]
         return torch.cat(draws, dim=-1)
 
@@ -120,7 +120,7 @@ class JointDistribution(Distribution):
         return {key: part.from_env(actions[key]) for key, part in self.parts.items()}
 
     def split(self, params: Tensor) -> list[Tensor]:
-        """Return the params of every part, each [..., param_size of the part], free ones last."""
+        """Return the params of every part, [..., param_size of the part], free parameters last."""
         if not self.free_param_size:
             return list(params.split_with_sizes(self._net_sizes, -1))
         pieces = params.split_with_sizes(self._net_sizes + self._free_sizes, -1)
@@ -170,11 +170,11 @@ KEY = "model.distributions"
 def distribution_for(
     action_space: Space[Any], overrides: Mapping[str, Override] | None = None
 ) -> Distribution:
-    """Build the distribution for an action space; a joint one for Dict and Tuple spaces.
+    """Build the distribution for an action space; a joint distribution for Dict and Tuple spaces.
 
-    The family of a part is the override for its key (such as `steer` or `arm/0`), else the override
-    for the type of its space (such as `Box`), else the default of that type. A family given by
-    `_target_` is called with the space as first argument.
+    The family of a part is the override for its key (such as `steer` or `arm/0`), otherwise the
+    override for the type of its space (such as `Box`), otherwise the default for this type. A
+    family given by `_target_` is called with the space as first argument.
 
     Args:
         action_space: Box, Discrete, MultiDiscrete, MultiBinary, or any nesting of Dict and Tuple
@@ -208,7 +208,7 @@ def distribution_for(
 
 
 def _check_keys(overrides: Mapping[str, Override], spaces: Mapping[str, Space[Any]]) -> None:
-    """Raise if an override matches neither a type of space nor a part of this one."""
+    """Raise if an override matches neither a type of space nor a part of the action space."""
     types = dict.fromkeys([*DEFAULTS, *map(_type_name, spaces.values())])
     allowed = [*types, *(key for key in spaces if key)]
     for key in overrides:
@@ -226,7 +226,7 @@ def _type_name(space: Space[Any]) -> str:
 
 
 def _check_override(key: str, override: Any) -> None:
-    """Raise if the override is neither a known name nor a mapping that names a family."""
+    """Raise if the override is neither a known name nor a mapping with a family."""
     name = override
     if isinstance(override, Mapping):
         if TARGET in override:
@@ -243,7 +243,7 @@ def _check_override(key: str, override: Any) -> None:
 
 
 def _build_family(key: str, override: Override, space: Space[Any]) -> Distribution:
-    """Build the family for one space; `key` is the config path of the override."""
+    """Build the family for one space; `key` is the path of the override in the configuration."""
     if isinstance(override, Mapping) and TARGET in override:
         built: Distribution = build_target(override, space, key=key, kind=Distribution)
         return built
@@ -253,7 +253,7 @@ def _build_family(key: str, override: Override, space: Space[Any]) -> Distributi
     wanted = family.space_type
     if wanted is not None and not isinstance(space, wanted):
         raise ConfigError(
-            key, f"{name} needs a {wanted.__name__} space, the action space is {space}"
+            key, f"{name} requires a {wanted.__name__} space, the action space is {space}"
         )
     known = list(inspect.signature(family).parameters)[1:]
     for setting, value in settings.items():

@@ -1,4 +1,4 @@
-"""View of action distributions for soft actor-critics: features, choices and entropies by part."""
+"""Action distributions for soft actor-critics: features, choices and entropies by part."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from maze_train.distributions.base import Distribution
 
 @dataclass(frozen=True, slots=True)
 class SoftSample:
-    """Actions for n observations: sampled continuous parts, and all choices of discrete parts."""
+    """Samples of the continuous parts and all choices of the discrete parts of n actions."""
 
     features: Tensor
     """Critic features of the continuous parts, [n, D]."""
 
     log_probs: Tensor
-    """Log-densities of the C continuous parts, each action scaled to [-1, 1], [n, C]."""
+    """Log-densities of the C continuous parts, with actions scaled to [-1, 1], [n, C]."""
 
     probs: Tensor
     """Probabilities of the choices of all discrete parts, [n, N]."""
 
     choice_log_probs: Tensor
-    """Log-probabilities of the choices, 0 where the probability is 0, [n, N]."""
+    """Log-probabilities of the choices, or 0 if the probability is 0, [n, N]."""
 
 
 class SoftActions:
-    """Uniform view of single and joint distributions as P parts, each continuous or discrete.
+    """Common interface of single and joint distributions with P continuous or discrete parts.
 
     The critic takes the features of the continuous parts, [n, D], and outputs one value for each of
     the N choices of the discrete parts. The Q-value of an action is the sum over its choices; if
@@ -59,8 +59,8 @@ class SoftActions:
         self._choice_sizes = [part.num_choices for part in self.parts if part.num_choices]
         if not all(self._feature_sizes):
             raise SpaceError(
-                f"{_names(parts)}: soft actor-critics need actions with critic_input or "
-                "choice_log_probs; choose another distribution, or implement one of them"
+                f"{_names(parts)}: soft actor-critics require distributions with critic_input or "
+                "choice_log_probs; choose another distribution, or implement a method"
             )
         self.critic_input_size = sum(self._feature_sizes)
         self.num_choices = sum(self._choice_sizes)
@@ -153,7 +153,7 @@ class SoftActions:
 
 
 def _names(parts: dict[str, Distribution]) -> str:
-    """Describe the parts that are neither continuous nor discrete, for an error message."""
+    """Return the names of parts that are neither continuous nor discrete, for an error message."""
     lacking = {
         key: type(part).__name__
         for key, part in parts.items()
@@ -168,5 +168,5 @@ def _joined(pieces: list[Tensor]) -> Tensor:
 
 
 def _stacked(columns: list[Tensor]) -> Tensor:
-    """Stack tensors [n] as the columns of one [n, P]."""
+    """Stack tensors [n] as columns of a tensor [n, P]."""
     return columns[0].unsqueeze(-1) if len(columns) == 1 else torch.stack(columns, -1)

@@ -1,9 +1,9 @@
 """Multi-agent environments: their interface, and the adapter to a single Gymnasium environment.
 
-An episode is a sequence of turns. Each turn lists the agents that act next, and their actions lead
-to the following turn. This interface covers agents that act one at a time or simultaneously, end
-early or appear late, and "agents" that are the decisions of one step, such as `choose_item`
-followed by `choose_place`.
+An episode is a sequence of turns. Each turn contains the observations of the agents that act next;
+their actions are passed to the next `step`. Agents can act one at a time or simultaneously, end
+early, and join late. The successive decisions of one step can also be modelled as agents, such as
+`choose_item` followed by `choose_place`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from maze_train.spaces.masks import mask_layout
 class Turn:
     """Result of a reset or a step of a `MultiAgentEnv`.
 
-    Agents that are in `obs` and have not ended act next. If there are none, the episode is over.
+    All agents in `obs` that have not ended act next. The episode is over if no agent acts.
     """
 
     obs: Mapping[str, Any]
@@ -43,14 +43,14 @@ class Turn:
     ended. Truncated agents require a final observation, because their value is bootstrapped from
     it."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Rewards since the previous turn for any agents that have not ended, even if they did not act;
-    none after a reset. A reward belongs to the last action of its agent, or to the first one if the
-    agent has not acted yet. If a step consists of several decisions, each of them gets the
-    reward."""
+    """Rewards since the previous turn, by agent; empty after a reset. Agents that did not act may
+    have rewards, but not agents that have ended. A reward is credited to the last action of its
+    agent, or to its first action if it has not acted yet. For a step that consists of several
+    decisions, return the reward for each decision."""
     terminated: Collection[str] | Mapping[str, bool] = ()
     """Agents whose episode has terminated since the previous turn."""
     truncated: Collection[str] | Mapping[str, bool] = ()
-    """Agents whose episode was truncated since the previous turn, such as by a time limit."""
+    """Agents whose episode was truncated since the previous turn, for example by a time limit."""
     infos: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """Infos by agent."""
 
@@ -62,7 +62,7 @@ class MultiAgentEnv(ConvertibleEnv):
     plain values and arrays, and `load_state_dict(state)`.
 
     Attributes:
-        possible_agents: Names of all agents that may ever act, in a fixed order, without `/`.
+        possible_agents: Names of all agents that can act, in a fixed order, without `/`.
         metadata: As in Gymnasium: `render_modes`, `render_fps`.
         render_mode: Type of the result of `render`, as in Gymnasium.
         teams: Agents by team, as in `env.teams`.
@@ -75,22 +75,22 @@ class MultiAgentEnv(ConvertibleEnv):
 
     @abstractmethod
     def observation_space(self, agent: str) -> Space:
-        """Return the observation space of an agent, which must not change."""
+        """Return the observation space of an agent, which must be constant."""
 
     @abstractmethod
     def action_space(self, agent: str) -> Space:
-        """Return the action space of an agent, which must not change."""
+        """Return the action space of an agent, which must be constant."""
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
-        """Begin an episode, which must be determined by the seed and the actions."""
+        """Begin an episode. Seed and actions must determine the episode."""
 
     @abstractmethod
     def step(self, actions: dict[str, Any]) -> Turn:
         """Advance to the next turn.
 
         Args:
-            actions: One action for each agent that acts, and for no other.
+            actions: One action for each agent that acts in this turn.
         """
 
     def render(self) -> Any:
@@ -105,37 +105,37 @@ class MultiAgentEnv(ConvertibleEnv):
 class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     """Adapter from a multi-agent environment to one Gymnasium environment with a step per turn.
 
-    It supports workers, exact resume, time limits, evaluation and recording like any environment.
+    The adapter supports workers, exact resume, time limits, evaluation and recording.
     `maze_train.spaces.agents` defines its observations and actions. Agents are in the order of
-    `possible_agents`, which is also `metadata["agents"]`; `metadata["teams"]` has the agents of
-    each team, where an agent without a team forms a separate team. Until an agent is first
-    observed, its observation is a neutral element of its space, with all actions legal. The reward
-    is the mean over all possible agents. When no agent acts, the episode is truncated if any agent
-    was, otherwise terminated. Infos are keyed by agent, and `agent_returns` has the sum of rewards
-    of each agent since the reset. The scalars of an agent's final info are kept until the end of
-    the episode.
+    `possible_agents`; `metadata["agents"]` lists them, and `metadata["teams"]` lists the agents of
+    each team. An agent without a team forms a team of one. Before the first observation of an
+    agent, its observation is the element of the space closest to 0, with all actions legal. The
+    reward is the mean over all possible agents. When no agent acts, the episode is truncated if any
+    agent was truncated, otherwise terminated. Infos are keyed by agent; `agent_returns` is the sum
+    of rewards of each agent since the reset. The scalars of an agent's final info remain in the
+    infos until the end of the episode.
 
     The key `action_mask` in the observation of an agent marks its legal actions
-    (`maze_train.spaces.masks`). If `env` has `state_dict()` and `load_state_dict(state)`, so has
-    the adapter.
+    (`maze_train.spaces.masks`). The adapter has the methods `state_dict()` and
+    `load_state_dict(state)` if `env` has them.
 
-    A non-finite final observation is not passed on. A terminated agent does not need it. For a
-    truncated agent it is an error unless `skips_non_finite`; then the agent is also flagged as
-    terminated, and its turn is not used for learning.
+    Non-finite final observations of terminated agents are discarded. A non-finite final observation
+    of a truncated agent raises an error. With `skips_non_finite`, the observation is discarded
+    instead, the agent is flagged as terminated, and its last step is excluded from learning.
 
     Args:
         env: The environment.
 
     Attributes:
-        skips_non_finite: Whether to discard the last turn of a truncated agent if its final
-            observation is not finite (`algorithm.on_non_finite=skip`).
+        skips_non_finite: Whether to exclude the last step of a truncated agent from learning if the
+            final observation is not finite (`algorithm.on_non_finite=skip`).
 
     Raises:
-        EnvError: If names of agents are invalid. In `reset` and `step`, also if a turn names an
-            agent that is unknown or has ended, or rewards one; if an observation is not in its
-            space, or an acting agent has no legal action; if the final observation of a truncated
-            agent is missing; or if after a reset no agent acts or an agent has a reward.
-        SpaceError: If a space cannot be flattened, or a mask does not fit the action space.
+        EnvError: If names of agents are invalid. In `reset` and `step`: if a turn contains an
+            unknown or ended agent, an observation outside its space, or an acting agent without a
+            legal action; if the final observation of a truncated agent is missing; if a reset
+            returns no acting agent, or rewards.
+        SpaceError: If a space cannot be flattened, or a mask does not match the action space.
     """
 
     def __init__(self, env: MultiAgentEnv) -> None:
@@ -198,11 +198,11 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         return obs, total / len(self.agents), *ends, self._infos(turn)
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Whether this or the multi-agent environment has an attribute."""
+        """Whether the adapter or the multi-agent environment has an attribute."""
         return super().has_wrapper_attr(name) or hasattr(self.env, name)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Return an attribute of this or the multi-agent environment."""
+        """Return an attribute of the adapter or the multi-agent environment."""
         return getattr(self if super().has_wrapper_attr(name) else self.env, name)
 
     def render(self) -> Any:
@@ -234,7 +234,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._last_numbers = state.get("_last_numbers", {})
 
     def _read(self, turn: Turn) -> tuple[dict[str, Any], float]:
-        """Record which agents act and have ended; return the observation and the sum of rewards."""
+        """Update the acting and ended agents; return the observation and the sum of rewards."""
         check_form(turn)
         terminated, truncated = ended(turn.terminated), ended(turn.truncated)
         self._check(turn, terminated, truncated)
@@ -295,7 +295,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         return np.array([agent in chosen for agent in self.agents], np.int8)
 
     def _check(self, turn: Turn, terminated: set[str], truncated: set[str]) -> None:
-        """Raise EnvError if a turn names agents that are unknown or have ended."""
+        """Raise EnvError if a turn contains agents that are unknown or have ended."""
         named = {
             "obs": turn.obs.keys(),
             "rewards": turn.rewards.keys(),
@@ -306,32 +306,32 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         for key, agents in named.items():
             if not agents <= self._seats.keys():
                 raise EnvError(
-                    f"{key} names the agents {sorted(map(str, agents - self._seats.keys()))}: "
+                    f"{key} contains the agents {sorted(map(str, agents - self._seats.keys()))}: "
                     f"expected some of possible_agents {list(self.agents)}"
                 )
         for key in ("obs", "terminated", "truncated") if self._gone else ():
             if not self._gone.isdisjoint(named[key]):
                 raise EnvError(
-                    f"{key} names the agents {sorted(self._gone & named[key])}, which have already "
-                    "ended in this episode: leave them out until the next reset"
+                    f"{key} contains the agents {sorted(self._gone & named[key])}, which have "
+                    "already ended in this episode: omit them until the next reset"
                 )
         late = [agent for agent in sorted(self._gone & turn.rewards.keys()) if turn.rewards[agent]]
         if late:
             raise EnvError(
-                f"rewards names the agents {late}, which have already ended in this episode: a "
-                "reward belongs to the last action of its agent, which was used for learning when "
-                "the agent ended. End these agents later: until then leave them out of obs, so "
-                "that they wait without acting, and rewards count"
+                f"rewards contains the agents {late}, which have already ended in this episode, so "
+                "their last actions were already used for learning. End these agents later: until "
+                "then, omit them from obs, so that they wait without acting and can still get "
+                "rewards"
             )
         if not truncated <= turn.obs.keys():
             raise EnvError(
                 f"the agents {sorted(truncated - turn.obs.keys())} are truncated without a final "
-                "observation: add it to obs, because their values are bootstrapped from it"
+                "observation: add the observations to obs; values are bootstrapped from them"
             )
 
 
 class _Seat:
-    """Observations of one agent within the joint observation."""
+    """Converts the observations of one agent for the joint observation."""
 
     def __init__(self, agent: str, observation_space: Space, action_space: Space) -> None:
         self._agent = agent
@@ -344,7 +344,7 @@ class _Seat:
             self._write_acting = masked_writer(self._write, masks, self._columns)
 
     def show(self, obs: Any, *, acts: bool) -> Any:
-        """Return a copy of an observation of the agent, in the dtypes of its space."""
+        """Return a copy of an observation, with the dtypes of the agent's space."""
         try:
             (self._write_acting if acts else self._write)(0, obs)
         except SpaceError as error:
@@ -357,7 +357,7 @@ class _Seat:
         """Check the last returned observation of an agent that has ended.
 
         Raises:
-            NonFiniteError: If the observation is not finite. The error names the agent.
+            NonFiniteError: If the observation is not finite. The message contains the agent.
         """
         check_finite(
             {key: column[0, ...] for key, column in self._columns.items()},
@@ -420,7 +420,7 @@ def shortened(value: Any) -> str:
 
 
 def ended(flags: Collection[str] | Mapping[str, bool]) -> set[str]:
-    """Return the agents that are listed, or flagged in a mapping."""
+    """Return the agents in a list, or the agents with a true flag in a mapping."""
     if isinstance(flags, Mapping):
         return {agent for agent, flag in flags.items() if flag}
     return set(flags)
@@ -443,5 +443,5 @@ def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_name(name: Any) -> bool:
-    """Whether a value is a valid name of an agent; names become parts of keys."""
+    """Whether a value is a valid name of an agent. Names are used in joined keys."""
     return isinstance(name, str) and name not in ("", AGENT_RETURNS) and "/" not in name

@@ -37,32 +37,31 @@ PURPOSE = "the preprocessing of Atari games"
 class AtariPreprocessing(Wrapper):
     """Standard preprocessing of an Atari game: frame skip, grey images, no-ops.
 
-    - Every action is repeated for `frame_skip` frames and their rewards are summed. The observation
-    is
-      the maximum of the last two frames, even if the frame limit shortens a step; if the game ends
-      within a step, it is the last frame only. It is grey, area-resized, uint8.
-    - A game begins with 1 to `noop_max` no-op frames. If the game has a fire button, it is then
-    pressed
+    - Every action is repeated for `frame_skip` frames, and the rewards are summed. The observation
+      is the maximum of the last two frames (also if the frame limit shortens the step), or the last
+      frame if the game ended within the step, grey, resized by area, uint8.
+    - A game begins with 1 to `noop_max` no-op frames. If the game has a fire button, FIRE follows
       for one step, because some games do not start without it. For the same reason, the step after
       the loss of a life executes FIRE instead of the given action.
     - A game is truncated at the frame limit of the environment (108 000).
 
     The same seed gives the same game: the emulator starts from a saved state, and sticky actions
-    with the environment's `repeat_action_probability` per frame are drawn here. This avoids
-    reloading the game, which takes 60 ms.
+    (`repeat_action_probability` of the environment, per frame) are sampled by this wrapper.
+    Reloading the game, which takes 60 ms, is not necessary.
 
     Args:
-        env: A game made with `frameskip=1` and any `obs_type`, without wrappers, because the
-            emulator is called directly.
+        env: A game created with `frameskip=1` and any `obs_type`. The game must not have wrappers,
+            because the emulator is called directly.
         noop_max: Maximum number of no-op frames at the beginning, >= 0.
         frame_skip: Frames per step, >= 1.
         screen_size: Height and width of observations, >= 1.
 
     Attributes:
-        executed: Action executed in the last step: the given action, or FIRE after a lost life.
+        executed: Action executed in the last step: the agent's action, or FIRE after a lost life.
 
     Raises:
-        ConfigError: If `env` is not such a game, or an argument is out of range.
+        ConfigError: If `env` is not an unwrapped Atari game with `frameskip=1`, or an argument is
+            out of range.
         MissingExtraError: If ale-py or OpenCV is not installed.
     """
 
@@ -84,7 +83,7 @@ class AtariPreprocessing(Wrapper):
         self._cv2 = import_extra("opencv-python-headless", "atari", PURPOSE, "cv2")
         self._pick_actions(env.unwrapped)
         self._repeat_probability = self._ale.getFloat("repeat_action_probability")
-        # Takes effect when the game is loaded.
+        # Applied when the game is loaded.
         self._ale.setFloat("repeat_action_probability", 0.0)
         self._frame_limit = self._ale.getInt("max_num_frames_per_episode") or 2**31
         height, width = self._ale.getScreenDims()
@@ -142,8 +141,8 @@ class AtariPreprocessing(Wrapper):
         return self._observation(), reward, terminated, ale.game_truncated(), self._info()
 
     def _begin_game(self) -> None:
-        # Both calls are needed: in ale-py 0.12, a reset alone keeps state of the previous game in
-        # 23 of 104 games, and restoring a state alone in 5.
+        # Both calls are needed: in ale-py 0.12, state of the previous game survives a reset in 23
+        # of 104 games, and restoring a state in 5.
         self._ale.reset_game()
         self._ale.restoreState(self._start)
         self._held = self._noop
@@ -202,7 +201,7 @@ class EpisodicLifeWrapper(ContinuingWrapper):
     """Terminates an episode when a life is lost, without restarting the game; for training only.
 
     After the loss of a life, `reset` continues the same game with one no-op step and ignores the
-    seed. Only after the end of a game does it begin a new one.
+    seed. A new game begins only after the end of the previous one.
 
     Args:
         env: An environment whose infos have the number of `lives`.
@@ -262,7 +261,8 @@ def lives_of(info: dict[str, Any]) -> int:
     """Return the number of lives in an info."""
     if "lives" not in info:
         raise EnvError(
-            f"EpisodicLifeWrapper needs the key 'lives' in infos, got {sorted(info)}: remove it"
+            f"EpisodicLifeWrapper requires the key 'lives' in infos, got {sorted(info)}: remove "
+            "the wrapper"
         )
     return int(info["lives"])
 
@@ -283,7 +283,7 @@ def checked_game(env: Env) -> Any:
     ale = getattr(game, "ale", None)
     if not isinstance(ale, interface):
         raise ConfigError(
-            "env.preprocessing", f"is for Atari games only, not for {env}: set it to none"
+            "env.preprocessing", f"expected an Atari game, got {env}: set this to none"
         )
     if layer is not game:
         raise ConfigError(
@@ -295,14 +295,14 @@ def checked_game(env: Env) -> Any:
     if frame_skip != 1:
         raise ConfigError(
             "env.kwargs.frameskip",
-            "Atari preprocessing skips frames itself: leave this out, or set "
+            "Atari preprocessing already skips frames: remove this argument, or set "
             "env.preprocessing=none",
             frame_skip,
         )
     if not isinstance(env.action_space, spaces.Discrete):
         raise ConfigError(
             "env.preprocessing",
-            f"Atari preprocessing needs discrete actions, got {env.action_space}: leave out "
+            f"Atari preprocessing requires discrete actions, got {env.action_space}: remove "
             "continuous, or set env.preprocessing=none",
         )
     return ale
@@ -315,7 +315,7 @@ STACKED_SCREENS = 4
 
 
 def game_under(env: Env) -> AtariPreprocessing | None:
-    """Return the Atari game of an environment if no wrapper changes actions, otherwise None."""
+    """Return the Atari game of an environment, or None if a wrapper changes actions."""
     for layer in layers_of(env):
         if isinstance(layer, AtariPreprocessing):
             return layer
@@ -325,7 +325,7 @@ def game_under(env: Env) -> AtariPreprocessing | None:
 
 
 def other_than_screen(config: EnvConfig) -> dict[str, Any]:
-    """Return the arguments that request observations other than the colour screen."""
+    """Return the arguments that select observations other than the colour screen."""
     defaults = {"obs_type": "rgb", "sound_obs": False}
     return {
         name: config.kwargs[name]
@@ -338,7 +338,7 @@ def check_game(config: EnvConfig) -> None:
     """Check that the environment is an Atari game with screen observations.
 
     Raises:
-        ConfigError: If the id is not an Atari game, or arguments request other observations.
+        ConfigError: If the id is not an Atari game, or arguments select other observations.
         MissingExtraError: If ale-py is not installed.
     """
     register_atari()
@@ -352,7 +352,7 @@ def check_game(config: EnvConfig) -> None:
     if other_than_screen(config):
         raise ConfigError(
             "env.kwargs",
-            "Atari preprocessing observes the screen: leave these out, or set "
+            "Atari preprocessing reads the screen: remove these arguments, or set "
             "env.preprocessing=none",
             other_than_screen(config),
         )
@@ -383,7 +383,7 @@ class AtariGames:
         with closed_on_error([game]):
             env: Env = AtariPreprocessing(game)
         if config.max_episode_steps is not None:
-            # Outermost, so that it counts steps of the agent.
+            # Outermost wrapper, to count steps of the agent.
             env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
         return ObservationStackWrapper(env, STACKED_SCREENS)
 

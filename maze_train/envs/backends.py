@@ -54,13 +54,13 @@ so that raw returns remain available."""
 OURS = {
     "num_envs": "set runner.concurrency",
     "batch_size": "all environments are stepped together",
-    "autoreset_mode": "it is chosen by the package",
+    "autoreset_mode": "maze_train sets the mode",
     "max_episode_steps": "set env.max_episode_steps",
-    "seed": "seeds come from the seed of the run",
-    "env_seed": "seeds come from the seed of the run",
+    "seed": "seeds are derived from the seed of the run",
+    "env_seed": "seeds are derived from the seed of the run",
     "episodic_life": "the loss of a life ends an episode in training only",
-    "reward_clipping": "rewards are their signs in training only",
-    "reward_clip": "rewards are their signs in training only",
+    "reward_clipping": "rewards are replaced by their sign in training only",
+    "reward_clip": "rewards are replaced by their sign in training only",
 }
 """Arguments that are not allowed in `env.kwargs`, with the reason."""
 
@@ -79,14 +79,14 @@ class Backend:
     frame_stack: dict[str, int] = field(default_factory=dict)
     """Number of stacked frames by leaf of the observation."""
     limit_left: int | None = None
-    """Step limit that the environment does not enforce."""
+    """Step limit enforced by the adapter; None if the environment enforces the limit."""
 
 
 def check_settings(config: EnvConfig) -> None:
     """Check that the settings are compatible with third-party vector environments.
 
     Raises:
-        ConfigError: If there are wrappers or unsupported arguments, or not exactly one of id and
+        ConfigError: If wrappers or unsupported arguments are set, or not exactly one of id and
             target.
     """
     if config.backend == "gymnasium":
@@ -141,8 +141,8 @@ def build_native(
             environment remains in force.
 
     Raises:
-        ConfigError: If the settings select no such environment.
-        EnvError: If building it failed.
+        ConfigError: If the settings select no vector environment.
+        EnvError: If building the environment failed.
         MissingExtraError: If a required package is not installed.
     """
     name, spec = config.target or "", None
@@ -162,7 +162,7 @@ def build_native(
     own_limit = None if spec is None else spec.max_episode_steps
     limit = smaller(config.max_episode_steps or own_limit, max_episode_steps)
     if is_atari and limit is not None:
-        # The game counts frames, including no-ops.
+        # The limit of the game counts frames, including no-ops.
         frames = limit * frames_per_step(kwargs)
         key = "max_num_frames_per_episode"
         kwargs[key], limit = smaller(kwargs.get(key), frames), None
@@ -172,7 +172,7 @@ def build_native(
     if env.closed or env in IN_USE:
         raise EnvError(
             f"{name} is already in use, or closed. A run closes its vector environment, and each "
-            "actor of impala needs a separate one: pass a class or function that creates it"
+            "IMPALA actor needs a separate one: pass a class or function that creates it"
         )
     IN_USE.add(env)
     with closed_on_error([env]):
@@ -184,10 +184,10 @@ def build_native(
         if config.max_episode_steps is None and autoreset_mode(env) is not AutoresetMode.DISABLED:
             if limit is not None and own_limit is None:
                 notify(
-                    f"note: evaluations of {name} have no step limit, because it resets itself and "
-                    "takes no max_episode_steps: an episode may never end"
+                    f"note: evaluation episodes of {name} may never end: the environment resets "
+                    "itself and does not accept max_episode_steps"
                 )
-            limit = None  # This limit was not requested, and only the environment could enforce it.
+            limit = None  # Only the environment could enforce this default limit.
     stack = int(kwargs["stack_num"]) if is_atari else 1
     return Backend(env, is_atari, {"": stack} if stack > 1 else {}, limit)
 
@@ -199,7 +199,7 @@ def create(
     if env_id is None:
         return creator(num_envs=num_envs, **kwargs)
     with warnings.catch_warnings():
-        # An unclear autoreset mode is reported by `autoreset_mode`.
+        # `autoreset_mode` reports missing and unknown modes.
         warnings.filterwarnings("ignore", message=r"(?s).*(AutoresetMode|autoreset_mode)")
         return gymnasium.make_vec(
             env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs
@@ -229,8 +229,9 @@ def vector_spec(config: EnvConfig, env_id: str) -> EnvSpec:
         having.sort(key=lambda i: SequenceMatcher(None, name.lower(), i.lower()).ratio())
         raise ConfigError(
             "env.id",
-            "no vector environment is registered under it: use env.backend=gymnasium; ids that "
-            f"have one, nearest first: {', '.join(having[:-9:-1])}, ... ({len(having)} in all)",
+            "no vector environment is registered for this id: use env.backend=gymnasium; ids with "
+            f"a vector environment, nearest first: {', '.join(having[:-9:-1])}, ... "
+            f"({len(having)} in total)",
             env_id,
         )
     return spec
@@ -274,7 +275,7 @@ def built(name: str, config: EnvConfig, make: Callable[[], Made]) -> Made:
 
     Raises:
         ConfigError: If a package is missing, or `make` rejected its arguments.
-        EnvError: If `make` raised, or returned something else.
+        EnvError: If `make` raised another error, or did not return a vector environment.
     """
     try:
         env = make()
@@ -331,8 +332,8 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     Raises:
         EnvError: If the mode is missing or unknown.
     """
-    # An environment without metadata shares the dict of the base class, where ale-py stores the
-    # mode of the last environment it built.
+    # Without metadata, the dict of the base class is used. ale-py writes the mode of its last
+    # environment into this shared dict.
     shared = env.metadata is VectorEnv.metadata
     declared = None if shared else metadata_of(env).get("autoreset_mode")
     if declared is None:
@@ -350,10 +351,10 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def seed_for(env: VectorEnv[Any, Any, Any], root: int) -> Any:
-    """Return the seed for `env.reset`: one seed per environment if its signature allows it.
+    """Return the seed for `env.reset`: one seed per environment if the signature accepts a list.
 
-    For a single integer s, environments of Gymnasium use s, s + 1, ..., so consecutive seeds would
-    share episodes. Therefore the single seed is drawn at random as well.
+    Gymnasium expands a single integer s to s, s + 1, ..., so consecutive run seeds would share
+    episodes. Therefore a single seed is drawn at random as well.
     """
     parameter = parameters_of(env.unwrapped.reset).get("seed")
     accepted = "" if parameter is None else str(parameter.annotation)
@@ -375,15 +376,15 @@ ENVPOOL_ATARI = {
     "reward_clip": False,
     "repeat_action_probability": 0.25,
 }
-"""Preprocessing of Mnih et al. (2015), Methods, with sticky actions as in version 5 of the ids
-(Machado et al. 2018, section 5). EnvPool's default probability is 0."""
+"""Preprocessing of Mnih et al. (2015), Methods, with the sticky actions of the v5 ids (Machado et
+al. 2018, section 5). EnvPool's default probability is 0."""
 
 
 class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
-    """EnvPool environments with seeds given at reset; each reset builds them again.
+    """EnvPool environments that are rebuilt at each reset, with the seed of the reset.
 
-    EnvPool does not distinguish termination from truncation in the step of the time limit: such a
-    step counts as truncated.
+    At the time limit, EnvPool does not distinguish termination from truncation; the step counts as
+    truncated.
 
     Args:
         name: EnvPool's name of the environment.
@@ -430,7 +431,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
         """
         if options:
             raise EnvError(f"reset(options={options!r}): EnvPool supports no options")
-        self._pool = None  # Stops its threads before new ones start.
+        self._pool = None  # Stops the threads of the previous environment.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             self._pool = self._make(seed=0 if seed is None else seed)
@@ -459,8 +460,8 @@ def build_envpool(
             environment remains in force.
 
     Raises:
-        ConfigError: If EnvPool has no such environment, or it does not fit the settings.
-        EnvError: If building it failed.
+        ConfigError: If EnvPool does not have the environment, or does not support the settings.
+        EnvError: If building the environment failed.
         MissingExtraError: If EnvPool is not installed.
     """
     if config.id is None:
@@ -499,7 +500,7 @@ def import_envpool() -> Any:
 
 
 def with_true_bounds(space: Any) -> Any:
-    """Return the space with infinite bounds where EnvPool uses the limits of the dtype.
+    """Replace bounds equal to the limits of the dtype, which EnvPool uses, by infinity.
 
     For floats, EnvPool's lower limit is the smallest positive number, which is not a true bound.
     """

@@ -1,4 +1,4 @@
-"""Reports of vector environment steps, and the values read from final infos."""
+"""Reports of vector environment steps, and extraction of values from infos."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class StepReport:
     infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """Infos of resets and of other steps, by index of the environment, if requested."""
     lost: list[int] = field(default_factory=list)
-    """Environments whose episode was dropped, so that their row is not a transition."""
+    """Environments whose episode was dropped. The rows of these environments are not
+    transitions."""
     continuing: list[int] = field(default_factory=list)
     """Environments whose new episode continues the game of the previous one."""
 
@@ -50,11 +51,11 @@ def required_keys(info_keys: Sequence[str], agents: Sequence[str]) -> tuple[str,
 def numbers_of(
     info: Mapping[str, Any], keys: Sequence[str], agents: Sequence[str]
 ) -> dict[str, float]:
-    """Return the numeric values of an info under some keys.
+    """Return the numeric values of the given keys in an info.
 
-    A key may be a path: `fuel/left` is `info["fuel"]["left"]` unless that key exists. If only the
-    infos of agents have a key, the value is the mean over these agents. Values that are not scalars
-    are skipped.
+    A key may be a path: `fuel/left` is `info["fuel/left"]` if this key exists, otherwise
+    `info["fuel"]["left"]`. If a key exists only in the infos of agents, the value is the mean over
+    these agents. Values that are not scalars are skipped.
     """
     found: dict[str, float] = {}
     for key in keys:
@@ -79,7 +80,7 @@ def number_at(info: Mapping[str, Any], key: str) -> float | None:
 
 def as_number(value: Any) -> float | None:
     """Return a value as a float; None if it is not a scalar."""
-    # Other values are allowed in infos and must not stop training.
+    # Infos may contain values of any type, and must not stop training.
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         array = np.asarray(value)
         if array.dtype.kind not in "SU":

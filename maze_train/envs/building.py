@@ -14,7 +14,7 @@ from maze_train.envs.faults import explained, separate_processes
 from maze_train.envs.types import Env
 from maze_train.workers.pool import check_spaces
 
-ONE_PER_PROCESS = "; if a process can have only one of them, " + separate_processes(
+ONE_PER_PROCESS = "; if only one instance per process is supported, " + separate_processes(
     "<runner.concurrency>"
 )
 """Possible reason why a second environment could not be built."""
@@ -29,7 +29,7 @@ def build_envs(factories: Sequence[Callable[[], Any]], first: int = 0) -> list[E
 
     Raises:
         ConfigError: If a factory rejects its settings.
-        EnvError: If a factory raises, or returns no environment, or one with different spaces.
+        EnvError: If a factory raises, does not return an environment, or the spaces differ.
         MissingExtraError: If a required package is not installed.
     """
     envs: list[Env] = []
@@ -42,7 +42,7 @@ def build_envs(factories: Sequence[Callable[[], Any]], first: int = 0) -> list[E
                     raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
                 if any(env is other for other in envs):
                     raise TypeError(
-                        "the factory returned the same environment twice; let it build a new one"
+                        "the factory returned the same environment twice; it must create a new one"
                     )
                 envs.append(env)
                 check_spaces(index, spaces_of(env), spaces_of(envs[0]), first)
@@ -62,7 +62,7 @@ def spaces_of(env: Env) -> tuple[Any, Any]:
 
 
 class ConvertibleEnv(ABC):
-    """Base class of environments with another interface that can be converted to Gymnasium."""
+    """Base class of environments that can be converted to the Gymnasium interface."""
 
     @abstractmethod
     def converted(self) -> Env:
@@ -82,7 +82,7 @@ class Closeable(Protocol):
 
 @contextmanager
 def closed_on_error(envs: Iterable[Closeable]) -> Iterator[None]:
-    """Close environments if the block raises; errors of closing are suppressed."""
+    """Close environments if the block raises; errors during closing are suppressed."""
     try:
         yield
     except BaseException:

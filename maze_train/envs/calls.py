@@ -1,4 +1,4 @@
-"""Calls of methods of environments, and new values of their attributes, while a run trains."""
+"""Method calls and attribute changes of environments during a run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ MANY_CALLS = 1_000
 """Number of calls above which a warning is printed."""
 
 OWNED = frozenset(("reset", "step", "render", "close", "state_dict", "load_state_dict"))
-"""Methods that only this package calls."""
+"""Methods reserved for maze_train."""
 
 UNLISTED = frozenset((*dir(gymnasium.Wrapper), *dir(gymnasium.vector.VectorWrapper), *OWNED))
-"""Attributes of every environment, which messages do not list."""
+"""Attributes of every environment; omitted from lists in messages."""
 
 DRAWS = (
-    "draws from the random generator of the environment, so it cannot be repeated when the "
-    "environment is restored: draw in reset(), or add state_dict() and load_state_dict(state) to "
-    "the environment and all its wrappers"
+    "samples from the random generator of the environment, so it cannot be repeated when the "
+    "environment is restored: sample in reset(), or add state_dict() and load_state_dict(state) "
+    "to the environment and all its wrappers"
 )
 
 
 @dataclass(frozen=True)
 class EnvCall:
-    """A call of a method of every environment, or a new value of an attribute."""
+    """Method call or attribute change, applied to every environment."""
 
     name: str
     """Name of the method or attribute."""
@@ -43,20 +43,21 @@ class EnvCall:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments."""
     is_attribute: bool = False
-    """Whether an attribute is set instead of a method being called."""
+    """True sets an attribute; False calls a method."""
     only_checks: bool = False
     """Whether to only check that the environment has the method or attribute."""
     key: str = CALL_ENVS
     """Origin of the call, for messages."""
 
     def checked(self) -> EnvCall:
-        """Return a copy with copies of the arguments.
+        """Validate the call, and return a copy of it.
 
         Raises:
-            ConfigError: If only this package calls the method, or an argument is not a plain value.
+            ConfigError: If the method is reserved for maze_train, or an argument is not a plain
+                value.
         """
         if self.name in OWNED:
-            raise ConfigError(self.key, "only the run itself calls this method", self.name)
+            raise ConfigError(self.key, "this method is reserved for maze_train", self.name)
         try:
             args, kwargs = self._arguments()
         except EnvError as error:
@@ -68,15 +69,15 @@ class EnvCall:
         return plain_copy(args, "args"), plain_copy(kwargs, "kwargs")
 
     def make(self, env: Any, may_draw: bool = True) -> None:
-        """Call the method of the outermost wrapper that has it, or of the environment.
+        """Call the method of the outermost wrapper that has the method, or of the environment.
 
         Args:
             env: The environment; may be any object with wrapped environments under `env`.
-            may_draw: Whether the call may draw from random generators of the environment.
+            may_draw: Whether the call may sample from random generators of the environment.
 
         Raises:
-            ConfigError: If the environment has no such method or attribute, or the call draws
-                random values.
+            ConfigError: If the method or attribute does not exist, or the call samples from a
+                random generator.
         """
         layers = list(layers_of(env))
         owner = next((layer for layer in layers if self._is_in(layer)), None)
@@ -84,7 +85,7 @@ class EnvCall:
             raise self.unknown(layers)
         if self.only_checks:
             return
-        args, kwargs = self._arguments()  # Copies, because environments may modify them.
+        args, kwargs = self._arguments()  # Copied, because environments may modify arguments.
         before = b"" if may_draw else generator_states(layers)
         if self.is_attribute:
             setattr(owner, self.name, args[0])
@@ -94,15 +95,15 @@ class EnvCall:
             raise ConfigError(self.key, DRAWS, self.name)
 
     def make_in_vector(self, env: Any, num_envs: int) -> None:
-        """Call the method of a third-party vector environment, or of each environment in it.
+        """Call the method of a third-party vector environment, or of each of its environments.
 
         Args:
-            env: A vector environment. `call` and `set_attr`, as in `gymnasium.vector`, reach single
-                environments.
+            env: A vector environment. Single environments are accessed through `call` and
+                `set_attr` of `gymnasium.vector`.
             num_envs: Number of environments.
 
         Raises:
-            ConfigError: If neither has such a method or attribute.
+            ConfigError: If the method or attribute does not exist.
         """
         layers = list(layers_of(env))
         inner: Any = layers[-1]
@@ -118,12 +119,12 @@ class EnvCall:
                 inner.call(self.name, *args, **kwargs)
 
     def _is_in(self, layer: Any) -> bool:
-        if self.is_attribute:  # Excludes methods that a wrapper forwards.
+        if self.is_attribute:  # Exclude methods that a wrapper forwards.
             return self.name in getattr(layer, "__dict__", {}) or hasattr(type(layer), self.name)
         return callable(getattr(layer, self.name, None))
 
     def unknown(self, layers: Sequence[Any]) -> ConfigError:
-        """Return the error for a missing method or attribute, which lists the existing ones."""
+        """Return the error for a missing method or attribute, with a list of existing names."""
         every = [part for layer in layers for part in layers_of(layer)]
         kind = "attribute" if self.is_attribute else "method"
         known = sorted(
@@ -183,7 +184,7 @@ class Called(Protocol):
     """Environments that receive calls: a vector environment, or the owner of several."""
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make the calls that the environments have not received yet, and wait until they end.
+        """Make the calls that have not been made yet, and wait for them.
 
         Args:
             calls: All calls so far, in order.
@@ -191,17 +192,17 @@ class Called(Protocol):
 
 
 class EnvCalls:
-    """All calls of the environments of a run in order; new environments are set up with them.
+    """All environment calls of a run, in order. New environments repeat them.
 
     A call that fails in an environment is removed again, so a checkpoint contains no such call.
 
     Attributes:
-        training: Calls that training environments received.
-        evaluation: Calls that evaluation environments received.
+        training: Calls made in training environments.
+        evaluation: Calls made in evaluation environments.
         training_envs: Training environments.
         evaluation_envs: Evaluation environments.
-        helpers: Environments of this process that play no episodes; they receive the calls of
-            training environments.
+        helpers: Environments of this process that play no episodes; the calls of training
+            environments are also made in these environments.
     """
 
     def __init__(self) -> None:
@@ -216,18 +217,18 @@ class EnvCalls:
         return bool(self.training)
 
     def add(self, call: EnvCall, *, evaluate: bool = False) -> None:
-        """Add a call for the next `make`.
+        """Add a call, to be made by the next `make`.
 
         Args:
             call: The call.
             evaluate: Whether evaluation environments receive the call as well.
 
         Raises:
-            ConfigError: If the call is invalid, or the run has no such environments.
+            ConfigError: If the call is invalid, or the run has no training environments.
         """
         call = call.checked()
         if not (evaluate or self.training_envs):
-            problem = "the algorithm steps no environments; with evaluate=True, evaluations do"
+            problem = "the run has no training environments; pass evaluate=True"
             raise ConfigError(call.key, problem, call.name)
         self._added.append((call, evaluate))
 
@@ -254,7 +255,7 @@ class EnvCalls:
             raise
         if before[0] < MANY_CALLS <= len(self.training):
             warn(
-                f"{MANY_CALLS:,} calls of environments so far: checkpoints contain all of them, "
+                f"{MANY_CALLS:,} environment calls so far: checkpoints store all calls, "
                 "and each new environment repeats them; call less often"
             )
 
@@ -266,7 +267,7 @@ class EnvCalls:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`; the lists of calls remain the same objects."""
+        """Restore `state`. The lists of calls are modified in place."""
         self.training[:] = calls_from(state["training"])
         self.evaluation[:] = calls_from(state["evaluation"])
         for helper in self.helpers:

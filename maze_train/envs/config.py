@@ -34,12 +34,12 @@ class EnvConfig(Settings):
     """Custom environment instead of `id`: dotted path of a class, or of a function that returns an
     environment; `_target_` in YAML."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for `gymnasium.make`, for the target, or for PettingZoo's function."""
+    """Keyword arguments of `gymnasium.make`, of the target, or of the PettingZoo environment."""
     backend: Literal["gymnasium", "native", "envpool", "tensor"] = "gymnasium"
     """Implementation of vectorized environments. `gymnasium`: one object per environment, in this
     process or in workers; `native`: the vector environment registered under the id; `envpool`: the
     EnvPool environment with this name (extra `envpool`); `tensor`: a simulator that exchanges
-    tensors, which is implied by ids of JAX simulators."""
+    tensors, the default for ids of JAX simulators."""
     device: str | None = None
     """Device of a simulator (`env.backend=tensor`); null selects the device of the learner."""
     truncation: Literal["bootstrap_previous", "as_termination"] = "bootstrap_previous"
@@ -57,17 +57,18 @@ class EnvConfig(Settings):
     argument."""
     training_wrappers: list[dict[str, Any]] = field(default_factory=list)
     """Outer wrappers for training only, such as reward clipping. Reported training returns do not
-    include their effect."""
+    include the effect of these wrappers."""
     empty_mask: Literal["error", "all_legal"] = "error"
-    """What to do if an action mask rules out every action while the episode continues. `error`: the
-    run ends; `all_legal`: all actions of that choice become legal, and the environment decides what
-    they do (single-agent environments only)."""
+    """Reaction to an action mask without legal actions while the episode continues. `error`: the
+    run ends; `all_legal`: all actions of this choice become legal, and the environment must handle
+    them (single-agent environments only)."""
     max_episode_steps: int | None = None
-    """Maximum length of an episode in steps (>= 1), inside `wrappers`; in turns for multi-agent
-    environments. null selects the registered limit, or no limit for a custom environment."""
+    """Maximum length of an episode in steps (>= 1), counted inside `wrappers`, or in turns of a
+    multi-agent environment. null selects the registered limit, or no limit for a custom
+    environment."""
     teams: dict[str, list[str]] = field(default_factory=dict)
-    """Agents by team: names or patterns (`{red: ["red_*"], blue: ["blue_*"]}`). Members of a team
-    are not opponents: the sum of their returns decides who won. Empty selects the teams declared by
+    """Agents by team: names or patterns (`{red: ["red_*"], blue: ["blue_*"]}`). The winner is the
+    team with the largest sum of returns. Empty selects the teams declared by
     the environment, if any."""
 
     def __post_init__(self) -> None:
@@ -97,15 +98,15 @@ class EnvConfig(Settings):
 
     @property
     def has_single_form(self) -> bool:
-        """Whether single environments, with one seed per episode, are available."""
+        """Whether single environments with one seed per episode are available."""
         return self.backend in ("gymnasium", "tensor")
 
     def check_named(self) -> None:
-        """Check that the settings select exactly one environment, and its arguments are trusted.
+        """Check that the settings select exactly one environment with trusted arguments.
 
         Raises:
-            ConfigError: If no environment or several are selected, or an argument names untrusted
-                code.
+            ConfigError: If not exactly one environment is selected, or an argument refers to
+                untrusted code.
         """
         check_trusted(self.kwargs)
         if (self.id is None) == (self.target is None):

@@ -1,6 +1,6 @@
 """Infos in the format of Gymnasium's vector environments: one array per key, and a mask.
 
-This format is returned to users and read from third-party vector environments.
+Vector environments of maze_train return this format; adapters parse it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def columns_of(rows: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> 
     """Combine infos into one array per key, with their nesting, and a mask under `_key`.
 
     If the values of a key differ in type or shape, the array has dtype object. A key that collides
-    with the name of a mask is left out.
+    with the name of a mask is omitted.
 
     Args:
         rows: Infos by index of the environment.
@@ -78,7 +78,7 @@ def _column(values: Mapping[int, Any], num_envs: int, as_objects: bool) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether Gymnasium stores such a value in an array of its dtype."""
+    """Whether Gymnasium stores a value in a numeric array."""
     if type(value) is int:
         return abs(value) < 2**63
     return type(value) in (float, bool) or isinstance(value, (np.number, np.ndarray))

@@ -41,7 +41,7 @@ class EnvFactory:
 
     Args:
         config: Settings of the environment.
-        training: Whether to apply the wrappers for training only.
+        training: Whether to apply training-only wrappers.
     """
 
     config: EnvConfig
@@ -57,7 +57,7 @@ class EnvFactory:
             **kwargs: Keyword arguments for the environment, added to the config's arguments.
 
         Raises:
-            ConfigError: If `env` has another form.
+            ConfigError: If `env` is of any other type.
         """
         if isinstance(env, EnvFactory):
             merged = replace(env.config, kwargs={**env.config.kwargs, **kwargs})
@@ -70,15 +70,15 @@ class EnvFactory:
             return cls(EnvConfig(target=InlineObject(env), backend="native", kwargs=kwargs))
         if isinstance(env, gymnasium.Env) and env.spec is not None:
             problem = (
-                f"one environment cannot be used many times: pass its id, env={env.spec.id!r}, or "
+                f"a single instance cannot be shared: pass the id, env={env.spec.id!r}, or "
                 f"a function that creates it, env=lambda: gymnasium.make({env.spec.id!r})"
             )
             raise ConfigError("env", problem, env)
         if isinstance(env, gymnasium.Env) or not callable(env):
             raise ConfigError(
                 "env",
-                "expected an id, an EnvConfig, or a class or function that returns an env; one "
-                "environment cannot be used many times",
+                "expected an id, an EnvConfig, or a class or function that returns an environment; "
+                "a single instance cannot be shared",
                 env,
             )
         return cls(EnvConfig(target=InlineObject(env), kwargs=kwargs))
@@ -86,13 +86,13 @@ class EnvFactory:
     def __call__(self) -> Env:
         """Build a new environment.
 
-        From the inside out: the environment, Atari preprocessing and `wrappers`. For training,
-        these are followed by the monitor of episode returns, the parts of Atari preprocessing that
-        change episodes and rewards, and `training_wrappers`.
+        Order of the wrappers, from the inside out: Atari preprocessing and `wrappers`; for training
+        also `MonitoringWrapper`, `EpisodicLifeWrapper` and `SignRewardWrapper` of Atari games, and
+        `training_wrappers`.
 
         Raises:
             ConfigError: If the settings select no valid environment.
-            EnvError: If building it failed.
+            EnvError: If building the environment failed.
             MissingExtraError: If a required package is not installed.
         """
         config = self.config
@@ -118,7 +118,7 @@ class EnvFactory:
         return env
 
     def for_evaluation(self) -> EnvFactory:
-        """Return a factory of the same environments without the wrappers for training only."""
+        """Return a factory of the same environments without training-only wrappers."""
         return replace(self, training=False)
 
 
@@ -133,8 +133,8 @@ class BoundedEnvFactory:
     Args:
         factory: Builds the environments.
         max_episode_steps: Maximum length of an episode, >= 1; a smaller limit of the environment
-            remains in force. None selects the limit of the environment, or `GUARD_STEPS` without
-            one. 0 adds no limit.
+            remains in force. None selects the limit of the environment, or `GUARD_STEPS` if it has
+            none. 0 adds no limit.
     """
 
     factory: Callable[[], Env]
@@ -154,7 +154,7 @@ def has_time_limit(env: Env) -> bool:
 
 
 def cap_on_episodes(config: EnvConfig, max_episode_steps: int | None) -> int:
-    """Return the limit of `BoundedEnvFactory` for environments that are built all at once."""
+    """Return the limit of `BoundedEnvFactory` for vector environments."""
     if max_episode_steps is not None:
         return max_episode_steps
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
@@ -163,7 +163,7 @@ def cap_on_episodes(config: EnvConfig, max_episode_steps: int | None) -> int:
 
 
 def guard_note(lengths: Iterable[float], key: str) -> str | None:
-    """Return a note about episodes truncated after `GUARD_STEPS` steps; None without such episodes.
+    """Return a note if episodes were truncated after `GUARD_STEPS` steps, otherwise None.
 
     Args:
         lengths: Lengths of episodes.
@@ -175,7 +175,7 @@ def guard_note(lengths: Iterable[float], key: str) -> str | None:
     return (
         f"note: {count} {'episodes were' if count > 1 else 'episode was'} truncated after "
         f"{GUARD_STEPS:,} steps, since the environment declares no time limit; their partial "
-        f"returns are counted. {key} sets another limit, 0 disables it"
+        f"returns are included. {key} sets another limit, 0 disables the limit"
     )
 
 
@@ -218,7 +218,7 @@ def make(config: EnvConfig) -> Env:
             joint = env.unwrapped
             several = agent_spaces(joint.observation_space, joint.action_space)
             if several is None:
-                problem = "the environment has one agent; leave it out"
+                problem = "the environment has one agent; remove this setting"
                 raise ConfigError("env.teams", problem, list(config.teams))
             teams = partition(config.teams, several.agents)
             joint.metadata = {**joint.metadata, TEAMS: teams}
@@ -244,16 +244,14 @@ def make_registered(config: EnvConfig, env_id: str) -> Env:
         register_atari()
     elif ":" not in env_id and env_id not in gymnasium.registry:
         register_installed()
-    # The checker slows down every step and warns about style; values are checked where they are
-    # stored.
+    # The checker slows down every step. Values are checked when they are stored.
     options = {"disable_env_checker": True, "max_episode_steps": config.max_episode_steps}
     try:
         return gymnasium.make(env_id, **{**options, **config.kwargs})
     except MazeTrainError:
         raise
     except BaseException as error:
-        # Without the traceback: it leads through an installed package, and may reveal contents of a
-        # file named by untrusted settings.
+        # Without traceback, which could reveal contents of a file if settings are untrusted.
         spec = gymnasium.registry.get(env_id)
         entry = str(spec.entry_point) if spec is not None else ""
         is_told = entry.startswith(("gymnasium", "minigrid.")) or isinstance(error, ImportError)
@@ -295,20 +293,20 @@ def converted(env: Any) -> Any:
 
 
 def own_maker(target: str) -> Callable[..., Any]:
-    """Return the class or function of environments at a dotted path.
+    """Return the class or function at a dotted path that creates environments.
 
     Raises:
-        ConfigError: If the object cannot be found, or does not create environments.
+        ConfigError: If the object cannot be found or does not create environments.
     """
     key = "env._target_"
-    locate(target, key)  # Imports the package of its class.
+    locate(target, key)  # Imports the package of the class.
     adapter = pettingzoo_adapter()
     others = () if adapter is None else adapter.kinds()
     return maker_of(target, key, gymnasium.Env, ConvertibleEnv, *others)
 
 
 def pettingzoo_adapter() -> type[PettingZoo] | None:
-    """Return the adapter of PettingZoo environments; None unless the package is in use."""
+    """Return the adapter of PettingZoo environments, or None if PettingZoo is not imported."""
     if "pettingzoo" not in sys.modules:
         return None
     adapter: type[PettingZoo] = locate(EnvConfig.pettingzoo)
@@ -333,21 +331,21 @@ def wrap(env: Env, node: dict[str, Any], key: str) -> Env:
         changed = [*(f"adds {key!r}" for key in sorted(given - known))]
         changed += [f"takes {key!r} away" for key in sorted(known - given)]
         problem = (
-            f"{' and '.join(changed)} in the joint observation of all agents, which no policy "
-            "reads: change the observations of the agents within the environment"
+            f"{' and '.join(changed)} in the joint observation, which no policy uses: change the "
+            "observations of the agents within the environment"
         )
         raise ConfigError(key, problem, node[TARGET])
     if isinstance(wrapped, REWARD_WRAPPERS):
         problem = (
             "changes the mean of the rewards, but agents learn from their individual rewards: "
-            "change these within the environment"
+            "change the individual rewards within the environment"
         )
         raise ConfigError(key, problem, node[TARGET])
     return wrapped
 
 
 def check_spaces_kept(env: Env, wrapped: Env, key: str, node: dict[str, Any]) -> None:
-    """Raise if a training wrapper changes a space, since evaluation does not use the wrapper."""
+    """Raise if a training wrapper changes a space, because evaluation omits the wrapper."""
     for name, before, after in (
         ("observation_space", env.observation_space, wrapped.observation_space),
         ("action_space", env.action_space, wrapped.action_space),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from maze_train.envs.vector import Array
 
 ON_NON_FINITE = ("raise", "skip")
-"""What to do about non-finite values."""
+"""Reactions to non-finite values."""
 
 
 READERS = ("maze_train.", "gymnasium.")
@@ -29,8 +29,8 @@ DRAWERS = ("gymnasium.envs.mujoco.mujoco_rendering", "mujoco.egl", "mujoco.osmes
 """Packages that MuJoCo uses for rendering."""
 
 NO_DISPLAY = (
-    "; on a machine without a display, set the environment variable MUJOCO_GL=egl or "
-    "MUJOCO_GL=osmesa, which require the libraries of libegl1 or of libosmesa6"
+    "; on a machine without a display, set the environment variable MUJOCO_GL=egl (requires "
+    "libegl1) or MUJOCO_GL=osmesa (requires libosmesa6)"
 )
 """Hint for rendering errors."""
 
@@ -45,7 +45,7 @@ SHIMMY = (
     "shimmy.GymV21CompatibilityV0(env=...), or env=shimmy:GymV21Environment-v0 "
     "env.kwargs.env_id=<its id> (pip install shimmy gym)"
 )
-"""Hint for environments with the old interface."""
+"""Hint for environments with the old gym interface."""
 
 
 SEVERAL_REWARDS = (
@@ -56,13 +56,12 @@ SEVERAL_REWARDS = (
 
 
 def explained(error: BaseException) -> str:
-    """Describe an exception of an environment, with a hint if the cause is known.
+    """Return the text of an exception of an environment, with a hint if the cause is known.
 
     Every handler of arbitrary exceptions of an environment must call this function.
 
     Raises:
-        KeyboardInterrupt: If `error` is a KeyboardInterrupt, which is not a failure of the
-            environment.
+        KeyboardInterrupt: If `error` is a KeyboardInterrupt.
     """
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -164,15 +163,15 @@ WEIGHT = 2.0**-20
 class NonFiniteError(EnvError):
     """An environment returned NaN or infinity."""
 
-    is_final = True  # A restarted worker would produce the same value.
+    is_final = True  # Restarting the worker would reproduce the value.
 
 
 class FiniteCheck:
     """Fast check that arrays contain only values that are finite in float32.
 
-    It is built once and called after every step. Each array takes one dot product, the fastest
-    check in NumPy: with a small constant, which preserves NaN and infinity, or of float64 arrays
-    with themselves, since float64 can represent the square of any float32.
+    Each array is checked by one dot product, the fastest check in NumPy. The other factor is a
+    small constant, which preserves NaN and infinity; for float64, which can represent the square of
+    any float32, it is the array itself.
 
     Args:
         columns: Contiguous arrays; arrays of other dtypes are skipped.
@@ -191,8 +190,8 @@ class FiniteCheck:
     def passes(self) -> bool:
         """Return True only if all current values are finite in float32.
 
-        The check may fail for several float64 values near the largest float32; `non_finite_rows` is
-        exact.
+        The result may be False for finite float64 values near the largest float32;
+        `non_finite_rows` is exact.
         """
         try:
             for part, weights, limit in self._pieces:
@@ -204,7 +203,7 @@ class FiniteCheck:
 
 
 def are_finite(values: Array) -> npt.NDArray[np.bool_]:
-    """Return the mask of floats that are finite in float32, the dtype of storage."""
+    """Return the mask of values that are finite in float32, the storage dtype."""
     with np.errstate(over="ignore"):
         finite: npt.NDArray[np.bool_] = np.isfinite(values.astype(np.float32, copy=False))
     return finite
@@ -218,7 +217,8 @@ def check_finite(columns: Mapping[str, Any], what: str = "observation") -> None:
         what: Name in the message.
 
     Raises:
-        NonFiniteError: If a value is not finite. The error names the leaf, the value and its index.
+        NonFiniteError: If a value is not finite. The message contains the leaf, the value and its
+            index.
     """
     for key, value in columns.items():
         array = np.asarray(value)
@@ -231,7 +231,7 @@ def check_finite(columns: Mapping[str, Any], what: str = "observation") -> None:
 
 
 def _expected(value: float) -> str:
-    limit = f" that float32 can hold, up to {MAX_FLOAT32:.2g}" if math.isfinite(value) else ""
+    limit = f" in the range of float32, up to {MAX_FLOAT32:.2g}" if math.isfinite(value) else ""
     return f"expected a finite number{limit}"
 
 

@@ -69,16 +69,17 @@ def make_foreign_env(
     Args:
         config: Settings of the environment.
         num_envs: Number of environments.
-        training: Whether it is for training. If so, on Atari the loss of a life ends an episode and
-            rewards are replaced by their sign.
+        training: Whether to build a training environment. In training, the loss of a life ends an
+            Atari episode, and rewards are replaced by their sign.
         num_threads: Number of threads of the environment, if supported; 0 uses its default.
         max_episode_steps: Upper bound (>= 1) on the length of an episode. A smaller limit of the
             environment remains in force.
-        device: Device of a simulator, unless the settings select one.
+        device: Device of a simulator; ignored if the settings select a device.
         info_keys: See `ForeignVectorEnv`.
 
     Raises:
-        ConfigError: If the settings select no such environment, or do not fit its backend.
+        ConfigError: If the settings select no vector environment, or the backend does not support
+            them.
         EnvError: If building the environment failed, or it declares no autoreset mode.
         MissingExtraError: If a required package is not installed.
         SpaceError: If a space cannot be flattened.
@@ -103,10 +104,10 @@ def make_foreign_env(
 
 
 class ForeignVectorEnv(MazeVectorEnv, ABC):
-    """Base class of adapters of third-party environments that are stepped all at once.
+    """Base class of adapters of third-party vector environments.
 
     With `atari_training`, `AtariLives` ends an episode when a life is lost. The raw return `r` and
-    the length `l` of whole games are then in `infos["final_info"]["episode"]`, under the mask
+    the length `l` of whole games are in `infos["final_info"]["episode"]`, under the mask
     `infos["final_info"]["_episode"]`.
 
     Args:
@@ -157,21 +158,23 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         numbers = np.zeros(num_envs), np.zeros(num_envs, np.uint8)
         self._buffers = StepBuffers({}, {}, actions, *numbers)
         self._fills_masks = empty_mask == "all_legal"
-        self._resetting: Mask = np.zeros(num_envs, np.bool_)  # Whether the next step only resets.
+        self._resetting: Mask = np.zeros(
+            num_envs, np.bool_
+        )  # The next step only resets the environment.
         self._lengths = np.zeros(num_envs, np.int64)
 
     @abstractmethod
     def _reset_envs(
         self, seed: int, options: dict[str, Any] | None
     ) -> tuple[Columns, dict[str, Any]]:
-        """Begin new episodes in all environments; return the first observations and infos."""
+        """Begin new episodes in all environments; return observations by leaf and infos."""
 
     @abstractmethod
     def _step_envs(self, actions: Columns) -> StepBatch[Array]:
         """Step all environments; observations are by leaf, and `columns` has all infos."""
 
     def _following(self, columns: Columns, end: Array) -> Columns:
-        """Return the observations to act on after a step in which episodes ended."""
+        """Return the observations for the next actions after a step with episode ends."""
         return columns
 
     def reset(
@@ -180,15 +183,14 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         """Begin new episodes in all environments.
 
         Args:
-            seed: Seed of all following episodes, an integer >= 0; None draws one. Environments with
-                one seed each get unrelated seeds.
+            seed: Seed of all following episodes, an integer >= 0; None draws a seed.
             options: Passed to this reset of the environment, but not to later autoresets.
 
         Returns:
             The first observations, [num_envs, ...], and the infos of the reset.
 
         Raises:
-            EnvError: If the environment raises or returns something invalid.
+            EnvError: If the environment raises or returns an invalid value.
         """
         if self.closed:
             raise EnvError("reset() was called after close()")
@@ -226,7 +228,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
 
     @abstractmethod
     def _make_call(self, call: EnvCall) -> None:
-        """Make a call of all environments."""
+        """Apply a call to all environments."""
 
     def _make_calls(self, calls: list[EnvCall]) -> None:
         if self.root_seed is None:
@@ -240,7 +242,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
                 raise self._fault(f"{call.key}: {call.name}()", error) from error
 
     def _columns(self, leaves: Iterable[tuple[str, Any]]) -> Columns:
-        """Return batched observations by leaf, in the dtypes of the space."""
+        """Return batched observations by leaf, with the dtypes of the space."""
         columns: Columns = {}
         for key, value in leaves:
             leaf = self._observation.leaves[key]
@@ -276,7 +278,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
                 faults.check_finite({key: column[i] for key, column in columns.items()}, name)
 
     def _act_on(self, columns: Columns) -> None:
-        """Store the observations to act on.
+        """Store the observations for the next actions.
 
         Raises:
             EnvError: If an observation has no legal action.
@@ -301,7 +303,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
 
     @contextmanager
     def _failure_of(self, i: int) -> Iterator[None]:
-        """Add the environment and the step to errors about its results."""
+        """Add the index of the environment and the step to errors in the block."""
         try:
             yield
         except (faults.NonFiniteError, SpaceError) as error:
@@ -348,7 +350,7 @@ class SameStepVectorEnv(ForeignVectorEnv):
         return batch
 
     def _finish(self, batch: StepBatch[Array], columns: Columns, infos: Mapping[str, Any]) -> None:
-        """Add the ends of episodes to a step, before the environment reuses its infos."""
+        """Add episode ends to a step, before the environment overwrites the infos."""
         ended = has_ended(batch.end)
         if ended.any():
             batch.final_obs = self._given_final_obs(infos, ended)
@@ -358,7 +360,7 @@ class SameStepVectorEnv(ForeignVectorEnv):
         call.make_in_vector(self._env, self.num_envs)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close and release the environment; some stop their threads only when released."""
+        """Close and release the environment; some threads stop only when it is released."""
         env = vars(self).pop("_env", None)
         if env is not None:
             backends.IN_USE.discard(env)
@@ -372,7 +374,7 @@ class SameStepVectorEnv(ForeignVectorEnv):
         if given is None or (rows_given and any(given[i] is None for i in np.flatnonzero(ended))):
             raise EnvError(
                 f"{self._name} declares the autoreset mode SameStep, but infos['final_obs'] is "
-                f"missing where an episode ended: got infos {sorted(infos)}"
+                f"missing after the end of an episode: got infos {sorted(infos)}"
             )
         if not rows_given:
             return self._columns(self._observation.read(given))
@@ -387,14 +389,14 @@ class SameStepVectorEnv(ForeignVectorEnv):
 class NextStepVectorEnv(SameStepVectorEnv):
     """Adapter of Gymnasium vector environments with autoreset mode NEXT_STEP.
 
-    The step after the end of an episode only resets the environment. The action of such a row is
-    ignored, and its results are arbitrary.
+    The step after the end of an episode only resets the environment. The action of this step is
+    ignored, and the results are arbitrary.
     """
 
     mode = AutoresetMode.NEXT_STEP
 
     def _finish(self, batch: StepBatch[Array], columns: Columns, infos: Mapping[str, Any]) -> None:
-        """Add the ends of episodes to a step, and mark the rows that were only reset."""
+        """Add episode ends to a step, and mark the environments that were only reset."""
         batch.rewards[self._resetting] = 0.0
         batch.end[self._resetting] = RESET_ONLY
         batch.has_gaps = bool(self._resetting.any())
@@ -404,8 +406,8 @@ class NextStepVectorEnv(SameStepVectorEnv):
     def _following(self, columns: Columns, end: Array) -> Columns:
         """Return the final observations; non-finite terminal observations are replaced by zeros.
 
-        Networks process terminal observations although their results are not used, and multiplying
-        a result by a discount or weight of 0 does not remove NaN.
+        Networks also process terminal observations. Multiplying the unused results by a discount or
+        weight of 0 would not remove NaN.
         """
         bad = is_terminated(end) & faults.non_finite_rows(columns)
         if bad.any():
@@ -416,7 +418,7 @@ class NextStepVectorEnv(SameStepVectorEnv):
 
 
 class DisabledVectorEnv(SameStepVectorEnv):
-    """Adapter of Gymnasium vector environments without autoreset; it resets ended episodes.
+    """Adapter of Gymnasium vector environments without autoreset; resets ended episodes.
 
     Args:
         env: The environment.
@@ -431,7 +433,7 @@ class DisabledVectorEnv(SameStepVectorEnv):
         self._limit = max_episode_steps
 
     def _finish(self, batch: StepBatch[Array], columns: Columns, infos: Mapping[str, Any]) -> None:
-        """Apply the time limit to a step, and add the ends of episodes."""
+        """Apply the time limit to a step, and add episode ends."""
         if self._limit is not None:
             batch.end[(batch.end == RUNNING) & (self._lengths + 1 >= self._limit)] = TRUNCATED
         batch.ends = self._ends(infos, has_ended(batch.end))
@@ -439,7 +441,7 @@ class DisabledVectorEnv(SameStepVectorEnv):
             batch.final_obs = {key: column.copy() for key, column in columns.items()}
 
     def _following(self, columns: Columns, end: Array) -> Columns:
-        """Reset the environments whose episodes ended; return the observations to act on."""
+        """Reset the environments whose episodes ended; return the next observations."""
         ended = has_ended(end)
         columns = {key: column.copy() for key, column in columns.items()}
         try:
@@ -490,10 +492,10 @@ class SimulatorVectorEnv(ForeignVectorEnv):
         batch.obs = self._before = self._columns(obs.items())
         ended = has_ended(batch.end)
         if self._limit and np.where(ended, 0, self._lengths + 1).max() >= self._limit:
-            # Only the simulator itself can reset one of its environments.
+            # The adapter cannot reset a single environment of a simulator.
             raise EnvError(
                 f"an episode of {self.simulator.name} did not end within the {self._limit} steps "
-                "of evaluation.max_episode_steps: a simulator has to end episodes itself, for "
+                "of evaluation.max_episode_steps: simulators must end episodes themselves, for "
                 "example after env.max_episode_steps; or set evaluation.n_episodes=0 "
                 "evaluation.metric=train/episode_return_mean"
             )
@@ -530,16 +532,14 @@ def foreign_env(
 
     * SAME_STEP: as described in `MazeVectorEnv`.
     * NEXT_STEP: the returned observation is the final one of the episode. The next step only resets
-    the
-      environment: its action is ignored, its reward is 0, its flags are False, the returned
-          observation
-      is the first of the next episode, and `infos["ignored"][i]` is True. Such a row is not a
-      transition. The key exists only if a row is ignored.
-    * DISABLED: ended environments are reset here, which results in SAME_STEP.
+      the environment: the action is ignored, the reward is 0, the flags are False, the returned
+      observation is the first of the next episode, and `infos["ignored"][i]` is True. Rows with
+      `ignored` are not transitions. The key exists only if a row is ignored.
+    * DISABLED: the adapter resets ended environments in the same step, as in SAME_STEP.
 
     Args:
-        env: The vector environment, with its autoreset mode in `metadata["autoreset_mode"]`. It is
-            closed together with the result.
+        env: The vector environment. `metadata["autoreset_mode"]` declares the autoreset mode.
+            Closing the adapter closes the environment.
         max_episode_steps: Maximum length of an episode, >= 1; mode DISABLED only.
         **settings: See `ForeignVectorEnv`.
 
@@ -554,9 +554,9 @@ def foreign_env(
     if max_episode_steps is not None:
         raise ConfigError(
             "env.max_episode_steps",
-            f"{type(env.unwrapped).__name__} resets itself (mode {mode.value}) and takes "
-            "no max_episode_steps: let it limit its episodes, and set this to null and "
-            "evaluation.max_episode_steps to 0, or use env.backend=gymnasium",
+            f"{type(env.unwrapped).__name__} resets itself (mode {mode.value}) and does not accept "
+            "max_episode_steps: limit the episodes within the environment, and set this to null "
+            "and evaluation.max_episode_steps to 0, or use env.backend=gymnasium",
             max_episode_steps,
         )
     kind = SameStepVectorEnv if mode is AutoresetMode.SAME_STEP else NextStepVectorEnv

@@ -1,7 +1,7 @@
 """Journal of the actions of running episodes, used to replay them.
 
-An episode is determined by its seed and the actions. The journal stores the number of the episode
-and its actions; an `EpisodeRecord` describes one replay.
+Seed and actions determine an episode. The journal stores the index and the actions of each running
+episode; an `EpisodeRecord` contains the data of one replay.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from maze_train.core.state import StatePart, plain_copy
 from maze_train.envs.vector import Array
 
 RECENT_NBYTES, RECENT_STEPS = 2**18, (16, 1024)
-"""Size in bytes of the buffer of recent actions of all environments; minimum and maximum steps."""
+"""Size of the buffer of recent actions: in bytes, and its minimum and maximum in steps."""
 
 PIECE_NBYTES = 2**18
-"""Minimum size in bytes of the actions of an episode that a checkpoint writes as one part."""
+"""Minimum size in bytes of actions that checkpoints store as a separate part."""
 
 MAX_NBYTES = 2**30
 """Maximum size in bytes of the stored actions of running episodes."""
 
-NOT_KEPT = "its actions were not kept, because its episode is too long"
+NOT_KEPT = "the actions were not stored, because the episode is too long"
 
 
 ROUNDING = 1e-9
-"""Relative difference attributed to rounding; at least 8 machine epsilons of the dtype."""
+"""Maximum relative difference attributed to rounding; at least 8 machine epsilons of the dtype."""
 
 MIN_ROUNDING = 1e-12
-"""Absolute difference attributed to rounding, for values that result from cancellation."""
+"""Maximum absolute difference attributed to rounding, for values close to 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ def is_rounding(found: Array, expected: Array) -> bool:
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """Record from which one environment is restored.
+    """Data to restore one environment.
 
-    The record starts at its base: the beginning of the running episode, or of an earlier episode if
-    the running one continues the same game, or the last saved state of the environment.
+    A replay starts at the base: the beginning of the running episode; the beginning of an earlier
+    episode of the same game; or the last saved state of the environment.
     """
 
     episodes: int
@@ -75,21 +75,21 @@ class EpisodeRecord:
     options: dict[str, Any] | None
     """Options of the reset at the base."""
     own: dict[str, Any] | None
-    """State of the environment at the base, if it provides one."""
+    """State of the environment at the base; None if the environment does not support it."""
     is_kept: bool
     """Whether the actions are stored."""
     actions: dict[str, Array]
-    """Actions after those in `pieces`, [k, ...] per part."""
+    """Later actions, which follow `pieces`, [k, ...] per part."""
     obs: dict[str, Array]
-    """The observation to act on, [...] per leaf."""
+    """The current observation, [...] per leaf."""
     reward: float
     """The last reward."""
     calls: int = 0
     """Number of calls of the environment before the base."""
     calls_at: list[int] = field(default_factory=list)
-    """Number of actions since the base before each of the later calls."""
+    """Number of actions between the base and each later call."""
     pieces: list[StatePart] = field(default_factory=list)
-    """First actions since the base, in parts that do not change."""
+    """First actions since the base, in immutable parts."""
 
     def all_actions(self) -> dict[str, Array]:
         """Return a copy of the actions since the base, [k, ...] per part."""
@@ -102,7 +102,7 @@ class EpisodeRecord:
         return sum(min(map(len, part.values()), default=0) for part in parts)
 
     def difference(self, obs: Mapping[str, Array], reward: float) -> Difference | None:
-        """Describe the difference after the replay; None if all bytes are equal."""
+        """Return the difference after the replay, or None if all bytes are equal."""
         found = []
         for key, expected in self.obs.items():
             if obs[key].tobytes() != expected.tobytes():
@@ -118,20 +118,20 @@ class EpisodeRecord:
 
 @dataclass(slots=True)
 class Base:
-    """Start of the record of an environment, and the actions since then."""
+    """Start of the record of an environment, and the actions since the start."""
 
     episodes: int
     row: int
-    """Row of the recent actions at which the record continues."""
+    """First row in the buffer of recent actions."""
     options: dict[str, Any] | None = None
     own: dict[str, Any] | None = None
     actions: list[dict[str, Array]] = field(default_factory=list)
-    """Actions between those in `pieces` and the recent ones, [k, ...] per part."""
+    """Actions after `pieces` and before the buffer of recent actions, [k, ...] per part."""
     nbytes: int = 0
     """Size of pieces and actions in bytes."""
     is_kept: bool = True
     start: int = 0
-    """Number of the first step after the base."""
+    """Index of the first step after the base."""
     calls: int = 0
     """Number of calls before the base."""
     calls_at: list[int] = field(default_factory=list)
@@ -142,9 +142,9 @@ class Base:
 class Journal:
     """Stores the actions of `n` environments since their bases, and counts their episodes.
 
-    A step costs one assignment per part of the actions, because recent actions of all environments
-    are stored in one buffer. Older actions are in lists per environment. When a state is saved,
-    long lists become a piece, which a checkpoint writes only once.
+    Recent actions of all environments are stored in one buffer, so a step costs one assignment per
+    part of the actions. Older actions are stored in one list per environment. When a state is
+    saved, long lists are converted to immutable parts, which are written to disk only once.
 
     Args:
         columns: The arrays with the actions of a step, [n, ...] per part.
@@ -159,7 +159,7 @@ class Journal:
         self._n = len(next(iter(columns.values())))
         nbytes = max(1, sum(column.nbytes for column in columns.values()))
         self._rows = int(np.clip(RECENT_NBYTES // nbytes, *RECENT_STEPS))
-        # Canonical dtype objects, so that equal states have equal pickles.
+        # Canonical dtype objects, so that pickles of equal states are equal.
         self._recent = {
             key: np.empty((self._rows, *column.shape), np.dtype(column.dtype.str))
             for key, column in columns.items()
@@ -171,7 +171,7 @@ class Journal:
 
     def begin(self, options: dict[str, Any] | None) -> None:
         """Record that all environments begin their first episodes."""
-        with suppress(EnvError):  # Reported when a state is saved.
+        with suppress(EnvError):  # The error is reported when a state is saved.
             options = plain_copy(options, "options")  # The environment may modify the original.
         self._first = self._row = 0
         self._valid = self.has_begun = True
@@ -182,7 +182,7 @@ class Journal:
     def _base_of(
         self, i: int, options: dict[str, Any] | None = None, own: dict[str, Any] | None = None
     ) -> Base:
-        """Return a record of an environment that begins now."""
+        """Return a base at the current step of an environment."""
         begun, start = self.episodes[i], self._first + self._row
         return Base(begun, self._row, options, own, start=start, calls=self._num_calls)
 
@@ -204,8 +204,8 @@ class Journal:
 
         Args:
             indices: The environments.
-            continuing: Environments whose new episode continues the game of the old one, and cannot
-                be replayed without it.
+            continuing: Environments whose new episode continues the same game. Replays of these
+                episodes must include the previous episode.
         """
         for i in indices:
             self.episodes[i] += 1
@@ -214,7 +214,7 @@ class Journal:
                 self._bases[i] = self._base_of(i)
 
     def rebase(self, i: int, own: dict[str, Any]) -> None:
-        """Start the record of an environment at its current state."""
+        """Move the base of an environment to the current state."""
         self._bases[i] = self._base_of(i, own=own)
 
     def called(self, count: int) -> None:
@@ -225,18 +225,18 @@ class Journal:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of the stored actions, without the recent ones."""
+        """Size in bytes of the stored actions, without the buffer of recent actions."""
         return sum(base.nbytes for base in self._bases)
 
     def state(self, obs: Mapping[str, Array], rewards: Array) -> list[dict[str, Any]]:
         """Return the records of all environments as plain values and arrays.
 
         Args:
-            obs: The observations to act on, [n, ...] per leaf.
+            obs: The current observations, [n, ...] per leaf.
             rewards: The last rewards, [n].
 
         Raises:
-            EnvError: See `record_of`; also if the options of a reset are not plain values.
+            EnvError: If the last call failed, or the options of a reset are not plain values.
         """
         self._distribute()
         envs = []
@@ -250,11 +250,11 @@ class Journal:
         return envs
 
     def record_of(self, i: int, obs: Mapping[str, Array], rewards: Array) -> EpisodeRecord:
-        """Return the record from which an environment is restored.
+        """Return the data to restore an environment.
 
         Args:
             i: The environment.
-            obs: The observations to act on, [n, ...] per leaf.
+            obs: The current observations, [n, ...] per leaf.
             rewards: The last rewards, [n].
 
         Raises:
@@ -304,13 +304,13 @@ class Journal:
             return None, []
         if len(envs) != n:
             raise EnvError(
-                f"the state has {len(envs)} environments, but there are {n}: resume with the same "
-                "number"
+                f"the state has {len(envs)} environments, expected {n}: resume with the same "
+                "number of environments"
             )
         return root, [record_from(env, i, self._columns, obs) for i, env in enumerate(envs)]
 
     def load(self, records: Sequence[EpisodeRecord]) -> None:
-        """Continue from the records with which all environments were restored."""
+        """Load the records after all environments were restored."""
         self.begin(None)
         self.episodes = [record.episodes for record in records]
         self._episode_starts = [-record.steps for record in records]
@@ -322,7 +322,7 @@ class Journal:
             self._num_calls = record.calls + len(record.calls_at)
 
     def _distribute(self) -> None:
-        """Append the recent actions to the lists of their environments."""
+        """Move the recent actions to the lists of the environments."""
         for i, base in enumerate(self._bases):
             if base.is_kept and base.row < self._row:
                 rows = {key: x[base.row : self._row, i].copy() for key, x in self._recent.items()}
@@ -348,7 +348,7 @@ def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def piece_of(actions: dict[str, Array]) -> StatePart:
-    """Return a part with actions, which must not change."""
+    """Return actions as a part of a state. The actions must not be modified later."""
     digest = hashlib.sha256()
     for column in actions.values():
         digest.update(column.tobytes())
@@ -386,7 +386,7 @@ def record_from(
 def checked_columns(
     given: Any, expected: Mapping[str, Array], name: str, any_length: bool
 ) -> dict[str, Array]:
-    """Check and copy arrays that must match the environments.
+    """Return copies of arrays after checking that they match the environments.
 
     Raises:
         EnvError: If a key, dtype, shape or length differs.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class AtariLives:
     """Terminates an episode when a life is lost (Mnih et al. 2015, Methods).
 
-    The game continues: the next episode begins with the last frame of the previous one. Raw returns
-    and lengths of whole games are in `EpisodeEnd.counted`.
+    The next episode continues the game from the last frame. `EpisodeEnd.counted` contains raw
+    returns and lengths of whole games.
 
     Args:
         name: Name of the environments in messages.
@@ -31,12 +31,12 @@ class AtariLives:
         self._lives = np.zeros(num_envs, np.int64)
 
     def begin(self, infos: Mapping[str, Any]) -> None:
-        """Begin new games, given the infos of their resets."""
+        """Begin new games."""
         self._returns[:] = self._lengths[:] = 0
         self._lives = self._read(infos)
 
     def apply(self, batch: StepBatch[Array], infos: Mapping[str, Any]) -> None:
-        """Modify a step with raw rewards in place, given its infos."""
+        """Replace rewards by their signs and add the episode ends of lost lives, in place."""
         before, self._lives = self._lives, self._read(infos)
         self._returns += batch.rewards
         self._lengths += is_transition(batch.end)
@@ -45,7 +45,7 @@ class AtariLives:
             end.counted = float(self._returns[i]), int(self._lengths[i])
             self._returns[i] = self._lengths[i] = 0
         batch.rewards = np.sign(batch.rewards)
-        # With 0 lives, some games show a few more frames before they end by themselves.
+        # Some games continue for a few frames after the last life is lost.
         lost = (self._lives < before) & (self._lives > 0) & (batch.end == RUNNING)
         if not lost.any():
             return
@@ -60,7 +60,7 @@ class AtariLives:
     def _read(self, infos: Mapping[str, Any]) -> Any:
         if "lives" not in infos:
             raise EnvError(
-                f"{self._name} does not report infos['lives'], which training on Atari needs: got "
+                f"{self._name} does not report infos['lives'], which Atari training requires: got "
                 f"{sorted(infos)}"
             )
         return np.array(infos["lives"])

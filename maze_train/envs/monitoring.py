@@ -32,10 +32,9 @@ class ContinuingWrapper(Wrapper):
     """Base class of wrappers that end an episode in the middle of a game.
 
     Attributes:
-        goes_on: Whether the next reset continues the running game; set it to False to begin a new
-            game.
-        game_end: Whether the game terminated, and its info, if it ended while a reset continued it;
-            otherwise None.
+        goes_on: Whether the next reset continues the running game; False begins a new game.
+        game_end: Termination flag and final info if the game ended during a reset that continued
+            it, otherwise None.
     """
 
     goes_on: bool = False
@@ -52,9 +51,8 @@ def gives_state(layer: Any) -> bool:
     return all(callable(getattr(layer, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-# An environment with `state_dict()` and `load_state_dict(state)` is not replayed. Its state, plain
-# values and arrays, is saved instead. Every wrapper around it must have both methods or be listed
-# here.
+# The state of an environment with `state_dict()` and `load_state_dict(state)` is saved, and its
+# episodes are not replayed. Every wrapper must have both methods or be listed below.
 
 STATELESS = (
     known.ClipAction,
@@ -76,7 +74,7 @@ REMEMBERED: dict[type[Any], tuple[str, ...]] = {
     known.TimeLimit: ("_elapsed_steps",),
     **dict.fromkeys(STATELESS, ()),
 }
-"""State attributes of known wrappers; wrappers of this package list them in `remembers`."""
+"""State attributes of known wrappers; wrappers of maze_train declare them in `remembers`."""
 
 
 def offers_own_state(env: Env) -> bool:
@@ -91,7 +89,7 @@ def own_state(env: Env) -> dict[str, Any]:
     """Return the state of an environment and its wrappers as plain values and copied arrays.
 
     Raises:
-        EnvError: If the state contains anything else.
+        EnvError: If the state contains other values.
     """
     names, states = [], []
     for layer in layers_of(env):
@@ -133,7 +131,7 @@ def load_own_state(env: Env, state: Any) -> None:
 
 
 def restore_attribute(layer: Any, name: str, value: Any) -> None:
-    """Set an attribute; arrays in a dict are overwritten in place, because they may be shared."""
+    """Set an attribute; arrays in a dict may be shared, so they are overwritten in place."""
     if not isinstance(value, dict):
         setattr(layer, name, value)
         return
@@ -155,7 +153,7 @@ FRAME_STACK, MONITORED = "frame_stack", "monitored"
 class MonitoringWrapper(Wrapper):
     """Records raw returns and lengths of episodes, regardless of outer wrappers.
 
-    It sets the metadata `monitored`, so that training metrics only use the results of `take`.
+    The metadata key `monitored` marks environments whose training metrics are taken from `take`.
 
     Args:
         env: The environment.
@@ -171,7 +169,7 @@ class MonitoringWrapper(Wrapper):
         self._ended: tuple[float, int] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin an episode; a running one ends."""
+        """End the running episode, if any, and begin a new one."""
         self.end()
         obs, info = self.env.reset(seed=seed, options=options)
         return obs, info
@@ -186,19 +184,19 @@ class MonitoringWrapper(Wrapper):
         return obs, reward, terminated, truncated, info
 
     def end(self) -> None:
-        """End the running episode, if one has begun."""
+        """Store return and length of the running episode, if any."""
         if self._length:
             self._ended = self._return, self._length
             self._return, self._length = 0.0, 0
 
     def take(self) -> tuple[float, int] | None:
-        """Return the return and length of the last ended episode once, then None."""
+        """Return and clear return and length of the last ended episode; None without one."""
         ended, self._ended = self._ended, None
         return ended
 
 
 def monitor_of(env: Env) -> MonitoringWrapper | None:
-    """Return the innermost monitor of raw rewards, if there is one."""
+    """Return the innermost `MonitoringWrapper`, if there is one."""
     found = [layer for layer in layers_of(env) if isinstance(layer, MonitoringWrapper)]
     return found[-1] if found else None
 
@@ -213,8 +211,7 @@ def continue_game(
         continuing: The wrappers that continue the game.
 
     Returns:
-        The observation to act on, and the end of the game if it ended during the steps taken to
-        continue it.
+        The current observation, and termination flag and info if the game ended during these steps.
     """
     for game in continuing:
         game.game_end = None
@@ -237,8 +234,8 @@ def metadata_of(env: Any) -> Mapping[str, Any]:
 def described_metadata(env: Env) -> dict[str, Any]:
     """Return the metadata of an environment, with valid `frame_stack` and `monitored`.
 
-    A frame stack is valid only if no outer `gymnasium.ObservationWrapper` may change observations
-    and the space of the leaf is unchanged.
+    A frame stack is valid if no outer `gymnasium.ObservationWrapper` exists and outer wrappers do
+    not change the space of the leaf.
     """
     metadata = dict(metadata_of(env))
     declared = metadata.pop(FRAME_STACK, {})
@@ -261,7 +258,7 @@ def described_metadata(env: Env) -> dict[str, Any]:
 
 
 class AllLegalWrapper(Wrapper):
-    """Makes all actions of a choice legal if its mask rules out every one (`env.empty_mask`).
+    """Makes all actions of a choice legal if the mask contains no legal action (`env.empty_mask`).
 
     Raises:
         ConfigError: If observations have no mask.

@@ -27,12 +27,12 @@ from maze_train.spaces.masks import mask_layout
 EXTRA = "pettingzoo"
 PREFIX = "pettingzoo:"
 MPE = "mpe2"
-"""Package that now contains the environments of the family `mpe`."""
+"""Package that contains the environments of the former family `mpe`."""
 
 
 RESET = ("observations", "infos")
 STEP = ("observations", "rewards", "terminations", "truncations", "infos")
-"""Results of the methods of a `ParallelEnv`."""
+"""Items returned by `step` of a `ParallelEnv`."""
 
 
 class PettingZoo:
@@ -64,14 +64,15 @@ class PettingZoo:
             env_id: `pettingzoo:family/name`, such as `pettingzoo:classic/tictactoe_v3`.
 
         Raises:
-            ConfigError: If there is no such environment, or a required package is missing.
-            MissingExtraError: If PettingZoo, or a package that the environment requires, is not
+            ConfigError: If the environment does not exist, or a required package cannot be
+                imported.
+            MissingExtraError: If PettingZoo or a package required by the environment is not
                 installed.
         """
         name = module_named(env_id)
         try:
             with warnings.catch_warnings():
-                # Importing modules is deprecated, but it is the only way to list all names.
+                # The modules are deprecated, but provide the only list of all names.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 module = importlib.import_module(name)
         except Exception as error:
@@ -86,9 +87,9 @@ class PettingZoo:
 
 
 def without_checks(env: Any) -> Any:
-    """Remove the outermost PettingZoo wrappers of an `AECEnv` that only check its use.
+    """Remove outer PettingZoo wrappers of an `AECEnv` that only check arguments and call order.
 
-    Each of them forwards every attribute access, which takes longer than a move in a board game.
+    These wrappers forward every attribute access, which takes longer than a move in a board game.
     """
     wrappers = importlib.import_module("pettingzoo.utils.wrappers")
     while type(env) in (wrappers.OrderEnforcingWrapper, wrappers.AssertOutOfBoundsWrapper):
@@ -97,7 +98,7 @@ def without_checks(env: Any) -> Any:
 
 
 def is_cycle(env: Any) -> bool:
-    """Whether a `ParallelEnv` was converted from an `AECEnv` that has only checking wrappers."""
+    """Whether a `ParallelEnv` was converted from an `AECEnv` that has no wrappers except checks."""
     conversions = importlib.import_module("pettingzoo.utils.conversions")
     is_converted = type(env) is conversions.aec_to_parallel_wrapper
     return is_converted and without_checks(env.aec_env) is env.unwrapped
@@ -106,8 +107,8 @@ def is_cycle(env: Any) -> bool:
 class PettingZooAgents(MultiAgentEnv):
     """Base class of adapters of PettingZoo environments.
 
-    Legal actions in infos (`action_mask`) are added to the observations, as in `ActionMaskWrapper`,
-    if the infos of the first reset have them. If an info has none, all actions are legal.
+    If the infos of the first reset contain legal actions (`action_mask`), masks are added to the
+    observations as in `ActionMaskWrapper`. If a later info has no mask, all actions are legal.
 
     Args:
         env: The PettingZoo environment.
@@ -120,8 +121,8 @@ class PettingZooAgents(MultiAgentEnv):
     def __init__(self, env: Any) -> None:
         if getattr(env, "possible_agents", None) is None:
             raise EnvError(
-                f"{env} has no possible_agents: expected a list of all agents that may ever act, "
-                "because policies are made for them beforehand"
+                f"{env} has no possible_agents: expected a list of all agents that can act, "
+                "because their policies are created before the first episode"
             )
         self.env = env
         self.possible_agents: Sequence[str] = tuple(env.possible_agents)
@@ -164,7 +165,7 @@ class PettingZooAgents(MultiAgentEnv):
         """Reset the environment, and return the infos."""
 
     def _observed(self, agent: str, obs: Any, info: Mapping[str, Any]) -> Any:
-        """Return the observation; if the agent has action masks, add the mask from the info."""
+        """Return the observation, with the mask from the info if the agent has action masks."""
         masks = self._masks.get(agent)
         return obs if masks is None else masks.observe(obs, info)
 
@@ -172,7 +173,7 @@ class PettingZooAgents(MultiAgentEnv):
         """Return the rewards that an `AECEnv` reports after a step.
 
         Raises:
-            EnvError: If an agent has a sum of rewards but never had a reward.
+            EnvError: If the cumulative reward of an agent is not 0 but all its rewards were 0.
         """
         rewards = dict(env.rewards)
         self._paid.update(agent for agent, reward in rewards.items() if reward)
@@ -188,10 +189,10 @@ class PettingZooAgents(MultiAgentEnv):
 
 
 class ParallelAgents(PettingZooAgents):
-    """Adapter of a `ParallelEnv`, whose living agents act simultaneously.
+    """Adapter of a `ParallelEnv`; all live agents act simultaneously.
 
-    An agent that remains in `agents` after its end may still receive rewards. Therefore its end is
-    reported when it is removed, or when no agent acts any more.
+    An agent that remains in `agents` after its end may still receive rewards. Therefore the end is
+    reported when the agent is removed, or when no agent acts any more.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
@@ -231,7 +232,7 @@ class ParallelAgents(PettingZooAgents):
         if blind:
             raise EnvError(
                 f"the agents {blind} are in `agents` of the environment, but it returned "
-                f"observations of {sorted(obs)} only: expected observations of all living agents"
+                f"observations of {sorted(obs)} only: expected observations of all live agents"
             )
         left = [agent for agent in self._ended if not acting or agent not in self.env.agents]
         self._over.update(left)
@@ -254,8 +255,8 @@ class ParallelAgents(PettingZooAgents):
 class CyclingAgents(ParallelAgents):
     """Adapter of a `ParallelEnv` that PettingZoo converted from an `AECEnv`.
 
-    Its turns are the steps of PettingZoo's conversion, but without the observation that the
-    conversion computes and discards before each action.
+    Turns are the steps of PettingZoo's conversion. The conversion also computes an observation
+    before each action and discards it; this class does not.
     """
 
     def step(self, actions: dict[str, Any]) -> Turn:
@@ -277,12 +278,12 @@ class CyclingAgents(ParallelAgents):
 
 
 class AlternatingAgents(PettingZooAgents):
-    """Adapter of an `AECEnv`, whose agents act one after the other.
+    """Adapter of an `AECEnv`; agents act one after the other.
 
-    Every turn is an action of one living agent. The rewards of a turn are the rewards that the
-    environment reports for all agents after this action; the cumulative sums are not used. Steps
-    without an action, which remove ended agents, are performed here. An agent may receive rewards
-    until it is removed, so its end is reported then.
+    Every turn is an action of one live agent. The rewards of a turn are the `rewards` of all agents
+    after this action; the cumulative sums are not used. The adapter also performs the steps without
+    an action that remove ended agents. An agent may receive rewards until it is removed, so its end
+    is reported on removal.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
@@ -295,7 +296,7 @@ class AlternatingAgents(PettingZooAgents):
         """Advance to the next turn."""
         (action,) = actions.values()
         self.env.step(action)
-        # Removing agents also removes their rewards, so they are read first.
+        # Rewards are read first, because removing agents also removes their rewards.
         return self._turn(self._rewards_of(self.env))
 
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
@@ -349,7 +350,7 @@ def by_agent(method: str, result: Any, names: Sequence[str]) -> tuple[Mapping[st
         names: Names of the expected items.
 
     Raises:
-        EnvError: If the result is not a tuple with one mapping per name.
+        EnvError: If the result is not a tuple of mappings, one per name.
     """
     if not isinstance(result, tuple) or len(result) != len(names):
         expected = f"expected ({', '.join(names)}), a dict by agent each"
@@ -363,9 +364,8 @@ def module_named(env_id: str) -> str:
     """Return the module of an environment without importing it.
 
     Raises:
-        ConfigError: If there is no such environment.
-        MissingExtraError: If PettingZoo, or a package that the environment requires, is not
-            installed.
+        ConfigError: If the environment does not exist.
+        MissingExtraError: If PettingZoo or a package required by the environment is not installed.
     """
     homes = installed()
     name = env_id.removeprefix(PREFIX)
@@ -376,14 +376,14 @@ def module_named(env_id: str) -> str:
     close = ", ".join(PREFIX + known for known in nearest(name, homes)) or "none"
     families = ", ".join(dict.fromkeys(known.partition("/")[0] for known in homes))
     problem = (
-        f"PettingZoo has no such environment; nearest names: {close}. Give pettingzoo:family/name, "
-        f"where the families are {families}"
+        f"PettingZoo has no such environment; nearest names: {close}. Expected "
+        f"pettingzoo:family/name with one of the families {families}"
     )
     raise ConfigError("env.id", problem, env_id)
 
 
 def nearest_names(env_id: str) -> list[str]:
-    """Return similar ids of installed environments, for an id without family; may be empty."""
+    """Return similar ids of installed environments; may be empty."""
     try:
         names = {known.rpartition("/")[2]: PREFIX + known for known in installed()}
     except MissingExtraError:

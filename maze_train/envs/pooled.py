@@ -51,7 +51,7 @@ CALLS = {
 """Description of each method, for messages."""
 
 DOES_NOT_REPEAT = (
-    "the environment does not repeat an episode from its seed and actions; it may have a "
+    "seed and actions do not reproduce an episode of the environment; it may have a "
     "separate random generator or keep state between episodes"
 )
 NEW_EPISODES = (
@@ -69,7 +69,7 @@ class WorkerRepair:
         pool: The workers.
         slices: Indices of the environments of each worker.
         spaces: Observation and action space of one environment.
-        memory: Memory into which the workers step.
+        memory: Shared memory for the results of steps.
         journal: Journal of the running episodes; None if workers are never restarted.
         calls: All calls of the environments.
         seeded_as: See `SliceSettings`.
@@ -92,14 +92,14 @@ class WorkerRepair:
         self._pairs: list[tuple[Array, Array]] = []
 
     def keep(self, buffers: StepBuffers) -> None:
-        """Register the observations and rewards that `remember` copies."""
+        """Register the buffers that `remember` copies."""
         self._obs = {key: column.copy() for key, column in buffers.obs.items()}
         self._rewards = buffers.rewards.copy()
         self._pairs = [(self._obs[key], buffers.obs[key]) for key in buffers.obs]
         self._pairs.append((self._rewards, buffers.rewards))
 
     def remember(self) -> None:
-        """Copy the values before a step, which a restarted worker must reproduce."""
+        """Copy observations and rewards before a step; a restarted worker must reproduce them."""
         for kept, column in self._pairs:
             kept[...] = column
 
@@ -132,7 +132,9 @@ class WorkerRepair:
             try:
                 self._begin_again(failure.index)
             except WorkerFailedError as another:
-                failure = another.with_traceback(None)  # Failed before restoring episodes.
+                failure = another.with_traceback(
+                    None
+                )  # The worker failed before it restored episodes.
                 continue
             try:
                 if given_up:
@@ -159,14 +161,14 @@ class WorkerRepair:
                 text = f"{worker_names('worker', self._slices)[index]}: {problem.text}"
                 if not problem.is_rounding:
                     raise WorkerFailedError(index, text, raised=True)
-                warn(f"{text}, which is within rounding: training continues")
+                warn(f"{text}; the difference is within rounding, so training continues")
         else:
             self._pool.ask(index, "make_calls", self._calls)
         report: StepReport | None = self._pool.ask(index, method, *args)
         return report
 
     def _begin_anew(self, index: int, root_seed: int, method: str, given_up: int) -> StepReport:
-        """Begin new episodes in a restarted worker, after `given_up` failed attempts."""
+        """Begin new episodes in a restarted worker after `given_up` failed attempts to restore."""
         self._pool.ask(index, "make_calls", self._calls)
         started = [self._started(i, method) + given_up - 1 for i in self._slices[index]]
         report: StepReport = self._pool.ask(index, "begin_anew", root_seed, started)
@@ -174,7 +176,7 @@ class WorkerRepair:
         return report
 
     def _started(self, i: int, method: str) -> int:
-        """Return the number of episodes that an environment has begun at the time of the call."""
+        """Return the number of episodes begun in an environment at the time of the call."""
         assert self._journal is not None
         return 1 if method == "reset" else self._journal.episodes[i]
 
@@ -190,17 +192,17 @@ class WorkerRepair:
 
 
 def episode_seed(root: int, index: int, num_envs: int, episodes: int) -> int:
-    """Return the seed of the last one of `episodes` (>= 1) episodes of an environment."""
+    """Return the seed of episode number `episodes` (>= 1) of an environment."""
     seeds = EpisodeSeeds(root, index, num_envs)
     seeds.episodes_started = episodes - 1
     return seeds.next()
 
 
 MUCH_NBYTES = 10_000_000
-"""Size in bytes of the stored actions above which a note is printed."""
+"""If stored actions exceed this size in bytes, a note is printed."""
 
 LONG_EPISODES = (
-    "the actions of running episodes exceed 10 MB. Checkpoints contain them (up to "
+    "the actions of running episodes exceed 10 MB. Checkpoints store the actions (up to "
     f"{MAX_NBYTES >> 20:,} MB), and a resumed run replays them: add state_dict() and "
     "load_state_dict() to the environment, or set env.max_episode_steps"
 )
@@ -209,39 +211,40 @@ LONG_EPISODES = (
 class PooledVectorEnv(MazeVectorEnv):
     """Vector environment whose environments are stepped by the workers of a backend.
 
-    In this process, environments are stepped sequentially, which is fastest if a step takes
-    microseconds, and easiest to debug. Worker processes pay off from tens of microseconds per step.
-    Results are bit-for-bit identical for all backends and any number of workers.
+    Stepping environments sequentially in this process is easiest to debug, and fastest for steps of
+    a few microseconds. Worker processes are faster from tens of microseconds per step. Results are
+    bit-for-bit identical for all backends and any number of workers.
 
-    If an environment raises in this process, the vector environment can be reset. If a worker
-    process raises, dies or hangs, the vector environment is closed with a `WorkerError`. With
-    `on_worker_failure="restart"`, the worker is restarted with a warning instead: its environments
-    replay their episodes and repeat the step, so results do not change. If the replay fails too,
-    the worker is restarted once more and its environments begin new episodes (see `MazeVectorEnv`).
-    A journal stores the actions for replays, except for environments that, with all their wrappers,
-    provide `state_dict()` and `load_state_dict(state)`.
+    After an exception of an environment in this process, the vector environment can be reset. If a
+    worker process raises, dies or hangs, a `WorkerError` is raised and the vector environment is
+    closed. With `on_worker_failure="restart"`, the worker is restarted instead: its environments
+    replay their episodes and repeat the step, so results do not change. If the replay fails, the
+    worker is restarted again, and its environments begin new episodes (see `MazeVectorEnv`). A
+    journal stores the actions for replays; it is not needed for environments with `state_dict()`
+    and `load_state_dict(state)`.
 
     Args:
-        env_factories: One function per environment that returns a new environment; may be lambdas.
+        env_factories: One function per environment that returns a new environment; lambdas are
+            allowed.
         place: Backend of the workers, see `maze_train.workers.backends`; None selects this process.
         copy: Whether to return copies of the observations; False returns internal buffers, which
             the next step overwrites.
-        step_infos: Whether to return the infos of every step, which must be sent between processes;
-            False returns only the infos of resets and last steps.
+        step_infos: Whether to return the infos of every step; False returns only the infos of
+            resets and last steps, and sends less data between processes.
         info_keys: Keys of the values to keep from final infos; None keeps whole infos.
-        on_non_finite: What to do about values that are not finite in float32, in rewards,
-            observations and final observations of truncated episodes: `raise`, or `skip`, which
-            drops the episode. In the first observation of an episode they always raise.
+        on_non_finite: Reaction to rewards, observations and final observations of truncated
+            episodes that are not finite in float32: `raise` an error, or `skip` the episode.
+            Non-finite first observations always raise an error.
         keeps_terminal_obs: Whether final observations of terminated episodes must be finite too.
         can_be_restored: Whether to store the actions of running episodes for `state_dict`.
         first_env: Index of the first environment in messages.
         total_envs: See `MazeVectorEnv`.
 
     Raises:
-        ConfigError: If there is no factory, a factory rejects its settings, or an argument is out
-            of range.
-        EnvError: If an environment cannot be built, or its spaces differ from the first
-            environment's; a WorkerError if a worker process raises, dies or hangs.
+        ConfigError: If `env_factories` is empty, a factory rejects its settings, or an argument is
+            out of range.
+        EnvError: If an environment cannot be built, or the spaces of the environments differ; a
+            WorkerError if a worker process raises, dies or hangs.
         SpaceError: If a space cannot be flattened, or differs between workers.
     """
 
@@ -267,7 +270,7 @@ class PooledVectorEnv(MazeVectorEnv):
         self.can_be_restored = can_be_restored
         self.first_env, self.total_envs = first_env, total_envs
         self.keeps_terminal_obs = keeps_terminal_obs
-        # Differences of the replays of the last `load_state_dict`.
+        # Differences found by the last `load_state_dict`.
         self.differences: list[Difference] = []
         n = len(env_factories)
         count = place.num_workers(n)
@@ -299,7 +302,7 @@ class PooledVectorEnv(MazeVectorEnv):
             raise
 
     def _share_memory(self, num_envs: int) -> None:
-        """Query the spaces from the workers, and map the memory for steps in them."""
+        """Query the spaces from the workers, and map the shared memory."""
         described = self._pool.call_new("describe")
         observation_space, action_space, metadata, self.render_mode, _ = described[0]
         self.offers_own_state = any(offers for *_, offers in described)
@@ -362,14 +365,14 @@ class PooledVectorEnv(MazeVectorEnv):
         """Begin new episodes in all environments.
 
         Args:
-            seed: Seed of all following episodes, an integer >= 0; None draws one.
+            seed: Seed of all following episodes, an integer >= 0; None draws a seed.
             options: Passed to this reset of every environment, but not to later autoresets.
 
         Returns:
             The first observations, [num_envs, ...], and the infos of the resets.
 
         Raises:
-            EnvError: If an environment raises or returns something invalid; a WorkerError if a
+            EnvError: If an environment raises or returns an invalid value; a WorkerError if a
                 worker process raises, dies or hangs.
         """
         self._check_not_stepping("reset()")
@@ -407,7 +410,7 @@ class PooledVectorEnv(MazeVectorEnv):
         return batch
 
     def _add_report(self, batch: StepBatch[Array], report: StepReport) -> None:
-        """Add the ends of episodes and the infos of a step."""
+        """Add the episode ends and infos of a report to a batch."""
         if self._journal is not None:
             self._journal.ended([end.env for end in report.ends], report.continuing)
             self._journal.ended(report.lost)
@@ -426,7 +429,7 @@ class PooledVectorEnv(MazeVectorEnv):
             self._journal.called(len(calls))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the environments and stop the workers, killing any that take too long."""
+        """Close the environments and stop the workers; kill workers that do not stop in time."""
         self._closing.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -438,8 +441,8 @@ class PooledVectorEnv(MazeVectorEnv):
             `envs` is empty. `calls` are all calls of the environments.
 
         Raises:
-            EnvError: If the state is unknown because the last call failed, if it contains other
-                than plain values, or during a step.
+            EnvError: If the last call failed, a step is in progress, or the state contains values
+                that are not plain.
         """
         journal = self._checked_journal("state_dict()")
         if self.root_seed is None:
@@ -477,8 +480,8 @@ class PooledVectorEnv(MazeVectorEnv):
             raise EnvError(f"{refused[0].text}: {DOES_NOT_REPEAT}. {NEW_EPISODES}")
         for text in [problem.text for problem in self.differences if problem.is_rounding][:1]:
             warn(
-                f"{text}, which is within rounding: the run resumes, but its results may differ "
-                "from an uninterrupted run (exact: false in summary.json)"
+                f"{text}; the difference is within rounding, so the run resumes, but its results "
+                "may differ from an uninterrupted run (exact: false in summary.json)"
             )
         self.root_seed = root
         journal.load(records)
@@ -487,23 +490,25 @@ class PooledVectorEnv(MazeVectorEnv):
         return self._observations(), began
 
     def _checked_journal(self, call: str) -> Journal:
-        """Return the journal, if the state may be accessed now."""
+        """Return the journal. Raise EnvError if the state cannot be accessed."""
         if self.closed:
             raise EnvError(f"{call} was called after close()")
         self._check_not_stepping(call)
         if self._journal is None:
-            raise EnvError("the actions of these environments are not kept: can_be_restored=False")
+            raise EnvError(
+                "the actions of these environments are not stored: can_be_restored=False"
+            )
         return self._journal
 
     def own_states(self) -> Sequence[dict[str, Any] | None]:
-        """Return the states that environments provide; see `MazeVectorEnv`."""
+        """Return the states of the environments; see `MazeVectorEnv`."""
         states: list[dict[str, Any] | None] = []
         problem = None
         self._call("own_states")
         try:
             for index, part in enumerate(self._slices):
                 given: Any = [None] * len(part)
-                # The next step reports a dead worker. Until then, the journal is sufficient.
+                # A dead worker is reported in the next step; the journal suffices to restore it.
                 with suppress(WorkerFailedError):
                     given = self._pool.receive(index)
                 problem = problem or (given if isinstance(given, str) else None)
@@ -545,12 +550,12 @@ class PooledVectorEnv(MazeVectorEnv):
         reports: list[StepReport | None] = []
         failures: list[WorkerFailedError] = []
         try:
-            # Receiving in order wakes this process less often than waiting for any worker.
+            # Receiving in order causes fewer wake-ups than waiting for any worker.
             for index in self._indices:
                 try:
                     reports.append(self._pool.receive(index))
                 except WorkerFailedError as error:
-                    # Drop the frames of the traceback: they would keep this object alive.
+                    # The frames of the traceback would keep this object alive.
                     failures.append(error.with_traceback(None))
             for failure in failures:
                 assert self._repair is not None
@@ -568,7 +573,7 @@ class PooledVectorEnv(MazeVectorEnv):
         return joined
 
     def _give_up(self) -> None:
-        """Invalidate the journal; close unless all workers are idle.
+        """Invalidate the journal, and close this object if a worker is still busy.
 
         After Ctrl-C, pending results would be mistaken for later ones.
         """
@@ -579,4 +584,4 @@ class PooledVectorEnv(MazeVectorEnv):
 
 
 SequentialVectorEnv = PooledVectorEnv
-"""Alias; without `place`, environments are stepped in this process."""
+"""Alias of `PooledVectorEnv`, whose default is to step environments in this process."""

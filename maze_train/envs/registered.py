@@ -41,11 +41,11 @@ class EnvPackage:
 
 
 OF_OLD_GYM = ("gymnasium.envs", "shimmy", "shimmy.openai_gym_compatibility")
-"""Entry points of environments of the old gym, whose arguments name modules to import. Gymnasium
-itself provides a placeholder for shimmy if it is not installed."""
+"""Entry points of environments of the old gym, whose arguments name modules to import. If shimmy is
+not installed, Gymnasium registers a placeholder."""
 
 HARMLESS = frozenset((*sys.stdlib_module_names, "cuda"))
-"""Names that may appear in texts for other reasons: `http://...`, `cuda:0`."""
+"""Prefixes of texts such as `http://...` and `cuda:0`, which are not modules of environments."""
 
 ATARI = EnvPackage("ale-py", "atari", "ale_py", ("ALE/",))
 ROBOTS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
@@ -79,9 +79,9 @@ def register_installed() -> None:
 
 
 def module_of_id(env_id: str) -> str:
-    """Return the module that Gymnasium imports for an id, shimmy for ids of the old gym, or "".
+    """Return the module that Gymnasium imports for an id; "" if it imports none.
 
-    As in Gymnasium, the version of an id is optional.
+    For ids of the old gym, the module is shimmy. As in Gymnasium, the version of an id is optional.
     """
     module, colon, _ = env_id.partition(":")
     if colon:
@@ -91,7 +91,7 @@ def module_of_id(env_id: str) -> str:
 
 
 def module_of_argument(text: str) -> str:
-    """Return `module_of_id` of an argument that may be an id; "" if the module does not exist."""
+    """Return `module_of_id` of an argument; "" if there is no such module."""
     module = module_of_id(text)
     package = module.partition(".")[0]
     if not package.isidentifier() or package in HARMLESS:
@@ -113,7 +113,7 @@ def _old_gym_ids(registered: tuple[int, str]) -> set[str]:
 
 
 def missing_package(env_id: str) -> MissingExtraError | None:
-    """Return an error if the id belongs to a known package that is not installed, else None."""
+    """Return an error if the id belongs to a known package that is not installed, or None."""
     for each in (ATARI, *OTHERS):
         if env_id.startswith(each.prefixes) and not each.installed:
             return MissingExtraError(each.package, each.extra, "this environment")
@@ -134,28 +134,28 @@ def known_about(env_id: str) -> str:
     module, _, name = env_id.rpartition(":")
     if _is_of_old_gym(name):
         return (
-            f". The old gym has it: env=shimmy:GymV21Environment-v0 env.kwargs.env_id={name} "
+            f". The old gym has this id: env=shimmy:GymV21Environment-v0 env.kwargs.env_id={name} "
             "(pip install shimmy)"
         )
     calls = [call for call in dir(sys.modules.get(module)) if _registers(module, call)]
     if calls:
         return (
-            f". {module}.{calls[0]}() may register it: call it in a module such as my_envs.py with "
-            f"`import {module}; {module}.{calls[0]}()`, and give env=my_envs:{name}"
+            f". {module}.{calls[0]}() may register this id: create a module such as my_envs.py "
+            f"with `import {module}; {module}.{calls[0]}()`, and set env=my_envs:{name}"
         )
     package = "" if module else _package_of(name)
     if package:
-        return f". The package {package} is installed: env={package}:{name} imports it first"
+        return f". The package {package} is installed; to import it first, set env={package}:{name}"
     if parent_process() is not None and not module:
         return (
-            ". A registration in a script does not reach worker processes: register it in a module "
-            f"such as my_envs.py, and give env=my_envs:{name}"
+            ". Worker processes do not see registrations of a script: register the id in a module "
+            f"such as my_envs.py, and set env=my_envs:{name}"
         )
     return ""
 
 
 def _is_of_old_gym(name: str) -> bool:
-    """Whether the package gym, if a module has imported it, has an id."""
+    """Whether an id is registered in the old package gym; False if gym is not imported."""
     gym = sys.modules.get("gym")
     with suppress(Exception):  # The error for unknown ids depends on the version of gym.
         return gym is not None and bool(gym.spec(name))
@@ -170,7 +170,7 @@ def _registers(module: str, name: str) -> bool:
 
 
 def _package_of(name: str) -> str:
-    """Return an installed module that needs Gymnasium and shares a part of its name with an id."""
+    """Return an installed module that depends on Gymnasium and whose name resembles an id."""
     for module, packages in metadata.packages_distributions().items():
         parts = [part for part in module.lower().split("_") if len(part) >= MIN_PART]
         if module not in OURS and any(part in name.lower() for part in parts):
@@ -191,7 +191,7 @@ REMEDIES = (
     ("box2d", "Box2D", 'pip install "maze-train[box2d]"'),
     ("mujoco", "mujoco", 'pip install "maze-train[mujoco]"'),
 )
-"""Hints for import errors: a word of the message, a module that must be missing, the hint."""
+"""Hints for import errors: word in the message, module that must be missing, hint."""
 
 MAX_LENGTH = 300
 """Maximum number of characters shown of an error message."""
@@ -201,7 +201,7 @@ def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> 
     """Return the error for a registered environment that Gymnasium could not create.
 
     Raises:
-        KeyboardInterrupt: If the error is a KeyboardInterrupt.
+        KeyboardInterrupt: If `error` is a KeyboardInterrupt.
     """
     missing = missing_package(env_id) if isinstance(error, UnregisteredEnv) else None
     if missing is not None:
@@ -222,7 +222,7 @@ def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
     """Return the error for an environment whose package could not be imported, with a hint."""
     text = str(error)
     cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-    # An import error within a package differs from a missing package, whatever its message.
+    # An import error within an installed package does not mean that the package is missing.
     name = cause.name if isinstance(cause, ImportError) else None
     is_missing = isinstance(cause, ModuleNotFoundError) and str(name).lower() in text.lower()
     if name is not None and not is_missing:
@@ -252,21 +252,23 @@ def build_failure(
         make: The class or function that was called, to list its arguments; None if unknown.
 
     Raises:
-        KeyboardInterrupt: If the error is a KeyboardInterrupt.
+        KeyboardInterrupt: If `error` is a KeyboardInterrupt.
     """
     if isinstance(error, TypeError) and is_of_call(error, config.kwargs):
         text = refusal(make, error, "env.kwargs.{}=<value>") if make else str(error)
-        return ConfigError("env.kwargs", f"{name} does not take these: {text}", config.kwargs)
-    # In one line, because the message may quote the contents of a file.
+        return ConfigError(
+            "env.kwargs", f"{name} does not accept these arguments: {text}", config.kwargs
+        )
+    # One line only, because the message may quote the contents of a file.
     text = " ".join(explained(error).split())[:MAX_LENGTH]
     return EnvError(f"building {name} with {config.kwargs} failed: {text}")
 
 
 def is_of_call(error: TypeError, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the arguments of a call did not match its parameters.
+    """Whether a TypeError was caused by wrong arguments of the call.
 
-    In that case no code of the environment ran, except functions that forward their arguments, and
-    the error names one of them. Gymnasium raises a different error, which repeats the arguments.
+    A TypeError within the environment is excluded: the message must contain one of the arguments,
+    or the call itself must have raised the error.
     """
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if unexpected is not None:
@@ -280,7 +282,7 @@ def is_of_call(error: TypeError, kwargs: Mapping[str, Any]) -> bool:
 def nearest_ids(env_id: str) -> list[str]:
     """Return up to three registered ids similar to `env_id`, best first, in their newest version.
 
-    Versions are ignored, and a missing namespace matters little: `CartPole-v7` is similar to
+    Versions are ignored, and namespaces have little weight: `CartPole-v7` is similar to
     `CartPole-v1`, and `Pong-v5` to `ALE/Pong-v5`.
     """
     register_installed()
@@ -298,6 +300,6 @@ def nearest_ids(env_id: str) -> list[str]:
 
 
 def split_version(env_id: str) -> tuple[str, int]:
-    """Return the name and version of an id; the version is -1 if there is none."""
+    """Return the name and version of an id; -1 for ids without version."""
     match = re.fullmatch(r"(.+)-v(\d+)", env_id)
     return (match[1], int(match[2])) if match else (env_id, -1)

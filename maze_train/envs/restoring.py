@@ -23,8 +23,8 @@ from maze_train.workers.pool import CallCancelledError
 class TrainingSlice(EnvSlice):
     """Worker of a `PooledVectorEnv`; all episodes are derived from one seed.
 
-    Running episodes are restored from the records of a journal, or from states that environments
-    provide.
+    Running episodes are restored by replaying the records of a journal, or from saved states of the
+    environments.
     """
 
     _run: list[EpisodeSeeds]
@@ -34,7 +34,7 @@ class TrainingSlice(EnvSlice):
         self._begin_run(seed)
         report = StepReport()
         for i, source in enumerate(self._run):
-            # Copied, because an environment may modify it.
+            # Copied, because an environment may modify the options.
             info = self.start(i, source.next(), copy.deepcopy(options))
             if self._keys is not None and not self._settings.step_infos:
                 info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}
@@ -42,7 +42,7 @@ class TrainingSlice(EnvSlice):
         return report
 
     def begin_anew(self, seed: int, episodes: Sequence[int]) -> StepReport:
-        """Begin the next episode in every environment; the running episodes are dropped.
+        """Drop the running episodes and begin the next episode in every environment.
 
         Args:
             seed: Seed of the sequence of episodes.
@@ -86,12 +86,12 @@ class TrainingSlice(EnvSlice):
             seed: Seed of the sequence of episodes.
             calls: All calls of the environments so far.
             records: One record per environment.
-            allow_new_episodes: Whether an environment whose replay differs begins a new episode. If
-                the difference is within rounding, the episode always continues, with the recorded
-                observation.
+            allow_new_episodes: Whether to begin a new episode if a replay differs from its record.
+                If the difference is within rounding, the episode always continues, with the
+                recorded observation.
 
         Returns:
-            The environments whose replay differed, with the differences.
+            Index and difference of each environment whose replay differed.
         """
         self._begin_run(seed)
         self._calls = list(calls)
@@ -100,7 +100,7 @@ class TrainingSlice(EnvSlice):
             try:
                 problem = self._replay(i, record)
             except CallCancelledError:
-                raise  # The result is not needed.
+                raise  # The caller no longer waits for the result.
             except BaseException as error:
                 problem = Difference(f"it raised {explained(error)}")
             self._counted(i)
@@ -122,7 +122,7 @@ class TrainingSlice(EnvSlice):
         return problems
 
     def _restore_obs(self, i: int, record: EpisodeRecord) -> None:
-        """Set the observation to act on to the recorded one."""
+        """Set the current observation to the recorded one."""
         for key, column in self.obs.items():
             column[i] = record.obs[key]
 
@@ -135,7 +135,7 @@ class TrainingSlice(EnvSlice):
         if not record.is_kept:
             return Difference(NOT_KEPT)
         if self._num_called[i] > record.calls:
-            return Difference("its environment had other calls before")
+            return Difference("the environment received different calls before")
         self._make_calls(i, record.calls)
         obs, _ = self._reset(i, seed, copy.deepcopy(record.options))
         if record.own is not None:
@@ -149,7 +149,7 @@ class TrainingSlice(EnvSlice):
             self._context.count()
             if terminated or truncated:
                 if seeds.episodes_started == record.episodes:
-                    return Difference(f"the episode has ended, already after {k} of them")
+                    return Difference(f"the episode already ended after {k} of them")
                 obs, _ = self._reset(i, seeds.next(), None)
         if seeds.episodes_started != record.episodes:
             left = record.episodes - seeds.episodes_started
@@ -162,12 +162,12 @@ class TrainingSlice(EnvSlice):
         return record.difference(self._row(i), float(reward))
 
     def _make_calls_at(self, i: int, record: EpisodeRecord, k: int) -> None:
-        """Make the calls that came after k actions of a record."""
+        """Make the calls that are due after k actions of a record."""
         if record.calls_at:
             self._make_calls(i, record.calls + bisect_right(record.calls_at, k))
 
     def own_states(self) -> list[dict[str, Any] | None] | str:
-        """Return the state of each environment, or None; an error message if one fails."""
+        """Return the state of each environment (None if not supported), or an error message."""
         states: list[dict[str, Any] | None] = []
         for i, env in enumerate(self.envs):
             try:

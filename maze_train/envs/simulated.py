@@ -44,7 +44,7 @@ class SimulatorEnv(Env):
         return self.simulator.called
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin an episode; without a seed, it is derived from the previous seed."""
+        """Begin an episode. If `seed` is None, the seed is derived from the previous one."""
         super().reset(seed=seed)
         self._has_ended = False
         self._obs = self._first(self.simulator.reset_arrays(int(self.np_random.integers(2**31))))
@@ -71,8 +71,8 @@ class SimulatorEnv(Env):
     def render(self) -> Any:
         """Render the environment.
 
-        The simulator begins the next episode in the last step of an episode. The previous image is
-        returned then.
+        At the end of an episode, the simulator has already begun the next one, so the previous
+        image is returned.
 
         Raises:
             EnvError: If rendering is not supported.
@@ -106,7 +106,7 @@ def simulator_of(
     Args:
         config: Settings of the environment.
         num_envs: Number of environments.
-        device: Device, unless the settings select one.
+        device: Device; ignored if the settings select a device.
         at_most: See `make_simulator`.
     """
     from maze_train.simulators.make import make_simulator  # Requires PyTorch.

@@ -1,4 +1,4 @@
-"""Slice of environments in one process that are stepped sequentially."""
+"""Slice of environments that are stepped sequentially in one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from maze_train.envs.agents import JointEnv
 
 SeedSource: TypeAlias = Callable[[int], int | None]
-"""Returns the seed of the next episode of an environment, given its row; None pauses it."""
+"""Returns the seed of the next episode for the row of an environment; None pauses it."""
 
 
 @dataclass(frozen=True)
@@ -45,34 +45,33 @@ class SliceSettings:
     """Settings of a slice of environments."""
 
     step_infos: bool = False
-    """Whether to report the infos of every step and reset, not only of last steps."""
+    """Whether to report the infos of every step and reset; False reports only final infos."""
 
     info_keys: Sequence[str] | None = ()
     """Keys of the values to report from final infos; None reports whole infos."""
 
     on_non_finite: str = "raise"
-    """What to do about NaN and infinity, one of `ON_NON_FINITE`; `skip` drops the episode."""
+    """Reaction to NaN and infinity, one of `ON_NON_FINITE`; `skip` drops the episode."""
 
     final_obs: Literal["none", "truncated", "all"] = "truncated"
-    """Episodes whose final observations are stored and must be finite: truncated ones, or all;
-    `none` does not store final observations."""
+    """Which final observations are stored and checked: of truncated episodes, of all, or none."""
 
     seeded_as: tuple[int, int] | None = None
     """Number of the first environment of all slices among the environments of all processes of a
     run, and their total number, which determine the seeds; None: there are no others."""
 
     whole_games: bool = False
-    """Whether each episode is a whole game, independent of earlier ones. Wrappers that end an
-    episode within a game (`EpisodicLifeWrapper`) are overridden, and environments with `state_dict`
-    begin each episode from the state of a new environment."""
+    """Whether each episode is a whole game, independent of earlier ones: a reset never continues a
+    game (see `EpisodicLifeWrapper`), and restores the initial state of environments with
+    `state_dict`."""
 
 
 class EnvSlice(Worker):
-    """The environments `first, first + 1, ...`, each with one row of all arrays.
+    """The environments `first, first + 1, ...`; each one uses one row of all arrays.
 
-    When an episode ends, the seed source returns the seed of the next episode, or None. None pauses
-    the environment: it is not stepped, and the values in its rows do not change. Errors of
-    environments are raised as `EpisodeError`.
+    When an episode ends, the next one begins with the seed from the seed source. If the source
+    returns None, the environment is paused: it is not stepped, and its row does not change. Errors
+    of environments are raised as `EpisodeError`.
 
     Args:
         factories: Functions that build the environments.
@@ -87,10 +86,10 @@ class EnvSlice(Worker):
         observation: View of the observation space.
         action: View of the action space.
         playing: Rows of the environments that are not paused, in increasing order.
-        rows: The same as an array.
+        rows: `playing` as an array.
         resting: Rows of the paused environments.
         seeds: Seed of the running or last episode of each environment.
-        obs: Observations to act on, `[n, ...]` per leaf.
+        obs: Current observations, `[n, ...]` per leaf.
         final_obs: Final observations of episodes that ended in the last step, `[n, ...]` per leaf.
         actions: Actions of the next step, `[n, ...]` per leaf.
         rewards: Rewards of the last step, `[n]`.
@@ -98,8 +97,7 @@ class EnvSlice(Worker):
 
     Raises:
         ConfigError: If a factory rejects its settings.
-        EnvError: If an environment cannot be built, or its spaces differ from the first
-            environment's.
+        EnvError: If an environment cannot be built, or the spaces of the environments differ.
         SpaceError: If a space cannot be flattened.
     """
 
@@ -156,10 +154,10 @@ class EnvSlice(Worker):
         on_non_finite: str = "raise",
         final_obs: Literal["none", "all"] = "none",
     ) -> EnvSlice:
-        """Create a slice that plays whole games on request.
+        """Create a slice for whole games, whose episodes begin on request.
 
         Raises:
-            SpaceError: If a mask does not fit the action space. See also the class.
+            SpaceError: If a mask does not match the action space. See also the class.
         """
         settings = SliceSettings(on_non_finite=on_non_finite, final_obs=final_obs, whole_games=True)
         made = cls(Pickled(factories, "env"), 0, len(factories), number, settings, WorkerContext())
@@ -172,7 +170,7 @@ class EnvSlice(Worker):
         return len(self.envs)
 
     def describe(self) -> tuple[Any, Any, Any, Any, bool]:
-        """Return spaces, metadata, render mode, and whether an environment provides its state."""
+        """Return spaces, metadata, render mode, and whether any environment can save its state."""
         env, offers = self.envs[0], any(self._offers_own_state)
         metadata = described_metadata(env)
         return env.observation_space, env.action_space, metadata, env.render_mode, offers
@@ -189,7 +187,7 @@ class EnvSlice(Worker):
         """Set the memory for the results of steps, shared by all slices.
 
         Raises:
-            SpaceError: If a mask in the observations does not fit the action space.
+            SpaceError: If a mask in the observations does not match the action space.
         """
         columns = StepBuffers.columns(self.observation, self.action, self._num_envs)
         buffers = StepBuffers.over(memory.buffer, columns)
@@ -228,7 +226,7 @@ class EnvSlice(Worker):
         return began
 
     def start(self, i: int, seed: int, options: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Begin an episode that is independent of earlier ones; return the info."""
+        """Begin an episode in a new game; return the info."""
         try:
             self._let_go(i)
             obs, info = self._reset(i, seed, options)
@@ -265,7 +263,7 @@ class EnvSlice(Worker):
         self._in_turn = [(i, self.envs[i]) for i in self.playing]
 
     def _reset(self, i: int, seed: int, options: dict[str, Any] | None) -> Reset:
-        """Reset an environment; the running game may continue."""
+        """Reset an environment. A running game may continue."""
         self._episode_start[i], self.seeds[i] = self._steps, seed
         self._has_begun[i] = True
         if self._settings.whole_games and self._offers_own_state[i]:
@@ -274,7 +272,7 @@ class EnvSlice(Worker):
         return obs, faults.checked_info(info)
 
     def _forget_earlier_episodes(self, i: int) -> None:
-        """Restore the state of a new environment, after all calls."""
+        """Restore the initial state of an environment, including the effect of all calls."""
         if i in self._unplayed:
             load_own_state(self.envs[i], self._unplayed[i])
         else:
@@ -282,7 +280,7 @@ class EnvSlice(Worker):
             self._unplayed[i] = own_state(self.envs[i])
 
     def _let_go(self, i: int) -> None:
-        """Make the next reset begin a new game."""
+        """Begin a new game at the next reset."""
         for layer in self._continuing[i]:
             layer.goes_on = False
 
@@ -291,7 +289,7 @@ class EnvSlice(Worker):
         return any(layer.goes_on for layer in self._continuing[i])
 
     def _counted(self, i: int) -> tuple[float, int] | None:
-        """Return raw return and length of the last ended game once, then None."""
+        """Return and clear raw return and length of the last game; None if no game ended."""
         monitor = self._monitors[i]
         return None if monitor is None else monitor.take()
 
@@ -303,10 +301,10 @@ class EnvSlice(Worker):
         )
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make the calls that the environments have not received yet, between two steps.
+        """Make the calls that have not been made yet, between two steps.
 
         Args:
-            calls: All calls since the environments were made, in order.
+            calls: All calls since the environments were created, in order.
 
         Raises:
             EnvError: If an environment raises, or there are fewer calls than before.
@@ -317,7 +315,7 @@ class EnvSlice(Worker):
             self._make_calls(i, len(self._calls))
 
     def _make_calls(self, i: int, stop: int) -> None:
-        """Make the first `stop` calls of an environment, except earlier ones."""
+        """Apply calls to an environment until `stop` calls have been made."""
         calls = self._calls[self._num_called[i] : stop]
         if not calls:
             return
@@ -341,10 +339,10 @@ class EnvSlice(Worker):
     def step(self) -> StepReport | None:
         """Step all environments that are not paused.
 
-        When an episode ends, the next one begins if the source returns a seed.
+        When an episode ends, the next one begins unless the seed source returns None.
 
         Returns:
-            The ends of episodes and infos to report; None if there is nothing to report.
+            Episode ends and infos; None without ends and infos.
         """
         started = time.perf_counter()
         self._report = None
@@ -365,7 +363,7 @@ class EnvSlice(Worker):
         try:
             for (i, env), action in zip(self._in_turn, self._next_actions(), strict=False):
                 obs, reward, terminated, truncated, info = env.step(action)
-                # `float` rejects None, which assignment to an array would convert to NaN.
+                # `float` raises for None; assignment to an array would convert it to NaN.
                 rewards[i] = number = float(reward)
                 total += abs(number)
                 if terminated or truncated:
@@ -390,7 +388,7 @@ class EnvSlice(Worker):
         return self._built(columns, len(rows))
 
     def _built(self, actions: Mapping[str, Array], count: int) -> Iterable[Any]:
-        """Return the first actions one by one, in the structure of the space."""
+        """Return the first `count` actions, in the structure of the space."""
         if self.action.is_single:
             column: Iterable[Any] = actions[""]
             return column
@@ -408,7 +406,7 @@ class EnvSlice(Worker):
     def _end_episode(
         self, i: int, obs: Any, terminated: bool, truncated: bool, info: Any
     ) -> tuple[Any, dict[str, Any]] | None:
-        """Report the end of an episode; return the next observation and info, None if paused."""
+        """Report the end of an episode; return the next observation and info, or None if paused."""
         kept = self._settings.final_obs
         if self._settings.whole_games and not truncated and self._goes_on(i):
             following, game_end = continue_game(self.envs[i], self._continuing[i])
@@ -419,7 +417,7 @@ class EnvSlice(Worker):
         self.end[i] = TERMINATED if terminated else TRUNCATED
         if kept != "none":
             self._write_final_obs(i, obs)
-        # Before the reset, because the environment may reuse the info.
+        # Read before the reset, because the environment may reuse the info.
         end = episode_end(self._first + i, faults.checked_info(info), self._keys, self._agents)
         try:
             faults.check_finite_reward(self.rewards[i])
@@ -435,7 +433,7 @@ class EnvSlice(Worker):
         return self._next_episode(i, end)
 
     def _next_episode(self, i: int, end: EpisodeEnd) -> tuple[Any, dict[str, Any]] | None:
-        """Begin the next episode, possibly in the same game; None if the environment is paused."""
+        """Begin the next episode, possibly in the same game; return None if paused."""
         monitor, following = self._monitors[i], None
         if self._settings.whole_games:
             self._let_go(i)
@@ -449,7 +447,7 @@ class EnvSlice(Worker):
             self._arrange()
         else:
             following = self._reset(i, seed, None)
-        # After the reset, which ends the game if a training wrapper ended the episode.
+        # Read after the reset, which may end the game.
         end.counted = self._counted(i)
         return following
 
@@ -467,7 +465,7 @@ class EnvSlice(Worker):
                 faults.check_finite_reward(self.rewards[i])
                 faults.check_finite(self._row(i))
             except faults.NonFiniteError as error:
-                # The first observation of an episode always raises: there is no episode to drop.
+                # A non-finite first observation always raises: there is no episode to drop.
                 if not self._skips or self._episode_start[i] == self._steps:
                     raise self._fault(i, error) from error
             self._drop(i)

@@ -41,23 +41,23 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     Autoreset mode is SAME_STEP: when an episode ends, the returned observation is the first of the
     next episode, and `infos["final_obs"][i]` and `infos["final_info"]` belong to the last step of
-    the old one, under the masks `infos["_final_obs"]` and `infos["_final_info"]`. Each episode has
-    a separate seed, see `maze_train.core.seeding.EpisodeSeeds`.
+    the previous episode, under the masks `infos["_final_obs"]` and `infos["_final_info"]`. Each
+    episode has a separate seed, see `maze_train.core.seeding.EpisodeSeeds`.
 
-    `step` consists of `step_async`, which sends the actions, and `step_wait`. In between, worker
-    processes of `SubprocVectorEnv` work concurrently with the caller; other vector environments do
-    all the work in `step_wait`. Between the two, only `close` may be called, and internal buffers
-    are undefined.
+    `step` calls `step_async`, which sends the actions, and `step_wait`. Worker processes of
+    `SubprocVectorEnv` run in parallel between these calls; other vector environments do all the
+    work in `step_wait`. Between `step_async` and `step_wait`, only `close` may be called, and the
+    contents of internal buffers are undefined.
 
     Observations of Dict and Tuple spaces are flat dicts of arrays, see
     `maze_train.spaces.describe`. With `copy=False`, as in training, returned observations are
     internal buffers, which the next step overwrites; final observations, rewards and flags are
     always copies.
 
-    If an episode is dropped because of a failed worker or a skipped non-finite value, the mask
-    `infos["lost"]` marks it; otherwise this key is absent. Such a row is not a transition:
-    `infos["ignored"][i]` is True, the reward is 0, the flags are False, and the returned
-    observation is the first of the next episode.
+    An episode is dropped after the failure of a worker, or if a non-finite value is skipped. The
+    mask `infos["lost"]` marks dropped episodes, and exists only if there are any. The row of a
+    dropped episode is not a transition: `infos["ignored"][i]` is True, the reward is 0, the flags
+    are False, and the observation is the first of the next episode.
 
     If `can_be_restored`, the running episodes can be saved and restored with `state_dict` and
     `load_state_dict`.
@@ -71,23 +71,22 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         env_observation_space: Observation space of one environment, before flattening.
         single_observation_space: Flattened observation space.
         single_action_space: Action space of one environment, before flattening.
-        root_seed: Seed of the last reset, given or drawn; None before the first reset.
+        root_seed: Seed of the last reset; None before the first reset.
         frame_stack: Number of stacked frames n by key of the observation (empty for a single leaf);
             frames are along the first dimension, newest last.
-        monitored: Whether training wrappers end episodes early or change rewards, so that raw
-            returns and lengths are only in `EpisodeEnd.counted`, or `r` and `l` in
-            `final_info["episode"]`.
+        monitored: Whether training wrappers may end episodes early or change rewards. Raw returns
+            and lengths are in `EpisodeEnd.counted`, or `r` and `l` in `final_info["episode"]`.
         agents: Names of the agents of a multi-agent environment; empty for a single agent.
         can_be_restored: Whether running episodes can be saved; False for third-party vector
             environments.
         simulator: The underlying `Simulator`, if any.
         first_env: Index of the first environment in messages.
-        total_envs: Number of environments of all processes of a run, if these are the environments
-            `first_env`, ... of them and their episodes and actions are seeded accordingly; 0: these
-            are seeded as the only ones.
-        keeps_terminal_obs: Whether final observations of terminated episodes are stored, so that
-            they must be finite, as for truncated episodes.
-        calls_made: Calls that these environments received, in order.
+        total_envs: Number of environments in all processes of a run. If the environments of this
+            object are only some of them, they are numbered from `first_env`, which determines the
+            seeds of episodes and actions. 0: there are no other environments.
+        keeps_terminal_obs: Whether final observations of terminated episodes are stored and must be
+            finite, as for truncated episodes.
+        calls_made: Calls made in the environments so far, in order.
         notify: Prints a note about unexpected behaviour of environments; None prints nothing.
     """
 
@@ -137,7 +136,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             infos.
 
         Raises:
-            EnvError: If an environment raises or returns something invalid, or was not reset; a
+            EnvError: If an environment raises, returns an invalid value, or was not reset; a
                 WorkerError if a worker process raises, dies or hangs.
             ShapeError: If the actions have the wrong shape.
             SpaceError: If the actions have the wrong type.
@@ -149,7 +148,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Start a step without waiting for it.
 
         Args:
-            actions: See `step`; they are copied.
+            actions: See `step`. The actions are copied.
 
         Raises:
             EnvError: If the environments were not reset, or the last step is not finished.
@@ -177,7 +176,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Wait for the step started by `step_async`, and return it as a `StepBatch`.
 
         Raises:
-            EnvError: If no step was started, or an environment raises or returns something invalid;
+            EnvError: If no step was started, or an environment raises or returns an invalid value;
                 a WorkerError if a worker process raises, dies or hangs.
         """
         if self.closed or not self._is_stepping:
@@ -190,7 +189,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @abstractmethod
     def _finish_step(self) -> StepBatch[Array]:
-        """Finish a step whose actions are in the buffers."""
+        """Finish the step started by `step_async`."""
 
     def _check_not_stepping(self, call: str) -> None:
         if self._is_stepping and not self.closed:
@@ -199,9 +198,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every environment as plain values and arrays, between steps only.
+        """Return the state of every environment as plain values and arrays; call between steps.
 
-        It does not depend on the distribution of the environments over processes.
+        The state does not depend on the number of worker processes.
 
         Raises:
             EnvError: If the state is unknown or cannot be saved.
@@ -215,28 +214,28 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
         Args:
             state: Result of `state_dict` for the same number of environments of the same kind.
-            allow_new_episodes: Whether an environment whose replay differs begins its next episode
-                instead.
+            allow_new_episodes: Whether an environment begins its next episode if the replay
+                differs.
 
         Returns:
-            The observations to act on, [num_envs, ...], which are undefined if the state was saved
-            before the first reset; and a mask [num_envs] of environments that begin a new episode.
+            The current observations, [num_envs, ...] (undefined if the state was saved before the
+            first reset), and a mask [num_envs] of environments that begin a new episode.
 
         Raises:
-            EnvError: If the state does not fit, an environment raises, its replay differs and new
-                episodes are not allowed, or restoring is not supported.
+            EnvError: If restoring is not supported, the state does not match the environments, an
+                environment raises, or a replay differs and new episodes are not allowed.
         """
         raise self._not_restored("load_state_dict()")
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make the calls that the environments have not received yet, between two steps.
+        """Make the calls that have not been made yet; call between steps.
 
         Args:
             calls: All calls since the environments were made, in order.
 
         Raises:
-            ConfigError: If an environment has no such method or attribute, or the call draws from
-                its generator although it cannot save its state.
+            ConfigError: If an environment does not have the method or attribute, or the call
+                samples from its generator and the environment cannot save its state.
             EnvError: If an environment raises, or there are fewer calls than before; a WorkerError
                 if a worker process fails.
         """
@@ -248,21 +247,21 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @abstractmethod
     def _make_calls(self, calls: list[EnvCall]) -> None:
-        """Make calls of all environments."""
+        """Apply calls to all environments."""
 
     offers_own_state: bool = False
     """Whether an environment has `state_dict` and `load_state_dict`."""
 
     def own_states(self) -> Sequence[dict[str, Any] | None]:
-        """Return the states that environments provide, between steps.
+        """Return the saved states of environments that support saving; call between steps.
 
-        They contain what persists across episodes, such as the stage of a curriculum.
+        These states persist across episodes, for example the stage of a curriculum.
 
         Returns:
-            One state per environment, or per simulator; None if an environment provides none.
+            One state per environment, or per simulator; None for environments without `state_dict`.
 
         Raises:
-            EnvError: If a state contains other than plain values and arrays.
+            EnvError: If a state contains values other than plain values and arrays.
         """
         return []
 
@@ -270,13 +269,13 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Restore states from `own_states`; must be followed by a reset.
 
         Raises:
-            EnvError: If a state does not fit.
+            EnvError: If a state does not match its environment.
         """
 
     def _not_restored(self, call: str) -> EnvError:
         return EnvError(
             f"{call}: the running episodes of {type(self).__name__} cannot be saved, because "
-            "third-party vector environments neither return their state nor take one seed per "
+            "third-party vector environments do not support saving their state or one seed per "
             "episode: use env.backend=gymnasium"
         )
 
@@ -287,7 +286,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         num_envs: int,
         metadata: Mapping[str, Any],
     ) -> None:
-        """Set the public attributes that follow from one environment.
+        """Set the public attributes from the properties of one environment.
 
         Args:
             observation_space: Observation space of the environment, before flattening.
@@ -302,7 +301,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self.observation_space = batched(self.single_observation_space, num_envs)
         self.single_action_space = action_space
         self.action_space = batch_space(action_space, num_envs)
-        # In multi-agent environments, turns are separate rows without shared frames.
+        # In multi-agent environments, frames are not shared between rows.
         several = agent_spaces(observation_space, action_space)
         declared = metadata.get("frame_stack", {}) if several is None else {}
         self.frame_stack = fitting_stacks(observation_space, declared)
@@ -312,7 +311,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
 
     def _seed_for(self, seed: int | None, options: Mapping[str, Any] | None) -> int:
-        """Return the seed of a reset; it is drawn if None."""
+        """Return the seed of a reset; None draws a seed."""
         if options is not None and "reset_mask" in options:
             raise SpaceError(
                 "reset(options={'reset_mask': ...}): not supported; a reset begins new episodes in "
@@ -328,8 +327,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
         Raises:
             EnvError: If the environments were not reset.
-            ShapeError: If there is not one row per environment in the shape of the space.
-            SpaceError: If actions are floats but the space is integer, or a part is missing.
+            ShapeError: If the shape is not [num_envs, *shape of the space].
+            SpaceError: If actions are floats but the space is integer, or a leaf is missing.
         """
         if self.root_seed is None:
             raise EnvError("step() was called before the first reset(): call reset() first")
@@ -340,7 +339,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             if part.shape != column.shape:
                 raise ShapeError(f"{name} has shape {part.shape}, expected {column.shape}")
             if part.dtype.kind == "f" and column.dtype.kind != "f":
-                raise SpaceError(f"{name} has dtype {part.dtype}, its space says {column.dtype}")
+                raise SpaceError(f"{name} has dtype {part.dtype}, its space has {column.dtype}")
             column[...] = part
 
     def _parts_of(self, actions: Any) -> Mapping[str, Any]:
@@ -366,7 +365,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
 
 def fitting_stacks(space: Space, declared: Mapping[str, int]) -> dict[str, int]:
-    """Return the declared frame stacks whose leaves have n as first dimension."""
+    """Return the declared frame stacks n whose leaves have the first dimension n."""
     shapes = {key: leaf.shape or () for key, leaf in FlatView(space).leaves.items()}
     return {key: n for key, n in declared.items() if shapes.get(key, ())[:1] == (n,)}
 
@@ -386,13 +385,13 @@ def zeroed_columns(view: FlatView, n: int) -> dict[str, Array]:
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """Arrays that one step of `n` environments reads and writes.
+    """Inputs and outputs of one step of `n` environments.
 
     Observations and actions are keyed by leaf; the key of a single leaf is `""`.
     """
 
     obs: dict[str, Array]
-    """Observations to act on, [n, ...] per leaf."""
+    """Current observations, [n, ...] per leaf."""
     final_obs: dict[str, Array]
     """Final observations of episodes that ended in this step, [n, ...] per leaf; other rows are
     undefined."""
@@ -405,7 +404,7 @@ class StepBuffers:
 
     @staticmethod
     def columns(observation: FlatView, action: FlatView, n: int) -> Columns:
-        """Return the columns of the buffers; `over` requires memory of their `nbytes`."""
+        """Return the columns of the buffers; `over` needs memory of their size `nbytes`."""
         views = {"obs": observation, "final_obs": observation, "actions": action}
         found: dict[str, Spec] = {}
         for name, view in views.items():
@@ -436,8 +435,7 @@ def row_writer(
 ) -> Callable[[int, Any], None]:
     """Return a function `write(i, observation)` that copies an observation into row i.
 
-    With columns `[rows, n, ...]`, rows hold batches of n observations. `is_last`: see
-    `within_range`.
+    For columns `[rows, n, ...]`, a row is a batch of n observations. `is_last`: see `within_range`.
     """
     writers = {
         key: within_range(key, view.leaves[key], column, column_writer(key, column), is_last)
@@ -453,14 +451,14 @@ def row_writer(
     return write
 
 
-FILL_MASKS = "; with env.empty_mask=all_legal all actions are legal then"
-"""Hint for masks that rule out every action."""
+FILL_MASKS = "; to make all actions legal in this case, set env.empty_mask=all_legal"
+"""Hint for masks without a legal action."""
 
 
 def masked_writer(
     write: Callable[[int, Any], None], masks: MaskLayout, columns: dict[str, Array]
 ) -> Callable[[int, Any], None]:
-    """Extend `write` by a check that every choice in row i has a legal action."""
+    """Return `write` with a check that every choice in row i has a legal action."""
     leaves = {leaf: columns[leaf] for leaf in masks.leaves}
 
     def write_checked(i: int, observation: Any) -> None:
@@ -477,8 +475,7 @@ def column_writer(key: str, column: Array) -> Callable[[int, Any], None]:
     shape, dtype = column.shape[1:], column.dtype
 
     def write(i: int, value: Any) -> None:
-        # Plain assignment would silently broadcast a wrong shape, and truncate floats to
-        # integers.
+        # Plain assignment would silently broadcast wrong shapes and truncate floats to integers.
         if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
             value = converted(key, value, shape, dtype)
         column[i] = value
@@ -493,10 +490,10 @@ def within_range(
     write: Callable[[int, Any], None],
     is_last: bool = False,
 ) -> Callable[[int, Any], None]:
-    """Extend `write` by a check that categories are in the space; encoders would misread others.
+    """Return `write` with a check that categories are in the space.
 
-    In the final observation of an episode (`is_last`), a category just outside is clipped, because
-    counters may exceed their space by one there.
+    In the final observation of an episode (`is_last`), a category that exceeds the space by one is
+    clipped, because step counters often do.
     """
     if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
         return write
@@ -521,16 +518,18 @@ def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
     """Convert `value` to an array that can be stored under `dtype`.
 
     Raises:
-        SpaceError: If the shape differs, or the values do not fit the kind of dtype.
+        SpaceError: If the shape differs, or `dtype` cannot represent the values.
     """
     name = f"observation {key!r}" if key else "the observation"
     array = as_array(key, value)
     if array.shape != shape:
-        raise SpaceError(f"{name} has shape {array.shape}, its space says {shape}")
+        raise SpaceError(f"{name} has shape {array.shape}, its space has {shape}")
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f"):
-        raise SpaceError(f"{name} has dtype {array.dtype}, its space says {dtype}")
+        raise SpaceError(f"{name} has dtype {array.dtype}, its space has {dtype}")
     if array.dtype.kind in "iu" and dtype.kind in "iu" and (array.astype(dtype) != array).any():
-        raise SpaceError(f"{name} holds {array.min()} to {array.max()}, which {dtype} cannot hold")
+        raise SpaceError(
+            f"{name} has values {array.min()} to {array.max()}, outside the range of {dtype}"
+        )
     return array
 
 
@@ -544,4 +543,4 @@ def as_array(key: str, value: Any) -> Array:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         name = f"observation {key!r}" if key else "the observation"
-        raise SpaceError(f"{name} is not an array of numbers: {error}") from error
+        raise SpaceError(f"{name} is not a numeric array: {error}") from error

@@ -1,6 +1,6 @@
 """Wrappers of single environments that Gymnasium does not provide.
 
-Select them, or wrappers of Gymnasium such as `gymnasium.wrappers.RepeatAction` and
+Select these wrappers, or wrappers of Gymnasium such as `gymnasium.wrappers.RepeatAction` and
 `gymnasium.wrappers.ClipReward`, by `_target_` in `env.wrappers` or `env.training_wrappers`.
 """
 
@@ -39,9 +39,9 @@ RANDOM_RESET_ATTEMPTS = 100
 class ActionMaskWrapper(Wrapper):
     """Adds the legal actions in `info["action_mask"]` to the observation.
 
-    The mask becomes the key `action_mask` (`maze_train.spaces.masks`) of a Dict observation; any
-    other observation moves to the key `observation`. The mask has one entry for each action of all
-    Discrete and MultiDiscrete parts, in any shape.
+    The mask is stored under the key `action_mask` (`maze_train.spaces.masks`) of a Dict
+    observation. An observation that is not a Dict is stored under the key `observation`. The mask
+    has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
 
     Args:
         env: The environment. Infos must contain a mask after each reset and step, except the last
@@ -71,7 +71,7 @@ class ActionMaskWrapper(Wrapper):
         return self._observe(obs, info, has_ended), reward, terminated, truncated, info
 
     def _observe(self, obs: Any, info: Mapping[str, Any], has_ended: bool) -> dict[str, Any]:
-        """Return the observation with the mask, which the final info may lack."""
+        """Return the observation with the mask, which is optional in the final info."""
         if MASK_KEY not in info and not has_ended:
             raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
         return self._masks.observe(obs, info)
@@ -112,7 +112,7 @@ class MaskOfInfo:
         self.space = spaces.Dict(OrderedDict({**parts, MASK_KEY: spaces.MultiBinary(self._size)}))
 
     def observe(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the observation with the mask; without one in the info, all actions are legal.
+        """Return the observation with the mask; if the info has no mask, all actions are legal.
 
         Raises:
             EnvError: If the mask has the wrong size.
@@ -153,11 +153,11 @@ class RewardScalingWrapper(gymnasium.RewardWrapper[Any, Any]):
 class RandomResetWrapper(Wrapper):
     """Takes a random number of random actions after each reset, to decorrelate episodes.
 
-    Number and actions are determined by the seed of the reset; the generator of `env.action_space`
+    The seed of the reset determines the number and the actions; the generator of `env.action_space`
     is not used. Actions respect the mask in the observation (`maze_train.spaces.masks`), or the
     mask in the info for a Discrete action space. If the episode ends during these actions, the
-    environment is reset with a derived seed and the number is drawn again. Inner time limits count
-    the actions.
+    environment is reset with a derived seed and the number is drawn again. Inner time limits
+    include these actions.
 
     Args:
         env: The environment.
@@ -166,8 +166,9 @@ class RandomResetWrapper(Wrapper):
 
     Raises:
         ConfigError: If an argument is out of range.
-        SpaceError: If a mask does not fit the action space.
-        EnvError: In `reset`, if episodes always end within these actions, or no action is legal.
+        SpaceError: If a mask does not match the action space.
+        EnvError: In `reset`, if episodes always end during the random actions, or no action is
+            legal.
     """
 
     remembers: ClassVar = ()
@@ -186,7 +187,7 @@ class RandomResetWrapper(Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode and take random actions."""
         if seed is not None:
-            # Separate streams, because the environment uses the seed itself.
+            # Separate streams, because the environment uses the same seed.
             seeds = Seeds(seed)
             self._random = seeds.generator("number of initial steps")
             self._seeds = seeds.generator("further resets")
@@ -225,16 +226,16 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
     """Replaces bounded continuous actions by a few evenly spaced values per dimension.
 
     Choice i of k selects `low + i / (k - 1) * (high - low)`, including the bounds. A Box with one
-    value becomes Discrete, a larger Box becomes MultiDiscrete with one choice per value. Parts of
-    Dict and Tuple spaces are identified by key (nested keys joined by `/`).
+    element becomes Discrete, a larger Box becomes MultiDiscrete with one choice per element. Parts
+    of Dict and Tuple spaces are identified by key (nested keys joined by `/`).
 
     Args:
         env: The environment.
-        num_bins: Number of choices per value, >= 2: one for all Boxes, or by key;
-            other parts are unchanged.
+        num_bins: Number of choices per dimension, >= 2: an integer for all Boxes, or a mapping by
+            key. Boxes without an entry and other parts are unchanged.
 
     Raises:
-        ConfigError: If a number is out of range, a key is unknown, or a Box is unbounded.
+        ConfigError: If `num_bins` is out of range, a key is unknown, or a Box is unbounded.
     """
 
     remembers: ClassVar = ()
@@ -251,7 +252,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
         self.action_space = with_leaves(env.action_space, leaves)
 
     def action(self, action: Any) -> Any:
-        """Return the continuous action for a discrete one."""
+        """Convert a discrete action to the continuous action."""
         values = {
             key: self._value(key, part) if key in self._tables else part
             for key, part in self._view.read(action)
@@ -366,10 +367,10 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
                 low, high = self._shrunk(key, leaf.low), self._shrunk(key, leaf.high)
                 leaves[key] = small = spaces.Box(low, high, dtype=np.uint8)
                 if not is_image(small) or image_layout(small).channels_last != is_last:
-                    problem = f"leaves {small.shape} of {leaf.shape}, which is too small to be read"
+                    problem = f"shrinks {leaf.shape} to {small.shape}, too small to be processed"
                     raise ConfigError("factor", f"{problem} as an image", factor)
         if not self._rows:
-            raise SpaceError(f"ShrinkImagesWrapper: {env.observation_space} holds no image")
+            raise SpaceError(f"ShrinkImagesWrapper: {env.observation_space} contains no image")
         self.observation_space = with_leaves(env.observation_space, leaves)
 
     def observation(self, observation: Any) -> Any:
@@ -394,7 +395,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def _observed(env: Env, keys: list[str]) -> list[str]:
-    """Return the keys of leaves that an agent observes, except action masks."""
+    """Return the keys of the observation leaves of agents, except action masks."""
     several = agent_spaces(env.observation_space, env.action_space)
     own = {key: key for key in keys}
     if several is not None:
@@ -409,7 +410,7 @@ def _observed(env: Env, keys: list[str]) -> list[str]:
 
 
 def with_leaves(space: Space, leaves: Mapping[str, Space], path: tuple[Any, ...] = ()) -> Space:
-    """Return a space nested like `space`, with leaves given by joined key."""
+    """Return a space with the structure of `space` and new leaves, by joined key."""
     if isinstance(space, spaces.Dict):
         parts = [
             (name, with_leaves(part, leaves, (*path, name))) for name, part in space.spaces.items()
@@ -429,7 +430,7 @@ def bins_by_key(view: FlatView, num_bins: int | Mapping[str, int]) -> dict[str, 
     unknown = sorted(set(bins) - set(boxes))
     if unknown or not bins:
         raise ConfigError(
-            "num_bins", f"expected numbers for some of the Boxes {boxes} of {view.space}", num_bins
+            "num_bins", f"expected the Boxes {boxes} of {view.space} as keys", num_bins
         )
     for key, n in bins.items():
         check_at_least(f"num_bins[{key}]" if key else "num_bins", n, 2)
@@ -475,8 +476,8 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         space = env.observation_space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise SpaceError(
-                f"SelectEntriesWrapper needs observations that are vectors, got {space}: flatten "
-                "them first (gymnasium.wrappers.FlattenObservation)"
+                f"SelectEntriesWrapper requires vector observations, got {space}: flatten them "
+                "first (gymnasium.wrappers.FlattenObservation)"
             )
         size = space.shape[0]
         if not indices or not all(isinstance(i, int) and 0 <= i < size for i in indices):

@@ -35,8 +35,8 @@ def centered_ranks(returns: Tensor) -> Tensor:
 
     where r_i in [0, m - 1] is the rank of entry i of m and 0 is the lowest. Equal entries share the
     average of their ranks, and a single entry gets 0. The utilities sum to 0 and are exactly 0 if
-    all returns are equal. They depend only on the order of the returns, so outliers have no extra
-    weight.
+    all returns are equal. Utilities depend only on the order of the returns, so outliers have no
+    extra weight.
 
     Args:
         returns: Finite returns of any real dtype and any shape, at least one.
@@ -123,13 +123,13 @@ def antithetic_gradient(utilities: Tensor, noise: Iterable[Tensor], dim: int) ->
     g = 1 / (2 n) Σ_k (u_k+ - u_k-) ε_k
 
     The paper also divides by σ, which gives an estimate of the gradient of E[u(θ + σ ε)] with
-    respect to θ. This factor is omitted deliberately: it is a constant that the step size absorbs,
-    and without it the step length does not depend on σ.
+    respect to θ. The factor 1 / σ is omitted deliberately: the step size absorbs constant factors,
+    and the step length then does not depend on σ.
 
     Args:
         utilities: u_k+ and u_k- of each pair, [n, 2], n >= 1.
-        noise: The n vectors ε_k in the order of the pairs, [dim] each, of one floating dtype. They
-            are read one at a time and not modified, so views of a large table are allowed.
+        noise: The n vectors ε_k in the order of the pairs, [dim] each, of one floating dtype.
+            Vectors are read one at a time and not modified, so views of a large table are allowed.
         dim: Number of parameters.
 
     Returns:

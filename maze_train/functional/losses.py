@@ -1,8 +1,7 @@
 """Policy, value and critic losses.
 
-Log-probabilities refer to the joint action: for actions of several parts, the sum over the parts.
-The losses run once per minibatch, so they use few tensor operations and never synchronise the
-device.
+Log-probabilities refer to the joint action: they are summed over the parts of the action. The
+losses run once per minibatch, so they use few tensor operations and never synchronise the device.
 
 Losses of soft actor-critics use these sizes: N samples, E critics, M outputs per critic. The action
 of a sample has C continuous parts and discrete parts with M choices in total; without discrete

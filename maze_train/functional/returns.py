@@ -67,8 +67,9 @@ def discounts_and_lambdas(
     lambda_t = gae_lambda if the episode continues and step t + 1 is a transition, else 0
 
     After a terminated step nothing is bootstrapped. After a truncated step the value of the final
-    observation is bootstrapped and the trace is cut, so no reward of the next episode enters. The
-    same holds for a step before a row that is not a transition, such as a dropped episode.
+    observation is bootstrapped and the trace is cut, so no reward of the next episode enters. A
+    step before a row that is not a transition, such as a dropped episode, is treated like a
+    truncated step.
 
     Args:
         end: End codes of the steps (`maze_train.core.step_end.StepEnd`), uint8, [T, B].
@@ -141,8 +142,8 @@ def normalize_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
     """
     if advantages.numel() < 2:
         return advantages
-    # std_mean uses a running mean, which is exact for equal elements. The rounding error of
-    # `advantages.mean()`, divided by itself, would turn them into values near 1.
+    # std_mean uses a running mean, which is exact for equal elements. With `advantages.mean()`,
+    # rounding errors would be divided by rounding errors, with results near 1.
     std, mean = torch.std_mean(advantages)
     return (advantages - mean) / (std + epsilon)
 
@@ -152,8 +153,8 @@ def scale_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
 
     A / (sqrt(mean(A^2)) + epsilon)
 
-    Unlike `normalize_advantages`, this does not shift. A shift adds c E[grad log pi(a)] to the
-    policy gradient, which is 0 only if pi itself sampled the actions a.
+    Unlike `normalize_advantages`, this function does not shift. A shift adds c E[grad log pi(a)] to
+    the policy gradient, which is 0 only if pi itself sampled the actions a.
 
     Args:
         advantages: All advantages of one batch, any shape.
@@ -188,7 +189,7 @@ def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
     check_same_shape(predictions=predictions, targets=targets)
     with torch.no_grad():
         # `var_mean` uses a running mean, so equal elements give exactly 0. `var` would give the
-        # square of a rounding error, and dividing by it results such as -1e16.
+        # square of a rounding error; dividing by it would give values near -1e16.
         variance, _ = torch.var_mean(targets, correction=0)
         residual, _ = torch.var_mean(targets - predictions, correction=0)
         share = 1.0 - residual / variance

@@ -1,8 +1,8 @@
 """V-trace: value targets and advantages from actions of a different, usually older, policy.
 
 Like the estimators in `returns.py`, V-trace takes arrays of discounts and lambdas, so episode ends
-need no special cases. Log-probabilities, parameters and actions refer to a whole action, or are
-mappings from the part of an action to its value.
+need no special cases. Log-probabilities, parameters and actions are tensors of the whole action, or
+mappings with one tensor per part of the action.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def vtrace(
 
     With all lambdas 1 this is the estimator of the paper. With all rho 1 (and thresholds >= 1) the
     advantages equal `lambda_advantages`, and the targets equal advantages plus values. Log ratios
-    are clamped to at most 40; -inf, an action that the target policy never takes, has weight 0.
+    are clamped to at most 40; -inf, the value of an action that the target policy never takes, has
+    weight 0.
 
     The values are estimates for the target policy. The convergence proof assumes
     rho_bar >= c_bar (section 4.1).
@@ -135,7 +136,7 @@ def _clip(rhos: Tensor, threshold: float | None) -> Tensor:
 
 
 class ActionDistribution(Protocol):
-    """Interface that `from_logits` needs: log-probabilities of actions under parameters."""
+    """Interface required by `from_logits`: log-probabilities of actions."""
 
     def log_prob(self, params: Tensor, actions: Any) -> Tensor:
         """Log-probability of the whole action, [...], for `params` [..., param_size]."""
@@ -143,7 +144,7 @@ class ActionDistribution(Protocol):
 
 
 class VTraceFromLogitsReturns(NamedTuple):
-    """Results of V-trace with the log-probabilities they were computed from."""
+    """Results of V-trace, and the log-probabilities used."""
 
     vs: Tensor
     """Targets of the value function, without gradient, `[T, ...]`."""
@@ -313,7 +314,7 @@ def get_log_rhos(
         }
     )
     with torch.no_grad():
-        # Subtract before summing: the sums over parts are larger, so digits would be lost.
+        # Subtracting before summing is more precise, because the sums have larger magnitudes.
         differences: list[Tensor] = [part - behaviour[key] for key, part in target.items()]
         return reduce(torch.add, differences)
 
@@ -327,8 +328,8 @@ def log_probs_from_logits_and_actions_and_spaces(
 
     Args:
         policy_logits: Parameters, [T, B, param_size], or by part of the action.
-        actions: The agent's actions, [T, B, ...]; by part if the parameters are, or if a single
-            distribution takes them in this form.
+        actions: The agent's actions, [T, B, ...]; a mapping by part if the parameters are given by
+            part or the distribution requires a mapping.
         distribution: Any object with `log_prob(params, actions)`; a mapping of such objects if the
             parameters are given by part.
 

@@ -1,4 +1,4 @@
-"""Common interface of everything that acts: networks, random policies and custom code."""
+"""Common interface of acting models: networks, random policies and custom policies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ class Acted(NamedTuple):
     """Actions of a model for n observations.
 
     Attributes:
-        actions: Actions in the agent's representation, which rollouts store, `[n, ...]`.
+        actions: Actions in the agent's representation, as stored in rollouts, `[n, ...]`.
         env_actions: The same actions as input of `env.step`: clipped or squashed to the space.
         hidden_state: Recurrent state after the observations, `[n, S]`.
-        params: Distribution parameters, `[n, param_size]`, the input of `ActingModel.log_probs`,
-            which a collector calls once per rollout.
+        params: Distribution parameters, `[n, param_size]`, the input of `ActingModel.log_probs`.
     """
 
     actions: TensorTree
@@ -33,14 +32,14 @@ class Acted(NamedTuple):
 
 
 class ActingModel(nn.Module, ABC):
-    """Base class of everything that acts: policies, joint models, leagues, random and custom ones.
+    """Base class of acting models: policies, joint models, leagues, random and custom policies.
 
-    Rows of arguments are independent of each other. Noise is an argument, so the caller controls
-    when it is drawn.
+    Rows of arguments are independent of each other. Noise is an argument, so that it can be sampled
+    once per rollout.
 
     Attributes:
         learner_only: Names of submodules that are not needed for acting.
-        is_random: Whether actions need noise even with `deterministic=True`.
+        is_random: Whether actions require noise even with `deterministic=True`.
         agents: Policy id of each agent; empty for a single-agent model.
     """
 
@@ -71,7 +70,7 @@ class ActingModel(nn.Module, ABC):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Draw the noise for `act`, `[*shape, noise_size]`; called once per rollout.
+        """Sample the noise for `act`, `[*shape, noise_size]`; called once per rollout.
 
         Args:
             shape: Leading dimensions, such as (T, B).
@@ -88,7 +87,7 @@ class ActingModel(nn.Module, ABC):
 
         Args:
             obs: n observations, on the device of the model.
-            hidden_state: Recurrent state before them, `[n, S]`; zeros at the start of an episode.
+            hidden_state: Recurrent state before `obs`, `[n, S]`; zeros at the start of an episode.
             noise: Noise, `[n, noise_size]`; may be None if `deterministic` is true and the model
                 is not `is_random`.
             deterministic: Whether to take the most likely actions instead of sampling.
@@ -102,21 +101,21 @@ class ActingModel(nn.Module, ABC):
         deterministic: bool,
         acts: Tensor,
     ) -> Acted:
-        """Choose actions if only some agents act; the recurrent states of the others are kept.
+        """Choose actions if only some agents act; other recurrent states are unchanged.
 
         Args:
             obs: See `act`.
             hidden_state: See `act`.
             noise: See `act`.
             deterministic: See `act`.
-            acts: Mask of the acting agents, `[n]` bool; actions of the others are ignored.
+            acts: Mask of the acting agents, `[n]` bool; actions of other agents are ignored.
         """
         acted = self.act(obs, hidden_state, noise, deterministic)
         state = torch.where(acts[:, None], acted.hidden_state, hidden_state)
         return acted._replace(hidden_state=state)
 
     def on_episode_end(self, hidden_state: Tensor) -> None:
-        """Notify the model of ended episodes, given their recurrent states, `[k, S]`."""
+        """Notify the model that episodes with the recurrent states `[k, S]` ended."""
 
     def log_probs(self, params: Tensor, actions: Any) -> Tensor:
         """Log-probabilities of actions, `[...]`, or `[..., A]` for A agents; 0 without `params`.
@@ -136,7 +135,7 @@ class ActingModel(nn.Module, ABC):
         """Return one example action, `[1, ...]`, which defines shapes and dtypes of storage."""
 
     def parts(self, params: Tensor) -> dict[str, tuple[Distribution, Tensor]]:
-        """Return the distribution and params of each part of an action, or of each agent.
+        """Return the distribution and parameters of each part of an action, or of each agent.
 
         Args:
             params: `Acted.params`, `[..., param_size]`.
@@ -146,7 +145,7 @@ class ActingModel(nn.Module, ABC):
     def noise_for(
         self, num_envs: int, generator: torch.Generator, deterministic: bool, device: torch.device
     ) -> Tensor | None:
-        """Draw the noise for one step of all environments on the CPU; None if not needed."""
+        """Sample the noise for one step of all environments on the CPU; None if not required."""
         if deterministic and not self.is_random:
             return None
         return self.draw_noise((num_envs,), generator, torch.device("cpu")).to(device)
@@ -172,7 +171,7 @@ class DistributionPolicy(ActingModel):
 
     @abstractmethod
     def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters for observations, `[..., param_size]`; not for recurrent ones."""
+        """Distribution parameters of a feedforward policy, `[..., param_size]`."""
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return distribution parameters `[n, param_size]` and the state `[n, S]` after `obs`."""
@@ -181,7 +180,7 @@ class DistributionPolicy(ActingModel):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Draw the noise of the distribution; see `ActingModel`."""
+        """Sample the noise of the distribution; see `ActingModel`."""
         return self.distribution.draw_noise(shape, generator, device)
 
     def act(
@@ -217,7 +216,7 @@ def acted_with(
     noise: Tensor | None,
     deterministic: bool,
 ) -> Acted:
-    """Choose actions, given the parameters of a distribution; see `ActingModel.act`."""
+    """Choose actions from the parameters of a distribution; see `ActingModel.act`."""
     if deterministic:
         actions = distribution.mode(params)
     else:
@@ -234,8 +233,8 @@ def example_of(distribution: Distribution) -> TensorTree:
 class CustomModel(DistributionPolicy):
     """Adapter for a custom module that has `distribution` and `policy_params(obs)`.
 
-    A recurrent module has an attribute `state_size` > 0 and `policy_step(obs, state)` instead. If
-    it has `end_episodes(states)`, it receives the recurrent states of ended episodes.
+    A recurrent module has an attribute `state_size` > 0 and `policy_step(obs, state)` instead. The
+    optional method `end_episodes(states)` is called with the recurrent states of ended episodes.
 
     Args:
         model: The custom module.
@@ -289,12 +288,12 @@ def acting(model: nn.Module) -> ActingModel:
 
 
 class Actor:
-    """Model together with the recurrent state of each environment.
+    """Acting model with the recurrent state of each environment.
 
     Args:
-        model: The model; each step uses its current weights.
+        model: The model; each step uses the current weights.
         num_envs: Number of environments n.
-        device: Device of the model; None: device of its parameters.
+        device: Device of the model; None: device of the parameters.
     """
 
     def __init__(self, model: nn.Module, num_envs: int, device: Device = None) -> None:
@@ -311,8 +310,8 @@ class Actor:
         return acted
 
     def forget(self, which: Array | Tensor) -> None:
-        """Reset the recurrent state of environments whose episode ended, `[n]` bool."""
-        if isinstance(which, torch.Tensor):  # Reading it would synchronise the device.
+        """Reset the recurrent state of environments with an ended episode, `[n]` bool."""
+        if isinstance(which, torch.Tensor):  # Reading the mask would synchronise.
             self.hidden_state = self.hidden_state.masked_fill(which[:, None], 0.0)
         elif self.state_size and which.any():
             rows = torch.from_numpy(which).to(self.hidden_state.device)

@@ -31,7 +31,8 @@ class ValueHead:
     """Converts outputs of a critic to values, and computes the value loss.
 
     Args:
-        transform: h of the targets (Pohlen et al., 2018, arXiv:1805.11593); None: identity.
+        transform: Transform h of the targets (Pohlen et al., 2018, arXiv:1805.11593); None:
+            identity.
         support: `(low, high)`: the output is a categorical distribution over these integers
             (Schrittwieser et al., 2020, arXiv:1911.08265, appendix F); None: a scalar.
     """
@@ -47,7 +48,7 @@ class ValueHead:
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ValueHead:
-        """Build the head that a model configuration describes."""
+        """Build the head from model settings."""
         transform = None
         if config.value_transform is not None:
             transform = build_value_transform(config.value_transform)
@@ -55,20 +56,20 @@ class ValueHead:
         return cls(transform, None if low_and_high is None else (low_and_high[0], low_and_high[1]))
 
     def values(self, raw: Tensor) -> Tensor:
-        """State values in units of returns, `[...]`, given critic outputs `[..., output_size]`."""
+        """State values in units of returns, `[...]`, from critic outputs `[..., output_size]`."""
         values = raw.squeeze(-1)
         if self.support is not None:
             values = support_to_scalar(raw, self.support)
         return values if self.transform is None else self.transform.transform_value_inv(values)
 
     def targets(self, returns: Tensor) -> Tensor:
-        """Convert returns to targets of `loss`, `[...]`, with the transform."""
+        """Convert returns to targets for `loss`, `[...]`."""
         return returns if self.transform is None else self.transform.transform_value(returns)
 
     def loss(
         self, raw: Tensor, targets: Tensor, old_values: Tensor, clip_range: float = 0.0
     ) -> Tensor:
-        """Value loss, 0-d, given critic outputs `[..., output_size]`.
+        """Value loss, 0-d, of critic outputs `[..., output_size]`.
 
         Args:
             raw: Outputs of the critic.
@@ -103,7 +104,7 @@ class ActorCriticModel(PolicyModel):
     learner_only = ("critic", "value_head")
 
     is_centralized: bool = False
-    """Whether the critic reads the observations of all agents."""
+    """Whether the critic uses the observations of all agents."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class ActorCriticModel(PolicyModel):
 
         Args:
             obs: Observations, `[..., *obs shape]`.
-            state: Recurrent state before them, `[n, S]`; only for recurrent models.
+            state: Recurrent state before `obs`, `[n, S]`; only for recurrent models.
         """
         features = self._trunk_features(obs) if state is None else self._remembering(obs, state)[0]
         return self.value_head.values(self.raw_values(features, obs))
@@ -181,7 +182,8 @@ def build_actor_critic(
         seed: Seed of the initial weights; the global generator is not affected.
 
     Raises:
-        ConfigError: If a custom network is missing, rejects its arguments, or has a wrong output.
+        ConfigError: If a custom network cannot be found, rejects its arguments, or has a wrong
+            output.
         SpaceError: If a space is not supported by any network or distribution.
     """
     with torch.random.fork_rng(devices=[]):
@@ -195,7 +197,7 @@ def build_actor_critic(
 
 
 def build_critic(config: ModelConfig, space: spaces.Space[Any], head: ValueHead) -> nn.Module:
-    """Build a separate network, or a linear layer on the features shared with the policy."""
+    """Build a separate critic network, or a linear layer on the features shared with the policy."""
     config = resolve(config, space)
     if config.shared_trunk:
         return head_of_trunk(config, head.output_size, VALUE_GAIN)

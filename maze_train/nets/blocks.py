@@ -24,20 +24,20 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_traced(x: Tensor) -> bool:
-    """Return whether operations on x are recorded or replaced, so only PyTorch operations may run.
+    """Return whether operations on x are traced or replaced, which excludes NumPy operations.
 
-    Operations are recorded or replaced under `torch.jit.trace`, `torch.export`, `torch.compile`,
+    Operations are traced or replaced under `torch.jit.trace`, `torch.export`, `torch.compile`,
     `torch.func` transforms, forward-mode differentiation, and dispatch modes such as fake tensors.
     """
-    # The compiler only reads the first condition. All of them take 0.3 us.
+    # The compiler evaluates only the first condition. All conditions take 0.3 us.
     return is_compiling() or type(x) not in TENSORS or is_replaced()
 
 
 def is_stock(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return whether a layer is exactly of a class and has no hooks, so its weights can be used.
+    """Return whether a layer is exactly of class `kind` and has no hooks.
 
-    Hooks, parametrizations, spectral norm, pruning and adapters (LoRA) change the class of a layer
-    or hook it; such a layer has to be called.
+    The weights of such layers can be used directly. Hooks, parametrizations, spectral norm, pruning
+    and adapters (LoRA) change the class of a layer or add hooks; modified layers have to be called.
     """
     return type(layer) is kind and not is_hooked(layer)
 
@@ -45,7 +45,8 @@ def is_stock(layer: nn.Module, kind: type[nn.Module]) -> bool:
 def _tanh(x: Tensor) -> Tensor:
     if x.requires_grad or not x.is_cpu or x.dtype == torch.bfloat16 or is_traced(x):
         return x.tanh_()
-    # NumPy's vectorised tanh is several times faster than PyTorch's (1 us, not 9, for 4096 values).
+    # NumPy's vectorised tanh is several times faster than PyTorch's (1 us instead of 9 us for 4096
+    # values).
     array = x.numpy()
     np.tanh(array, out=array)
     return x
@@ -62,10 +63,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the activation function of a configured name; it may overwrite its argument.
+    """Return an activation function by name. The function may overwrite its argument.
 
     Allocating a tensor for each result would take several times longer than the arithmetic.
-    Autograd stays correct: the in-place functions do not need their argument for the gradient.
+    Autograd remains correct, because the gradients of these functions do not depend on the
+    argument.
 
     Raises:
         ConfigError: If the name is unknown.
@@ -157,14 +159,14 @@ class MLP(nn.Module):
 
 
 SMALLEST_NATURE_SIDE = 36
-"""Minimum side in pixels for which the `nature` convolutions leave at least one position."""
+"""Minimum side in pixels for the `nature` convolutions (at least one output position)."""
 
 STRIDED_SIDE = 12
-"""Minimum side for which a convolution for small images uses stride 2."""
+"""Minimum side for stride 2 in convolutions for small images."""
 
 CHUNK = 64
-"""Number of images per forward pass on a CPU. The allocator reuses the memory of such a chunk; for
-1024 images it requests memory from the OS in each layer, which doubles the time."""
+"""Number of images per forward pass on a CPU. The allocator reuses memory of this size; for 1024
+images, it requests memory from the OS in each layer, which doubles the time."""
 
 
 class ImageEncoder(nn.Module):
@@ -172,12 +174,13 @@ class ImageEncoder(nn.Module):
 
     Maps uint8 images `[..., *space.shape]` to nonnegative features `[..., output_size]`, ordered by
     row, column and filter. Pixels are scaled to [0, 1] by the upper bound of the space; stacked
-    frames become channels. The dense layer that follows in both papers is one of the hidden layers.
+    frames become channels. The dense layer after the convolutions in both papers is one of the
+    hidden layers.
 
     - `nature`: 32 filters 8x8 with stride 4, 64 4x4 with stride 2, 64 3x3 with stride 1, each
       followed by ReLU (Mnih et al., "Human-level control through deep reinforcement learning",
       2015, Methods). If a side of the image is below 36 pixels, the layers have 32, 64 and 64
-      filters of size 3x3 instead. Their stride is 2 along sides of at least 12 positions, otherwise
+      filters of size 3x3 instead. The stride is 2 along sides of at least 12 positions, otherwise
       1. Sides of 7 to 91 pixels are reduced to 1 to 7 positions.
     - `impala`: three stages with 16, 32 and 32 filters: a 3x3 convolution, 3x3 max pooling with
       stride 2, two residual blocks; ReLU at the end (Espeholt et al., "IMPALA: Scalable Distributed
@@ -186,8 +189,8 @@ class ImageEncoder(nn.Module):
     Args:
         space: An image space, see `is_image`.
         kind: `nature` or `impala`.
-        orthogonal: Whether weights are orthogonal and biases zero, with gain sqrt(2) for `nature`
-            and 1 for `impala`, whose residual sums grow; otherwise PyTorch's initialisation.
+        orthogonal: Whether weights are orthogonal and biases zero (gain sqrt(2) for `nature`; 1 for
+            `impala`, because residual sums grow); otherwise PyTorch's initialisation.
     """
 
     def __init__(self, space: spaces.Box, kind: str, orthogonal: bool = True) -> None:
@@ -221,11 +224,11 @@ class ImageEncoder(nn.Module):
         return features.view(*lead, self.output_size)
 
     def _images(self, obs: Tensor) -> Tensor:
-        """[N, *space.shape] -> [N, channels, height, width], without a copy where possible."""
+        """[N, *space.shape] -> [N, channels, height, width], without a copy if possible."""
         channels, height, width = self.image_shape
         if self.channels_last and obs.ndim == 5:
             obs = obs.permute(0, 2, 3, 1, 4)
-        # With one channel, only the strides show that the channel dimension is innermost.
+        # With one channel, only the strides can mark the channel dimension as innermost.
         if self.channels_last or channels == 1:
             return obs.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
         return obs.reshape(-1, channels, height, width)
@@ -233,7 +236,7 @@ class ImageEncoder(nn.Module):
     def _features(self, images: Tensor) -> Tensor:
         """[N, channels, height, width] -> [N, output_size]."""
         # Convolutions are fastest in channels-last layout, and copying bytes is faster than floats.
-        if not is_traced(images):  # Does not affect results; vmap does not support it.
+        if not is_traced(images):  # Does not affect results. Not supported by vmap.
             images = images.contiguous(memory_format=torch.channels_last)
         first = self.first
         if is_stock(first, nn.Conv2d):

@@ -1,6 +1,6 @@
-"""Centralised critics, which read the observations of all agents.
+"""Centralised critics: value functions of the observations of all agents.
 
-Sources: centralised critics: Lowe et al. (2017), arXiv:1706.02275, here for state values; inputs:
+Sources: centralised critics: Lowe et al. (2017), arXiv:1706.02275, applied to state values; inputs:
 Yu et al. (2021), arXiv:2103.01955, section 5.2 (agent-specific global state).
 """
 
@@ -38,7 +38,7 @@ from maze_train.spaces.tensors import (
 )
 
 OWN = "own"
-"""Name of the agent's own observation among the inputs of its critic."""
+"""Name of the agent's observation in the inputs of its critic."""
 
 
 class NormalizerOfAll(ObservationNormalizer):
@@ -57,7 +57,7 @@ class NormalizerOfAll(ObservationNormalizer):
         config: ObservationNormalizationConfig,
     ) -> None:
         super().__init__(space, config)
-        self._others = (others,)  # In a tuple, so that it is not registered as a submodule.
+        self._others = (others,)  # A tuple prevents registration as a submodule.
 
     @property
     def keys(self) -> list[str]:
@@ -71,7 +71,7 @@ class NormalizerOfAll(ObservationNormalizer):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether either has fewer observations than required before training."""
+        """Whether either normalizer has fewer observations than required before training."""
         return super().is_waiting or self._others[0].is_waiting
 
     def freeze(self) -> None:
@@ -86,7 +86,7 @@ class CentralizedCritic(nn.Module):
     Args:
         net: Network for the flat mapping `own`, `agents/<name>`, `acts`, `agent`.
         normalizer: Normalizer of the observations of all agents, or None.
-        joins: Leaves to concatenate into one vector, by its key; see `joined_leaves`.
+        joins: Groups of leaves to concatenate into one vector, by new key; see `joined_leaves`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CentralizedCritic(nn.Module):
         }
 
     def forward(self, own: TensorTree, obs: dict[str, Tensor]) -> Tensor:
-        """Return value outputs `[..., output_size]`; `own` is the normalized own observation."""
+        """Return value outputs `[..., output_size]`; `own` is the normalized observation."""
         joint = {key: leaf for key, leaf in obs.items() if key.startswith(JOINT)}
         seen: Any = joint if self.normalizer is None else self.normalizer(joint)
         inputs = {**with_name(OWN, own), **part_of(seen, JOINT)}
@@ -119,10 +119,10 @@ class CentralizedCritic(nn.Module):
 def joined_leaves(
     leaves: Mapping[str, spaces.Space[Any]], config: ModelConfig
 ) -> dict[str, dict[str, spaces.Space[Any]]]:
-    """Group the leaves of different agents that have the same name and space, by a new key.
+    """Group leaves of different agents with the same name and space, by a new key.
 
-    A template network has one branch per key. A common branch for all agents keeps its cost
-    proportional to the observations; images are not grouped.
+    A template network has one branch per key. With a common branch for all agents, its cost is
+    proportional to the size of the observations. Images are not grouped.
 
     Args:
         leaves: Spaces by key; the agents' keys are `agents/<name>` or `agents/<name>/<key>`.
@@ -145,7 +145,7 @@ def joined_leaves(
 
 
 def joined_space(leaves: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
-    """Return the space for the concatenated flat values of leaves that have the same space."""
+    """Return the space of the concatenated flat values of leaves with the same space."""
     first, count = leaves[0], len(leaves)
     if isinstance(first, spaces.Box):
         low, high = (np.tile(bound.ravel(), count) for bound in (first.low, first.high))
@@ -161,14 +161,14 @@ def joined_space(leaves: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
 class CentralizedActorCritic(ActorCriticModel):
     """Actor-critic with a centralised critic; see `ActorCriticModel`.
 
-    The policy reads only the observation of the acting agent. The critic, used in learning, also
-    reads the observations of all other agents, which a `TurnSplitter` adds.
+    The input of the policy is the observation of the acting agent. The critic, which is used only
+    for learning, also receives the observations of all other agents, which a `TurnSplitter` adds.
     """
 
     is_centralized = True
 
     def inputs(self, obs: TensorTree) -> TensorTree:
-        """Return the policy inputs: the own observation without masks, normalized."""
+        """Return the policy inputs: the normalized observation of the agent, without masks."""
         return super().inputs(without_joint(obs))
 
     def raw_values(self, features: TensorTree, obs: TensorTree) -> Tensor:
@@ -187,7 +187,7 @@ def build_centralized(
     """Build an actor-critic with a centralised critic.
 
     Args:
-        build: Builds a model, given settings, observation space, action space and seed.
+        build: Builds a model from settings, observation space, action space and seed.
         config: Model settings.
         several: Spaces of the agents.
         agent: Name of an agent that uses the policy.

@@ -10,7 +10,8 @@ from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 
 MAX_UNITS, MAX_LAYERS = 16_384, 64
-"""Upper limits; larger networks need gigabytes of memory and minutes to initialise."""
+"""Upper limits of network sizes. Larger networks require gigabytes of memory and minutes to
+initialise."""
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 
@@ -44,13 +45,12 @@ class ObservationNormalizationConfig(Settings):
     """
 
     mode: Literal["none", "running", "estimated"] = "none"
-    """`running`: with statistics of all training observations so far; `estimated`: with statistics
-    of steps of the untrained policy, then frozen; `none`: no normalization."""
+    """Source of the statistics. `running`: all training observations so far; `estimated`: steps of
+    the untrained policy before training, then frozen; `none`: no normalization."""
 
     n_steps: int | None = None
-    """Minimum number of environment steps of the untrained policy before training from which the
-    statistics are estimated or initialised (>= 1); null: 10000 for `estimated`, 1000 for
-    `running`."""
+    """Minimum number of environment steps of the untrained policy before training, used to estimate
+    or initialise the statistics (>= 1); null: 10000 for `estimated`, 1000 for `running`."""
 
     clip: float = 10.0
     """Clip range of normalized observations, > 0; 0: no clipping."""
@@ -60,7 +60,7 @@ class ObservationNormalizationConfig(Settings):
 
     @property
     def initial_steps(self) -> int:
-        """`n_steps` with its default filled in."""
+        """Value of `n_steps`, or its default if null."""
         return self.n_steps or (10_000 if self.mode == "estimated" else 1_000)
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class ObservationNormalizationConfig(Settings):
 
 @dataclass(kw_only=True)
 class ModelConfig(Settings):
-    """Settings of the policy and critic networks; built from spaces, or custom by `_target_`."""
+    """Settings of policy and critic networks: templates for the spaces, or custom networks."""
 
     hidden_sizes: list[int] | None = None
     """Number of units of each hidden layer of the policy, and of the critic unless
@@ -83,24 +83,24 @@ class ModelConfig(Settings):
     """Number of units of each hidden layer of the critic; null: the same as for the policy."""
 
     activation: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None = None
-    """Nonlinearity after each hidden layer. null: tanh, but relu for algorithms with replay (SAC,
-    TD3, DQN) and if observations contain images."""
+    """Nonlinearity after each hidden layer. null: relu for algorithms with replay (SAC, TD3, DQN)
+    or if observations contain images, otherwise tanh."""
 
     shared_trunk: bool | None = None
-    """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with
-    `rnn` or if observations contain images, unless `policy`, `critic` or `critic_hidden_sizes` is
-    set or `hidden_sizes` is `[]`; otherwise, and always with replay (SAC, TD3, DQN), false."""
+    """Whether policy and critic share all hidden layers (one trunk, two heads). null: false with
+    replay (SAC, TD3, DQN); otherwise true with `rnn` or if observations contain images, unless
+    `policy`, `critic` or `critic_hidden_sizes` is set or `hidden_sizes` is `[]`."""
 
     centralized_critic: bool | None = None
-    """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021); the
-    policy still reads only the observation of its agent. For multi-agent A2C, PPO and IMPALA. null:
+    """Whether the critic uses the observations of all agents, as in MAPPO (Yu et al., 2021); the
+    policy uses only the observation of its agent. For multi-agent A2C, PPO and IMPALA. null:
     false."""
 
     critic_obs: list[str] | None = None
-    """Keys of a Dict observation (nested keys joined by `/`) that only the critic reads, such as
-    privileged simulator state (Pinto et al., 2017, arXiv:1710.06542). The key of a nested Dict
-    includes all its leaves. The critic also reads all other keys. For A2C, PPO and IMPALA; policies
-    without a critic ignore these keys. null: none."""
+    """Keys of a Dict observation (nested keys joined by `/`) that are hidden from the policy, such
+    as privileged simulator state (Pinto et al., 2017, arXiv:1710.06542). The key of a nested Dict
+    includes all its leaves. The critic uses all keys. For A2C, PPO and IMPALA; policies without a
+    critic ignore these keys. null: none."""
 
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
     """Encoder of images (a uint8 Box of two to four dimensions; the first of four counts frames):
@@ -122,8 +122,8 @@ class ModelConfig(Settings):
 
     orthogonal_init: bool | None = None
     """Whether to use orthogonal weights and zero biases (gains: sqrt(2) hidden layers, 0.01 policy
-    head, 1 value head and `impala`); false: PyTorch's defaults. null: true, but false with
-    replay."""
+    head, 1 value head and `impala`); false: PyTorch's defaults. null: false with replay, otherwise
+    true."""
 
     distributions: dict[str, Any] = field(default_factory=dict)
     """Action distribution by space type or by key of a Dict action space: a name (categorical,
@@ -137,11 +137,12 @@ class ModelConfig(Settings):
     template network."""
 
     critic: dict[str, Any] | None = None
-    """Custom critic network, called like `policy`; for SAC and TD3 also with `action_size`, and it
-    maps observations and action features to `[..., output_size]`. null: a template network."""
+    """Custom critic network, called like `policy`. For SAC and TD3, it is also called with
+    `action_size`, and maps observations and action features to `[..., output_size]`. null: a
+    template network."""
 
     trunk: dict[str, Any] | None = None
-    """Custom shared trunk, called with `observation_space` and `output_size` (the last of
+    """Custom shared trunk, called with `observation_space` and `output_size` (the last entry of
     `hidden_sizes`); requires `shared_trunk: true`. null: a template network."""
 
     value_transform: dict[str, Any] | None = None
@@ -164,10 +165,12 @@ class ModelConfig(Settings):
             problem = "a centralised critic shares no layers with the policy; remove this setting"
             raise ConfigError("shared_trunk", problem, True)
         if self.critic_obs and self.shared_trunk:
-            problem = "with critic_obs the critic shares no layers with the policy; remove it"
+            problem = (
+                "with critic_obs, the critic shares no layers with the policy; remove this setting"
+            )
             raise ConfigError("shared_trunk", problem, True)
         if self.critic_obs and self.centralized_critic:
-            problem = "a centralised critic reads all observations; remove one of the two settings"
+            problem = "a centralised critic uses all observations; remove one of the two settings"
             raise ConfigError("critic_obs", problem, self.critic_obs)
         if self.value_support is not None and (
             len(self.value_support) != 2 or self.value_support[0] >= self.value_support[1]
@@ -192,11 +195,11 @@ class ModelConfig(Settings):
         if self.critic_hidden_sizes is not None and shares and not has_own_critic:
             raise ConfigError(
                 "critic_hidden_sizes",
-                "with a shared trunk the critic has no separate layers; remove it",
+                "with a shared trunk the critic has no separate layers; remove this setting",
                 self.critic_hidden_sizes,
             )
         if self.trunk is not None and not shares:
-            raise ConfigError("trunk", "needs model.shared_trunk=true")
+            raise ConfigError("trunk", "requires model.shared_trunk=true")
         if shares:
             remedy = "" if self.rnn is not None else ", or set model.shared_trunk=false"
             for name in ("policy",) if has_own_critic else ("policy", "critic"):

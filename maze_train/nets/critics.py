@@ -36,10 +36,10 @@ from maze_train.spaces.masks import mask_layout
 
 
 class EnsembleMLP(nn.Module):
-    """Ensemble of E multilayer perceptrons with common inputs, as batched matrix products.
+    """Ensemble of E multilayer perceptrons with shared inputs, computed by batched matrix products.
 
-    Maps `[N, inputs]` to `[E, N, output_size]`. The weights of a layer are one tensor
-    `[E, inputs, outputs]`, its biases `[E, 1, outputs]`.
+    Maps `[N, inputs]` to `[E, N, output_size]`. A layer has weights `[E, inputs, outputs]` and
+    biases `[E, 1, outputs]`.
 
     Args:
         size: Number E of networks.
@@ -87,7 +87,7 @@ class EnsembleMLP(nn.Module):
         ]
 
     def _parameter(self, name: str) -> Tensor:
-        # Avoids the slow attribute lookup of nn.Module; parametrized weights are attributes.
+        # Avoids the slow attribute lookup of nn.Module, except for parametrized weights.
         found: Tensor | None = self._parameters.get(name)
         if found is None:
             found = getattr(self, name)
@@ -95,7 +95,7 @@ class EnsembleMLP(nn.Module):
         return found
 
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:
-        """Outputs `[E, N, output_size]` for inputs `[N, inputs]`, of all or the first networks."""
+        """Return outputs `[E, N, output_size]` of all (or the first) networks for `[N, inputs]`."""
         count = self.size if first is None else first
         x = x.expand(count, *x.shape)
         for i, (weight, bias) in enumerate(self._layers()):
@@ -108,13 +108,13 @@ class EnsembleMLP(nn.Module):
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if weight.shape[2] == 1:  # Several times faster than a batched matrix product.
+    if weight.shape[2] == 1:  # Much faster than a batched matrix product.
         return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
     return torch.baddbmm(bias, x, weight)
 
 
 class TemplateCritics(nn.Module):
-    """Ensemble of E Q-functions that share only the encoder of images and Dict observations.
+    """Ensemble of E Q-functions with a shared encoder for images and Dict observations.
 
     Maps observations and action features to `[E, N, output_size]`.
 
@@ -158,7 +158,7 @@ class TemplateCritics(nn.Module):
         return features
 
     def values(self, features: Tensor, actions: Tensor, first: int | None = None) -> Tensor:
-        """Return Q-values `[E, N, output_size]`, given encoded observations.
+        """Return Q-values `[E, N, output_size]` of encoded observations.
 
         Args:
             features: Result of `encode`.
@@ -226,8 +226,8 @@ def build_critics(
 
 @contextmanager
 def constant(module: nn.Module) -> Iterator[None]:
-    """Treat the weights of a module as constants in the block; gradients still reach its inputs."""
-    if is_compiling():  # The compiler does not support `requires_grad_`.
+    """Treat the weights of a module as constants in the block; gradients flow to its inputs."""
+    if is_compiling():  # Not supported by the compiler: `requires_grad_`.
         with _without_gradients(module):
             yield
         return
@@ -261,21 +261,21 @@ Model = TypeVar("Model", bound="PolicyAndCritics")
 UNUSED = {
     "shared_trunk": "policy and critics do not share layers",
     "trunk": "policy and critics do not share layers",
-    "rnn": "recurrent policies learn from rollouts (a2c, ppo), not from single steps",
-    "critic_obs": "Q-functions read the policy's observations; choose a2c, ppo or impala",
+    "rnn": "recurrent policies are only supported by on-policy algorithms (a2c, ppo)",
+    "critic_obs": "policy and Q-functions have the same inputs; choose a2c, ppo or impala",
     "value_transform": "Q-values are not transformed",
     "value_support": "Q-values are scalars",
 }
-"""Model settings that these models do not support, with the reason."""
+"""Unsupported model settings, with the reason."""
 
 
 class PolicyAndCritics(ModelWithTargets):
     """Policy, Q-functions and target networks.
 
-    A Q-function reads the continuous parts of an action, scaled to [-1, 1], and outputs one value
-    for each choice of the discrete parts (a single value without discrete parts). The Q-value of an
-    action is the sum over its choices, which is exact for a single Discrete space; several discrete
-    parts form an additive decomposition.
+    The inputs of a Q-function are the observation and the continuous parts of the action, scaled to
+    [-1, 1]. A Q-function outputs one value for each choice of the discrete parts, or a single value
+    for other action spaces. The Q-value of an action is the sum over its choices. The sum is exact
+    for a single Discrete space, and an additive decomposition for several discrete parts.
 
     Args:
         policy: The policy.
@@ -308,7 +308,7 @@ class PolicyAndCritics(ModelWithTargets):
         return self.params_of(self.inputs(obs), obs)
 
     def params_of(self, inputs: TensorTree, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`, given network inputs."""
+        """Distribution parameters, `[..., param_size]`, for network inputs."""
         params: Tensor = self.policy(inputs)
         return params if self.masking is None else self.masking.apply(params, obs)
 
@@ -335,7 +335,7 @@ def build_policy_and_critics(
         num_critics: Number of critics.
 
     Raises:
-        ConfigError: If a setting is not supported, or a custom network is missing, rejects its
+        ConfigError: If a setting is not supported, or a custom network cannot be found, rejects its
             arguments, or has a wrong output.
         SpaceError: If a space is not supported by any network or distribution.
     """

@@ -24,10 +24,10 @@ ROWS = 2
 
 WRAPPER_KEY = "algorithm.policy_wrapper"
 TRANSFORM_KEY = "model.value_transform"
-"""Configuration keys of the policy wrapper and the value transform."""
+"""Settings of the policy wrapper and of the value transform."""
 
 SAMPLES = (-10.0, -1.0, 0.0, 1.0, 10.0)
-"""Returns with which a value transform is tested."""
+"""Returns for testing a value transform."""
 TOLERANCE = 1e-3
 
 
@@ -45,8 +45,7 @@ def build_own(
         key: Configuration key of the network.
         space: Flat observation space, without masks.
         output_size: Number of outputs.
-        action_size: Number of action features, which the network also reads; None: it reads
-            observations only.
+        action_size: Number of action features in the input of the network; None: observations only.
 
     Raises:
         ConfigError: If the network cannot be built, fails, or has a wrong output.
@@ -59,7 +58,7 @@ def build_own(
         described += f" and actions [{ROWS}, {action_size}]"
     net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
     if isinstance(node[TARGET], InlineObject) and net is node[TARGET].value:
-        net = copy.deepcopy(net)  # An instance is a template for several networks.
+        net = copy.deepcopy(net)  # An instance may be used for several networks.
     net.eval()
     with torch.no_grad():
         try:
@@ -75,7 +74,7 @@ def build_own(
 
 
 def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any]) -> nn.Module:
-    """Build the wrapper of a policy, and check it with observations of a flat space."""
+    """Build the wrapper of a policy, and check its outputs for sample observations."""
     if TARGET not in node:
         raise ConfigError(WRAPPER_KEY, "expected a mapping with the key _target_, or null", node)
     try:
@@ -98,10 +97,10 @@ def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any])
 
 
 def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
-    """Raise if a model cannot act on observations of a flat space."""
+    """Raise if a forward pass of a model on sample observations fails."""
     obs = sampled_for(space, ROWS)
     if isinstance(obs, dict):
-        # A sampled mask may have no legal action, which environments must avoid.
+        # A sampled mask could contain no legal action.
         obs = {k: torch.ones_like(leaf) if is_mask_key(k) else leaf for k, leaf in obs.items()}
     method, wanted = "policy_params", [[ROWS, param_size]]
     expected = f"expected distribution parameters of shape [batch, {param_size}]"
@@ -124,14 +123,14 @@ def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
 
 
 def _shapes(outputs: Any) -> list[Any] | str:
-    """Return the shape of a tensor, shapes of a tuple of tensors, or the type of anything else."""
+    """Return the shape of a tensor, shapes of a tuple of tensors, or the type of other objects."""
     if isinstance(outputs, tuple):
         return [_shapes(output) for output in outputs]
     return list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
 
 
 def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
-    """Build a value transform, and check it with a few returns.
+    """Build a value transform, and check it for a few returns.
 
     Raises:
         ConfigError: If the transform cannot be built, is not increasing, or has a wrong inverse.
@@ -158,7 +157,7 @@ def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
 
 
 def _mapped(name: str, method: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """Apply one direction of a transform; raise unless the result is finite and of equal shape."""
+    """Apply one direction of a transform; raise if shape or values of the result are wrong."""
     try:
         result = method(values)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Policies of multiple agents combined into one model."""
+"""Joint model of the policies of multiple agents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from maze_train.spaces.agents import ACTS, AGENTS
 from maze_train.spaces.tensors import joined, part_of, parts_by_name, stacked, unstacked, with_name
 
 MIN_SKIP_ROWS = 256
-"""Minimum number of rows for which selecting the acting agents takes less time than it saves."""
+"""Minimum number of rows for which selecting the acting agents saves time."""
 
 
 class Inputs(NamedTuple):
@@ -35,9 +35,9 @@ class Inputs(NamedTuple):
 
     Attributes:
         obs: Observations.
-        hidden_state: Recurrent state before them.
+        hidden_state: Recurrent state before `obs`.
         noise: Noise of the actions; see `ActingModel.act`.
-        acts: Which rows act; None if the results of all rows are needed.
+        acts: Mask of the acting rows; None if the results of all rows are required.
     """
 
     obs: TensorTree
@@ -46,7 +46,7 @@ class Inputs(NamedTuple):
     acts: Tensor | None
 
     def at(self, rows: Tensor) -> Inputs:
-        """Return some rows."""
+        """Return a selection of rows."""
         obs, state, *others = self
         noise, acts = (None if x is None else x[rows] for x in others)
         return Inputs(tree_map(lambda x: x[rows], obs), state[rows], noise, acts)
@@ -71,10 +71,10 @@ class JointModel(ActingModel):
     """Acts for all agents of an environment, each with its policy.
 
     Observations have the form of `maze_train.spaces.agents`. Agents with the same policy are
-    evaluated in one batch. Noise, parameters and recurrent states are the concatenation over
-    agents. The recurrent state of an agent is kept while it does not act. On the CPU, large
-    batches of feedforward policies are only evaluated for the agents that act; the parameters of
-    the others are zeros.
+    evaluated in one batch. Noise, parameters and recurrent states are concatenated over agents. The
+    recurrent state of an agent is unchanged in steps without an action. On the CPU, large batches
+    of feedforward policies are evaluated only for the agents that act; the parameters of other
+    agents are zeros.
 
     Args:
         policies: Models by policy id.
@@ -93,7 +93,7 @@ class JointModel(ActingModel):
         }
         self._groups = {policy: own for policy, own in self.members.items() if own}
         self._runs = _runs_of(self.agents)
-        # In a dict, so that the weights are not registered under a second name.
+        # A plain dict does not register the weights under a second name.
         self._acting = {policy: acting(own) for policy, own in policies.items()}
         models = {policy: self._acting[policy] for policy in self._groups}
         self._state_sizes = {policy: own.state_size for policy, own in models.items()}
@@ -108,7 +108,7 @@ class JointModel(ActingModel):
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state of all agents per environment; 0: none."""
+        """Size S of the recurrent state of all agents per environment; 0 if not recurrent."""
         return sum(self.state_sizes.values())
 
     @property
@@ -139,7 +139,7 @@ class JointModel(ActingModel):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Draw the noise of all agents; see `ActingModel`."""
+        """Sample the noise of all agents; see `ActingModel`."""
         models = [self._acting[policy] for policy in self.agents.values()]
         return torch.cat([own.draw_noise(shape, generator, device) for own in models], dim=-1)
 
@@ -153,7 +153,7 @@ class JointModel(ActingModel):
     def inputs(
         self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None
     ) -> dict[str, Inputs]:
-        """Return the inputs of each policy that has agents."""
+        """Return the inputs of each policy in use."""
         leaves = cast("dict[str, Tensor]", obs)
         parts = parts_by_name(part_of(leaves, AGENTS))
         states = self._stacked(hidden_state, self._state_sizes)
@@ -169,13 +169,13 @@ class JointModel(ActingModel):
         }
 
     def acted(self, inputs: Mapping[str, Inputs], deterministic: bool) -> dict[str, Acted]:
-        """Choose actions of the agents of each policy, in the rows of its inputs."""
+        """Choose the actions of the agents of each policy, in the order of its inputs."""
         return {
             policy: own.acted(self._acting[policy], deterministic) for policy, own in inputs.items()
         }
 
     def combined(self, found: Mapping[str, Acted], hidden_state: Tensor) -> Acted:
-        """Combine the results of `acted`; `hidden_state` is the one before."""
+        """Combine the results of `acted`; `hidden_state` is the recurrent state before the step."""
         rows = {
             policy: _of_each_agent(own, len(self._groups[policy])) for policy, own in found.items()
         }
@@ -190,7 +190,7 @@ class JointModel(ActingModel):
         return Acted(actions, env_actions, hidden_state, params)
 
     def acted_with(self, params: Tensor, noise: Tensor | None, deterministic: bool) -> Acted:
-        """Choose actions, given distribution parameters of feedforward policies, `[n, ...]`."""
+        """Choose actions from the distribution parameters of feedforward policies, `[n, ...]`."""
         noises = None if noise is None else self._stacked(noise, self._noise_sizes)
         found: dict[str, Acted] = {}
         for policy, own in self._stacked(params, self._param_sizes).items():
@@ -206,7 +206,7 @@ class JointModel(ActingModel):
             self._acting[self.agents[agent]].on_episode_end(own)
 
     def log_probs(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities of the actions of A agents, `[..., A]`; 0 for models without any."""
+        """Log-probabilities of the actions of A agents, `[..., A]`; 0 if not available."""
         own_params, taken = self._stacked(params, self._param_sizes), self._stacked_actions(actions)
         return self._concatenated(
             {
@@ -226,7 +226,7 @@ class JointModel(ActingModel):
         return _flat({agent: self._acting[own].example_actions() for agent, own in owners})
 
     def parts(self, params: Tensor) -> dict[str, tuple[Distribution, Tensor]]:
-        """Return the distribution and params of each agent that has a distribution."""
+        """Return distribution and parameters of each agent with a distribution."""
         pairs = self._split(params, self._param_sizes).items()
         models = {agent: self._acting[policy] for agent, policy in self.agents.items()}
         return {
@@ -236,12 +236,12 @@ class JointModel(ActingModel):
         }
 
     def _split(self, tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-        """Split the concatenation over agents; `sizes` are by policy."""
+        """Split a tensor concatenated over agents; `sizes` are by policy."""
         widths = [sizes[policy] for policy in self.agents.values()]
         return dict(zip(self.agents, torch.split(tensor, widths, dim=-1), strict=True))
 
     def _stacked(self, tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-        """Split the concatenation over agents by policy, `[agents, ..., size]`."""
+        """Split a tensor concatenated over agents by policy, `[agents, ..., size]`."""
         if not tensor.shape[-1]:
             empty = {policy: (len(own), *tensor.shape) for policy, own in self._groups.items()}
             return {policy: tensor.new_zeros(shape) for policy, shape in empty.items()}
@@ -277,9 +277,9 @@ class JointModel(ActingModel):
     def _who_acts(self, obs: dict[str, Tensor], policy: str) -> Tensor | None:
         """Return a mask of the acting agents of a policy, `[agents * n]`, grouped by agent.
 
-        None if the policy is evaluated for all of its agents: if all act, if there are few rows, if
-        the observation does not say who acts, and on an accelerator, where reading the mask would
-        synchronise the device.
+        Returns None to evaluate the policy for all agents: if all agents act, for few rows, if the
+        observation does not contain the acting agents, or on an accelerator, because reading the
+        mask would synchronise the device.
         """
         agents, is_recurrent = self._groups[policy], self._state_sizes[policy] > 0
         if not is_recurrent and not (self._skips_waiting[policy] and ACTS in obs):
@@ -319,7 +319,7 @@ def _flat(trees: Mapping[str, TensorTree]) -> dict[str, Tensor]:
 
 
 def acting_alone(models: Mapping[str, nn.Module]) -> JointModel:
-    """Build a model in which each agent has a separate model; see `by_number`."""
+    """Build a joint model with a separate model for each agent; see `by_number`."""
     return JointModel(*by_number(models))
 
 
@@ -329,17 +329,17 @@ def members_of(model: nn.Module) -> Mapping[str, list[str]]:
 
 
 def by_number(models: Mapping[str, nn.Module]) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Name models by number; return them with the number for each agent.
+    """Return models by number, and the number of each agent.
 
     Args:
-        models: Models by agent, whose names may not be valid names of PyTorch modules.
+        models: Models by agent. Names of agents may not be valid names of PyTorch modules.
     """
     numbers = {agent: str(i) for i, agent in enumerate(models)}
     return {numbers[agent]: own for agent, own in models.items()}, numbers
 
 
 def _of_each_agent(acted: Acted, count: int) -> Acted:
-    """Split the rows by agent, `[count, n, ...]`."""
+    """Reshape the rows to `[count, n, ...]`, one slice per agent."""
     # Unlike `chunk`, unflatten can be exported for a variable number of environments.
     return Acted._make(
         tree_map(lambda x: torch.unflatten(x, 0, (count, -1)), tree) for tree in acted

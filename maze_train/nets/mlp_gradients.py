@@ -1,7 +1,7 @@
 """Analytic gradients of multilayer perceptrons on vectors and discrete observations.
 
-For small networks, building and walking the autograd graph takes longer than the arithmetic. The
-gradients equal autograd's, see `tests/nets/test_mlp_gradients.py`.
+For small networks, the autograd graph takes more time than the arithmetic. Analytic gradients are
+equal to autograd gradients, see `tests/nets/test_mlp_gradients.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from maze_train.nets.blocks import MLP
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 
 Backward: TypeAlias = "Callable[[Tensor, bool], Tensor | None]"
-"""Takes dL/d output, adds dL/d parameters to `.grad`, and returns dL/d input if requested."""
+"""Backward function: takes dL/d outputs, adds dL/d parameters to `.grad`, and returns dL/d inputs
+if requested."""
 
 aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu": aten.gelu_backward,
     "silu": aten.silu_backward,
 }
-"""dL/dx as a function of dL/dy and y = f(x), or of dL/dy and x for the functions in `OF_INPUT`."""
+"""dL/dx as a function of dL/dy and y = f(x); for functions in `OF_INPUT`, of dL/dy and x."""
 
 OF_INPUT = ("gelu", "silu")
 
@@ -38,22 +39,22 @@ OF_INPUT = ("gelu", "silu")
 def has_gradients_by_hand(net: nn.Module) -> bool:
     """Return whether `forward_and_backward` supports a network.
 
-    Supported are linear layers on vectors, discrete observations, and Dicts of these.
+    Linear layers on vectors, discrete observations, and Dicts of these are supported.
     """
     return type(net) in (TemplateNet, MLP) and is_plain(net)
 
 
 @torch.no_grad()
 def forward_and_backward(net: nn.Module, obs: TensorTree) -> tuple[Tensor, Backward]:
-    """Compute the outputs of a network and a function that computes its gradients.
+    """Compute the outputs of a network, and return a function that computes the gradients.
 
     Args:
         net: The network, see `has_gradients_by_hand`.
         obs: Observations, `[N, ...]`.
 
     Returns:
-        Outputs `[N, output_size]` without a graph, and the backward function of dL/d outputs. Dict
-        observations get no gradient.
+        Outputs `[N, output_size]` without a graph, and the backward function. Gradients of Dict
+        observations are not supported.
     """
     if isinstance(net, MLP):
         assert isinstance(obs, torch.Tensor)
@@ -79,7 +80,7 @@ def forward_and_backward(net: nn.Module, obs: TensorTree) -> tuple[Tensor, Backw
 
 
 def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
-    """Implement `forward_and_backward` for an MLP, in chunks that fit in the cache."""
+    """Implement `forward_and_backward` for an MLP, in chunks that fit into the cache."""
     if x.shape[0] <= net.cached_rows or not x.is_cpu:
         return _mlp_of_piece(net, x)
     pieces = torch.split(x, net.cached_rows)
@@ -122,12 +123,12 @@ def _mlp_of_piece(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
 
 
 NARROW = range(2, 13)
-"""Input sizes for which CPU matrix products (MKL) of at least 128 rows are 1.5 to 8 times faster if
-they compute the transposed weight gradient."""
+"""Input sizes for which CPU matrix products (MKL) with at least 128 rows are 1.5 to 8 times faster
+for the transposed weight gradient."""
 
 
 def _add_product(param: Tensor, grad: Tensor, x: Tensor) -> None:
-    """Add the product of grad^T `[D, N]` and x `[N, I]` to a gradient, unless frozen."""
+    """Add the product of grad^T `[D, N]` and x `[N, I]` to a parameter gradient, unless frozen."""
     if not param.requires_grad:
         return
     rows, size = x.shape

@@ -21,8 +21,8 @@ EPSILON = 1e-8
 """Added to the variance."""
 
 RESOLUTION, WIDE_RESOLUTION = 1e-6, 1e-12
-"""Relative standard deviation below which an entry counts as constant, because changes that small
-are rounding errors: in float32, and in float64 for wide integers (see `_is_wide`)."""
+"""Entries with a smaller relative standard deviation count as constant, because their changes are
+rounding errors: in float32, and in float64 for wide integers (see `_is_wide`)."""
 
 STATISTICS = ("count", "mean", "var")
 
@@ -31,13 +31,14 @@ class ObservationNormalizer(nn.Module):
     """Normalizes Box observations other than images elementwise: (x - mean) / sqrt(var + 1e-8).
 
     The result is clipped to `config.clip`. Mean and variance are taken over all observations passed
-    to `update`; before the first update, observations are only converted to float32. An entry that
-    has been constant is centred but not scaled, which keeps it small if it changes later. Discrete,
-    MultiDiscrete and MultiBinary observations, images and excluded keys are never changed.
+    to `update`; before the first update, observations are only converted to float32. Entries that
+    were constant so far are centred but not scaled, so they remain small if they change later.
+    Discrete, MultiDiscrete and MultiBinary observations, images and excluded keys are returned
+    unchanged.
 
-    For integers of 32 and 64 bits the mean is subtracted in float64, because float32 would round
-    time stamps in seconds to multiples of 128. The statistics are float64 buffers (float32 on MPS),
-    all keys in one vector, and keep this dtype if the module is converted. Training mode has no
+    For 32-bit and 64-bit integers, the mean is subtracted in float64, because float32 would round
+    time stamps in seconds to multiples of 128. The statistics of all keys are float64 buffers
+    (float32 on MPS), also after the module is converted to another dtype. Training mode has no
     effect.
 
     Args:
@@ -71,7 +72,7 @@ class ObservationNormalizer(nn.Module):
         self.register_buffer("var", torch.zeros(total, dtype=torch.float64))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
         for i, shape in enumerate(self._shapes.values()):
-            # Numbered, because keys may contain characters that are not allowed in buffer names.
+            # Keys may contain characters that are not allowed in buffer names.
             dtype = torch.float64 if self._wide[i] else torch.get_default_dtype()
             self.register_buffer(f"_mean_{i}", torch.zeros(shape, dtype=dtype), persistent=False)
             self.register_buffer(f"_factor_{i}", torch.ones(shape), persistent=False)
@@ -89,7 +90,7 @@ class ObservationNormalizer(nn.Module):
             obs: Observations, `[..., *obs shape]`; not modified. Keys may be missing.
 
         Returns:
-            Observations of the same shapes; normalized ones are float32.
+            Observations of the same shapes; float32 if normalized.
         """
         if not isinstance(obs, dict):
             return self._normalized(0, obs) if self._shapes else obs
@@ -105,7 +106,7 @@ class ObservationNormalizer(nn.Module):
         assert factor is not None
         if not self._has_statistics:
             return x.to(factor.dtype)
-        # Subtract first: x * factor - mean * factor would cancel digits if the mean is large.
+        # Subtracting first is more precise for a large mean than x * factor - mean * factor.
         x = (x.to(mean.dtype) - mean).to(factor.dtype).mul_(factor)
         return x.clamp_(-self._clip, self._clip) if self._clip else x
 
@@ -117,7 +118,7 @@ class ObservationNormalizer(nn.Module):
                 `keys`; other keys are ignored.
 
         Raises:
-            TrainingError: If an observation is not finite. The statistics are then unchanged.
+            TrainingError: If an observation is not finite. The statistics are not modified.
         """
         if not self._shapes or bool(self.frozen):
             return
@@ -136,7 +137,7 @@ class ObservationNormalizer(nn.Module):
         )
 
     def merge(self, moments: Moments) -> None:
-        """Merge moments into the statistics; does nothing after `freeze`.
+        """Add moments of observations to the statistics; does nothing after `freeze`.
 
         Args:
             moments: Moments of all normalized entries as one vector, in the order of `keys`.
@@ -176,7 +177,7 @@ class ObservationNormalizer(nn.Module):
         self._refresh()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ObservationNormalizer:
-        # The statistics move with the module, but keep their dtype.
+        # The statistics follow the module to a device, but keep their dtype.
         wide = (f"_mean_{i}" for i, is_wide in enumerate(self._wide) if is_wide)
         kept = {name: self.get_buffer(name) for name in (*STATISTICS, *wide)}
         device = fn(self.frozen).device
@@ -189,7 +190,7 @@ class ObservationNormalizer(nn.Module):
 
 
 def _is_vector(leaf: spaces.Box) -> bool:
-    """Return whether a Box is not an image, and not empty."""
+    """Return whether a Box is neither an image nor empty."""
     return not is_image(leaf) and math.prod(leaf.shape) > 0
 
 
@@ -213,7 +214,7 @@ def _check_excluded(excluded: list[str], keys: list[str]) -> None:
 
 
 def _check_finite(key: str, shape: tuple[int, ...], rows: Tensor) -> None:
-    """Raise if observations `[N, entries]` of a key are not finite; names the first such entry."""
+    """Raise if observations `[N, entries]` of a key are not finite."""
     finite = torch.isfinite(rows)
     if bool(finite.all()):
         return

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 class ActionMasking:
-    """Replaces the logits of illegal actions, so that their probability is 0.
+    """Sets the probability of illegal actions to 0 by replacing their logits.
 
-    The replacement is finite (half of the minimum of the dtype), so log-probabilities, entropies
-    and KL divergences refer to the distribution over the legal actions, and gradients are never
-    NaN. Source: Huang and Ontañón (2022), arXiv:2006.14171, section 3.
+    The replacement is finite (half of the minimum of the dtype), so gradients are never NaN.
+    Log-probabilities, entropies and KL divergences refer to the distribution over the legal
+    actions. Source: Huang and Ontañón (2022), arXiv:2006.14171, section 3.
 
     Args:
         distribution: Distribution of the whole action space.
@@ -61,12 +61,12 @@ class ActionMasking:
             obs: Observations with masks, nonzero for legal actions, [..., *shape].
 
         Returns:
-            Parameters, [..., param_size]; replaced ones have no gradient.
+            Parameters, [..., param_size]; replaced logits have no gradient.
         """
         return torch.where(self._legal(params, obs), params, impossible_logit(params.dtype))
 
     def _legal(self, params: Tensor, obs: TensorTree) -> Tensor:
-        """Return a mask of the params that are kept, bool, [..., param_size]."""
+        """Return a mask of the parameters of legal actions, bool, [..., param_size]."""
         assert isinstance(obs, dict), "masks are entries of a Dict observation"
         batch = params.shape[:-1]
         masks = {k: obs[k].reshape((*batch, size)) != 0 for k, size in self._sizes.items()}
@@ -79,7 +79,7 @@ class ActionMasking:
 
 
 _Segment: TypeAlias = "tuple[int, str | None, int]"
-"""Size of a block of parameters, key of the mask for it (or None), and start index in the mask."""
+"""Size of a block of parameters, key of its mask (or None), and start index in the mask."""
 
 
 def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segment]:
@@ -96,7 +96,7 @@ def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segme
 
 
 def _check_family(key: str, family: Distribution, part: MaskedPart) -> None:
-    """Raise if the params of a family are not one logit per action."""
+    """Raise if the parameters of a family are not one logit per action."""
     name = key or ("Discrete" if len(part.sizes) == 1 else "MultiDiscrete")
     is_fit = isinstance(family, (Categorical, MultiCategorical))
     if not is_fit or family.param_size != sum(part.sizes):
@@ -118,8 +118,8 @@ class Policy(nn.Module):
     Args:
         net: Maps observations (or features of a shared trunk) to
             `[..., param_size - free_param_size]`.
-        distribution: The action distribution, which defines the number of parameters, and how many
-            of them are state-independent.
+        distribution: The action distribution; defines the total number of parameters and the number
+            of state-independent parameters.
     """
 
     def __init__(self, net: nn.Module, distribution: Distribution) -> None:
@@ -150,7 +150,7 @@ class Policy(nn.Module):
 
 
 def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the part of a flat observation space that networks read: all but masks."""
+    """Return the input space of networks: a flat observation space without masks."""
     if not isinstance(space, Dict):
         return space
     parts = OrderedDict((k, leaf) for k, leaf in space.spaces.items() if not is_mask_key(k))
@@ -160,7 +160,7 @@ def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 def critic_keys(config: ModelConfig, space: spaces.Space[Any]) -> tuple[str, ...]:
-    """Return the keys of observations that only the critic reads, in the order of the space.
+    """Return the observation keys of `critic_obs`, in the order of the space.
 
     Args:
         config: Model settings; only `critic_obs` is used.
@@ -189,7 +189,7 @@ def critic_keys(config: ModelConfig, space: spaces.Space[Any]) -> tuple[str, ...
 
 
 def policy_space(config: ModelConfig, space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the part of `input_space` that the policy reads; see `critic_keys`."""
+    """Return the input space of the policy: `input_space` without `critic_keys`."""
     hidden = critic_keys(config, space)
     if not hidden:
         return space
@@ -225,7 +225,7 @@ def readable(
     has_masks: bool,
     hidden: Collection[str] = (),
 ) -> TensorTree:
-    """Return network inputs: observations without masks and hidden keys, normalized."""
+    """Return network inputs: normalized observations without masks and hidden keys."""
     if has_masks or hidden:
         assert isinstance(obs, dict)
         obs = {k: leaf for k, leaf in obs.items() if not (is_mask_key(k) or k in hidden)}
@@ -240,7 +240,7 @@ def build_network(
     output_size: int,
     gain: float,
 ) -> nn.Module:
-    """Build the custom network configured for this role, or the template network."""
+    """Build the network of a role (policy, critic, trunk): custom if configured, else template."""
     node: Mapping[str, Any] | None = vars(config)[role]
     if node is None:
         if role == "trunk":
@@ -267,7 +267,7 @@ class PolicyModel(DistributionPolicy):
         rnn: Recurrent layers after the trunk, or None.
         normalizer: Observation normalizer, or None.
         masking: Action masking, or None.
-        critic_keys: Keys of observations that the policy does not read, which may be missing.
+        critic_keys: Observation keys that the policy does not use; may be missing in observations.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class PolicyModel(DistributionPolicy):
         critic_keys: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
-        # The order determines saved weights and flat parameter vectors.
+        # The order of submodules determines saved weights and flat parameter vectors.
         self.normalizer = normalizer
         self.trunk = trunk
         self.rnn = rnn
@@ -331,7 +331,7 @@ class PolicyModel(DistributionPolicy):
         return inputs if self.trunk is None else self.trunk(inputs)
 
     def inputs(self, obs: TensorTree) -> TensorTree:
-        """Return the policy inputs: no masks, no critic-only keys, normalized."""
+        """Return the policy inputs: normalized observations without masks and critic-only keys."""
         return readable(obs, self.normalizer, self.masking is not None, self.critic_keys)
 
     def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
@@ -348,11 +348,11 @@ def build_policy(
 ) -> nn.Module:
     """Build a policy without a critic.
 
-    An actor-critic built with the same settings and seed has an identical policy, so the policy
-    weights can be exchanged between the two models.
+    An actor-critic built with the same settings and seed has an identical policy. The policy
+    weights of both models are compatible.
 
     Args:
-        config: Model settings; settings of the critic must not be set.
+        config: Model settings without critic settings.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         seed: Seed of the initial weights; the global generator is not affected.
@@ -366,7 +366,7 @@ def build_policy(
         evaluation mode.
 
     Raises:
-        ConfigError: If a critic setting is set, or a custom network or the wrapper is missing,
+        ConfigError: If a critic setting is set, or a custom network or the wrapper cannot be found,
             rejects its arguments, fails, or has a wrong output.
         SpaceError: If a space is not supported by any network or distribution.
     """
@@ -388,16 +388,16 @@ def compose_policy(
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
 ) -> PolicyModel:
-    """Build the policy with weights from the global generator.
+    """Build the policy. Initial weights are sampled from the global generator.
 
     Args:
-        config: Model settings, resolved or not; critic settings only affect whether there is a
-            trunk.
+        config: Model settings; critic settings affect only the use of a trunk.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
 
     Raises:
-        ConfigError: If a custom network is missing, rejects its arguments, or has a wrong output.
+        ConfigError: If a custom network cannot be found, rejects its arguments, or has a wrong
+            output.
         SpaceError: If a space is not supported by any network or distribution.
     """
     masks = mask_layout(observation_space, action_space)
@@ -425,7 +425,7 @@ def compose_policy(
 
 
 def head_of_trunk(config: ModelConfig, output_size: int, gain: float) -> MLP:
-    """Build a linear layer on the features of a trunk, or of the recurrent layers after it.
+    """Build a linear output layer on the features of a trunk, or of its recurrent layers.
 
     Args:
         config: Resolved settings of a model with a trunk.

@@ -1,12 +1,12 @@
-"""Many copies of a policy with different weights, evaluated in one batch.
+"""Copies of a policy with different weights, evaluated in one batch.
 
 Results of a copy are bit-for-bit independent of its row and of the other copies:
 
-- Matrix products use NumPy, one after the other in one call; the result of a product does not
-  depend on the number of rows or on memory alignment. PyTorch's batched products do.
-- The number of rows of all other arrays is a multiple of `ROW_BLOCK`, so SIMD instructions divide
-  them evenly and no element is left to the scalar code at the end of an array, which rounds
-  differently.
+- Matrix products use NumPy, which computes the products of a batch one after the other. The result
+  of a product does not depend on the number of rows or on memory alignment, in contrast to
+  PyTorch's batched products.
+- The number of rows of all other arrays is a multiple of `ROW_BLOCK`, so that SIMD instructions
+  process all elements. The scalar code for remaining elements of an array rounds differently.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ View: TypeAlias = Callable[[torch.Tensor], Array]
 
 
 Net: TypeAlias = "Callable[[Any, int], Array]"
-"""Maps observations, whose first rows are used, to outputs `[rows, size]`; the second argument is
-the number of rows that are needed."""
+"""Maps observations and the number of required rows to outputs `[rows, size]`."""
 
 ROW_BLOCK = 32
-"""Elements per iteration of vectorised code: two registers of 16 float32 values."""
+"""Number of elements per iteration of vectorised code: two registers of 16 float32 values."""
 
 
 def row_blocks(count: int) -> int:
-    """Round `count` up to whole blocks of rows."""
+    """Round `count` up to a multiple of `ROW_BLOCK`."""
     return -(-count // ROW_BLOCK) * ROW_BLOCK
 
 
@@ -57,14 +56,13 @@ def find_normalizer(model: nn.Module) -> ObservationNormalizer | None:
 
 
 class Population(ABC):
-    """Copies of a policy that differ in the trainable parameters only.
+    """Copies of a policy that differ only in the trainable parameters.
 
-    Everything else (frozen parameters, observation statistics) is read from the model at the time
-    of the call.
+    Frozen parameters and observation statistics are shared with the model.
 
     Args:
         model: The policy, on the CPU; see `nets.acting`.
-        rows: Number of rows, at least the number of copies.
+        rows: Number of rows, >= the number of copies.
 
     Attributes:
         rows: Number of rows in memory.
@@ -77,7 +75,7 @@ class Population(ABC):
         trained = [p for p in model.parameters() if p.requires_grad]
         self.dim = sum(p.numel() for p in trained)
         self._dtype = trained[0].detach().numpy().dtype if trained else np.dtype(np.float32)
-        # Whole cache lines, so that every copy has the same memory alignment.
+        # A multiple of cache lines gives every copy the same memory alignment.
         self._stride = -(-self.dim // ROW_BLOCK) * ROW_BLOCK * self._dtype.itemsize
         self._memory = torch.zeros(self.rows * self._stride, dtype=torch.uint8).numpy()
         self._weights: Array = self._view_at(0, (self.dim,))
@@ -90,7 +88,7 @@ class Population(ABC):
     def weights_of(self, row: int) -> Array:
         """Return the trainable parameters of a copy in the order of `model.parameters()`, `[dim]`.
 
-        The caller writes the weights into this view. `act` may move them to another address.
+        Write weights into this view. `act` may move the memory of a copy.
         """
         weights: Array = self._weights[row]
         return weights
@@ -132,8 +130,8 @@ class Population(ABC):
 
 
 BatchedParams: TypeAlias = Callable[[int, TensorTree], Tensor]
-"""Computes the distribution parameters of the first `count` copies; takes `count` and observations
-of `row_blocks(count)` rows."""
+"""Computes the distribution parameters of the first `count` copies from `count` and observations
+with `row_blocks(count)` rows."""
 
 
 def batched_params(model: PolicyModel, view: View) -> BatchedParams:
@@ -149,8 +147,8 @@ def batched_params(model: PolicyModel, view: View) -> BatchedParams:
 
     def compute(count: int, obs: TensorTree) -> Tensor:
         inputs: Any = model.inputs(obs)
-        # Some OpenBLAS kernels read uninitialised stack memory into unused lanes, and NumPy warns
-        # about it (as in https://github.com/numpy/numpy/issues/24067).
+        # Some OpenBLAS kernels read uninitialised memory into unused lanes, which causes NumPy
+        # warnings (as in https://github.com/numpy/numpy/issues/24067).
         with np.errstate(invalid="ignore"):
             outputs = net(inputs if trunk is None else trunk(inputs, count), count)
         if free is not None:
@@ -162,7 +160,7 @@ def batched_params(model: PolicyModel, view: View) -> BatchedParams:
 
 
 def is_batchable(model: nn.Module) -> bool:
-    """Return whether `batched_params` supports a model, which must not have subclassed parts."""
+    """Return whether `batched_params` supports a model; subclassed modules are not supported."""
     return (
         type(model) is PolicyModel
         and model.rnn is None
@@ -174,9 +172,9 @@ def is_batchable(model: nn.Module) -> bool:
 
 
 class BatchedPopulation(Population):
-    """Copies of a policy that `is_batchable`, or of a `JointModel` of such policies.
+    """Copies of a batchable policy (`is_batchable`), or of a `JointModel` of batchable policies.
 
-    The weights of active copies are contiguous in memory, before the inactive copies.
+    The weights of active copies are contiguous in memory, followed by inactive copies.
 
     Args:
         model: The policy, or a `JointModel`.
@@ -209,7 +207,7 @@ class BatchedPopulation(Population):
         return acted_with(self.model.distribution, params, self._state, noise, deterministic)
 
     def _activate(self, rows: Sequence[int]) -> None:
-        """Move some copies to the front, and note how to convert between their two orders."""
+        """Move active copies to the front, and store the mapping between rows and memory order."""
         self._active, count = list(rows), len(rows)
         places = self._place_of[self._active]
         behind, free = places[places >= count], np.setdiff1d(np.arange(count), places)
@@ -239,7 +237,7 @@ class BatchedPopulation(Population):
 
 
 def policies_of(model: nn.Module) -> Mapping[str, nn.Module]:
-    """Return the policies of a `JointModel` by id; any other model has the id ""."""
+    """Return the policies of a `JointModel` by id; for other models, the model with the id ""."""
     return model.by_policy if isinstance(model, JointModel) else {"": model}
 
 
@@ -256,7 +254,7 @@ class RowPopulation(Population):
         normalizer = find_normalizer(model)
         self._acting = acting(model)
         self._state = torch.zeros(count, 1, self._acting.state_size)
-        # Everything else is shared with the model, so that changes apply to all copies.
+        # Other parameters and buffers are shared with the model, so changes apply to all copies.
         kept = [p for p in model.parameters() if id(p) not in self._offsets]
         shared: dict[int, Any] = {id(x): x for x in (*kept, *model.buffers(), normalizer)}
         self._copies: list[ActingModel] = []
@@ -273,7 +271,7 @@ class RowPopulation(Population):
         """Choose the actions of some copies, see `Population.act`."""
         results: list[Acted] = []
         for k, i in enumerate(rows):
-            # Cloned, so that alignment does not depend on the row.
+            # A clone has the same alignment for every row.
             row = tree_map(lambda x, i=i: x[i : i + 1].clone(), obs)  # type: ignore[misc]
             drawn = None if noise is None else noise[k : k + 1].clone()
             acted = self._copies[i].act(row, self._state[i].clone(), drawn, deterministic)
@@ -290,7 +288,7 @@ class RowPopulation(Population):
 
 
 def _batched(module: nn.Module, view: View) -> Net:
-    """Build the batched version of a module that `is_plain`."""
+    """Build the batched version of a plain module (see `is_plain`)."""
     if isinstance(module, TemplateNet):
         encoder, layers = _batched(module.encoder, view), _batched(module.layers, view)
         return lambda obs, count: layers(encoder(obs, count), count)
@@ -298,7 +296,7 @@ def _batched(module: nn.Module, view: View) -> Net:
         return _batched_dict(module, view)
     if isinstance(module, MLP):
         return _batched_mlp(module, view)
-    # A module without parameters is the same for all copies.
+    # Modules without parameters are the same for all copies.
     return lambda obs, count: cast("Array", module(obs).numpy())
 
 
@@ -324,7 +322,7 @@ def _batched_mlp(mlp: MLP, view: View) -> Net:
 
     def forward(x: Array, count: int) -> Array:
         n = len(x)
-        # For a single product NumPy calls another kernel, which rounds differently.
+        # NumPy uses another kernel for a single product, which rounds differently.
         k = max(count, 2)
         for i, (weight, bias) in enumerate(weights):
             products = np.zeros((n, weight.shape[1]), weight.dtype)
@@ -339,6 +337,6 @@ def _batched_mlp(mlp: MLP, view: View) -> Net:
 
 
 def build_population(model: nn.Module, count: int) -> Population:
-    """Copies of a policy, evaluated in one batch if the policy supports it."""
+    """Create copies of a policy, evaluated in one batch if the policy supports batching."""
     is_batched = all(map(is_batchable, policies_of(model).values()))
     return (BatchedPopulation if is_batched else RowPopulation)(model, count)

@@ -1,4 +1,4 @@
-"""LSTM and GRU layers whose hidden state is reset at the start of an episode."""
+"""LSTM and GRU layers with resets of the hidden state at the start of an episode."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CLOSED = -1e4
 """Gate input whose sigmoid is exactly 0 in float32 and float64."""
 
 ROUNDED_TO = 8
-"""Sequence lengths are rounded up to multiples of this, since kernels are compiled per length."""
+"""Sequence lengths are rounded up to multiples, because kernels are compiled per length."""
 
 
 class RecurrentNetwork(nn.Module):
-    """Stacked recurrent layers that process one time step, or whole sequences.
+    """Stacked recurrent layers for single time steps and sequences.
 
     LSTM, with gates i, f, g, o from x_t and h_{t-1}:
 
@@ -32,7 +32,7 @@ class RecurrentNetwork(nn.Module):
 
     n = tanh(n_x + sigmoid(r) * n_h),  h_t = (1 - sigmoid(z)) * n + sigmoid(z) * h_{t-1}
 
-    The state of an environment is one vector: h (and c) of the first layer, then the next ones.
+    The state of an environment is one vector: h (and c for LSTM) of all layers in order.
 
     Args:
         input_size: F, size of the input.
@@ -64,7 +64,7 @@ class RecurrentNetwork(nn.Module):
         self.state_size = config.size * config.layers * (2 if self.is_lstm else 1)
 
     def _weights(self) -> list[tuple[Tensor, ...]]:
-        """Return, for each layer, weights and biases for input and state."""
+        """Return weights and biases for input and state, by layer."""
         flat: list[Tensor] = list(self.layers._parameters.values())  # type: ignore[arg-type]  # no None
         return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]
 
@@ -93,7 +93,7 @@ class RecurrentNetwork(nn.Module):
 
     @property
     def _is_changed(self) -> bool:
-        """Whether the layers are modified, so they have to be called."""
+        """Whether the layers are modified (hooks, subclasses), so that they have to be called."""
         return not is_stock(self.layers, nn.LSTM if self.is_lstm else nn.GRU)
 
     def _call(self, x: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -109,13 +109,13 @@ class RecurrentNetwork(nn.Module):
         return found[0], torch.cat(new_parts, dim=-1)
 
     def sequence(self, x: Tensor, state: Tensor, resets: Tensor) -> Tensor:
-        """Process L time steps of n environments, with states reset to zero where requested.
+        """Process L time steps of n environments, with resets of the states to zero.
 
         Args:
             x: Inputs, `[L, n, F]`.
             state: States before the first row, `[n, S]`.
-            resets: Whether a row is the first of an episode, so that the state is reset before it,
-                bool, `[L, n]`.
+            resets: Whether to reset the state before a row (the first row of an episode), bool,
+                `[L, n]`.
 
         Returns:
             Features, `[L, n, H]`.
@@ -153,8 +153,8 @@ class RecurrentNetwork(nn.Module):
     def _with_eraser(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Extend the weights of a layer for inputs from `_Timeline.marked`.
 
-        The first mark adds the input bias in real rows. The second closes the gates in erasing
-        rows, where the remaining inputs are zero, so that h and c become exactly zero and no
+        The first mark adds the input bias in real rows. The second mark closes the gates in erasing
+        rows. The other inputs of erasing rows are zero, so h and c become exactly zero, and no
         gradient passes.
         """
         w_input, w_state, b_input, b_state = weights
@@ -173,10 +173,10 @@ def _run(function: Any, x: Tensor, start: Any, weights: Any) -> Tensor:
 
 
 class _Timeline:
-    """Inserts erasing rows, which clear the recurrent state, into sequences before each reset.
+    """Inserts erasing rows into sequences, which reset the recurrent state.
 
-    Fused kernels process a sequence without regard to episodes. Each environment has a separate
-    timeline, so the length grows by the maximum number of resets of an environment.
+    Fused kernels do not support resets within a sequence. Each environment has a separate timeline,
+    so the length increases by the maximum number of resets of an environment.
 
     Args:
         resets: Whether the recurrent state is reset before a row, `[L, n]`.
@@ -212,9 +212,9 @@ class _Timeline:
 class _GRULayer(torch.autograd.Function):
     """GRU layer on the CPU with analytic backpropagation through time.
 
-    PyTorch has no fused CPU kernel for it. The loop uses NumPy for small operations, whose calls
-    have less overhead, and products over all time steps are computed at the end. Under autocast it
-    computes in float32.
+    PyTorch has no fused CPU kernel for GRU layers. The loop uses NumPy for small operations,
+    because its calls have less overhead. Products over all time steps are computed at the end.
+    Under autocast, the layer computes in float32.
     """
 
     @staticmethod
@@ -229,7 +229,7 @@ class _GRULayer(torch.autograd.Function):
         b_input: Tensor,
         b_state: Tensor,
     ) -> Tensor:
-        """Return features `[L, n, H]`; keep `[L, n]` is 0 where the state is reset before a row."""
+        """Return features `[L, n, H]`; the state is reset before rows with `keep` 0, `[L, n]`."""
         (length, n), size = keep.shape, w_state.shape[1]
         # Gate inputs of r, z and n, overwritten by the gate values.
         gates = torch.addmm(b_input, x.flatten(0, 1), w_input.t()).view(length, n, -1)
@@ -276,8 +276,8 @@ class _GRULayer(torch.autograd.Function):
         (length, n), size = keep.shape, w_state.shape[1]
         r, z, new = gates.split(size, dim=-1)
         aten = torch.ops.aten
-        # Derivatives at the nonlinearities, first per unit of dL/dh. In this order both n_x, r, z
-        # (from the input) and r, z, n_h (from the state) are contiguous.
+        # Derivatives at the nonlinearities, first per unit of dL/dh. The order makes both n_x, r, z
+        # (from the input) and r, z, n_h (from the state) contiguous.
         d_gates = gates.new_empty(length, n, 4, size)
         d_new = aten.tanh_backward(1 - z, new)
         d_gates[:, :, 0] = d_new

@@ -1,4 +1,4 @@
-"""Target networks, which track trained networks by Polyak averaging."""
+"""Target networks with Polyak averaging."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class TargetNetwork:
 
     def __init__(self, target: nn.Module, source: nn.Module) -> None:
         self.network = target
-        # Iterating over the parameters of a module takes longer than updating them.
+        # Iteration over the parameters of a module would take longer than the update.
         self._params = tuple(zip(target.parameters(), source.parameters(), strict=True))
-        # Store the owners of buffers, since a change of device or dtype replaces the buffers.
+        # The owners of buffers are stored, because a change of device or dtype replaces buffers.
         owners = zip(target.modules(), source.modules(), strict=True)
         self._owners = tuple((t, s) for t, s in owners if [*s.buffers(recurse=False)])
 
@@ -65,27 +65,27 @@ class ModelWithTargets(DistributionPolicy):
         self._targets: list[TargetNetwork] = []
 
     def target_of(self, network: Any) -> Any:
-        """Create a target network, a frozen copy that `update_targets` updates."""
+        """Create a target network: a frozen copy, to be updated by `update_targets`."""
         copy = deepcopy(network).requires_grad_(False).eval()
         self._targets.append(TargetNetwork(copy, network))
         return copy
 
     def train(self, mode: bool = True) -> ModelWithTargets:
-        """Set training mode; target networks always stay in evaluation mode."""
+        """Set training mode; target networks remain in evaluation mode."""
         super().train(mode)
         for target in self._targets:
             target.network.eval()
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> ModelWithTargets:
-        """Enable or disable gradients of the parameters; target networks never have any."""
+        """Enable or disable gradients of the parameters; target networks remain frozen."""
         super().requires_grad_(requires_grad)
         for target in self._targets:
             target.network.requires_grad_(False)
         return self
 
     def inputs(self, obs: TensorTree) -> TensorTree:
-        """Return the network inputs: observations without masks, normalized."""
+        """Return the network inputs: normalized observations without masks."""
         return readable(obs, self.normalizer, self.masking is not None)
 
     def update_targets(self, tau: float) -> None:
@@ -100,9 +100,9 @@ def resolve_with_targets(
     """Fill in the defaults of models with targets.
 
     Args:
-        config: Model settings; resolved ones are returned unchanged.
+        config: Model settings; resolved settings are returned unchanged.
         space: Flat observation space.
-        hidden_sizes: Default of this setting without images.
+        hidden_sizes: Default hidden sizes for observations without images.
     """
     images = config.image_encoder != "flat" and holds_images(space)
     sizes = config.hidden_sizes
@@ -117,7 +117,7 @@ def resolve_with_targets(
 
 
 def refuse_settings(config: ModelConfig, reasons: Mapping[str, str]) -> None:
-    """Raise if a setting that the model does not support is set.
+    """Raise if an unsupported setting is set.
 
     Args:
         config: Model settings.

@@ -23,7 +23,7 @@ IMAGE_FACTOR = 4
 
 
 class BoxEncoder(nn.Module):
-    """Flattens Box and MultiBinary observations; uint8 is scaled to [0, 1] by the upper bound.
+    """Flattens Box and MultiBinary observations, and scales uint8 to [0, 1] by the upper bound.
 
     Maps `[..., *space.shape]` to `[..., output_size]` in the default dtype; float32 rounds integers
     above 2^24. Floating-point observations, such as normalized ones, are not scaled.
@@ -64,14 +64,14 @@ class OneHotEncoder(nn.Module):
         self.dims = len(space.shape or ())
         self.output_size = int(counts.sum())
         offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        # Combined shift from values to indices of the concatenated vector.
+        # Offset from values to indices in the concatenated vector.
         self.register_buffer("shifts", torch.as_tensor(offsets - starts), persistent=False)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return one-hot vectors, `[..., output_size]`."""
         values = obs.unsqueeze(-1) if self.dims == 0 else obs.flatten(-self.dims)
         positions = values.long() + self.shifts
-        # Created from the positions, so that vmap adds its dimension.
+        # Derived from the positions, so that vmap adds its dimension.
         shape = (*positions.shape[:-1], self.output_size)
         zeros = positions.new_zeros(shape, dtype=torch.get_default_dtype())
         return zeros.scatter_(-1, positions, 1.0)
@@ -80,8 +80,8 @@ class OneHotEncoder(nn.Module):
 class DictEncoder(nn.Module):
     """Encoder of Dict observations: a linear layer and a nonlinearity per key, concatenated.
 
-    A branch has `config.branch_size` units, and four times as many after the convolutions of an
-    image. Unknown keys and empty ones (a Box of shape (0,)) are ignored.
+    A branch has `config.branch_size` units, or four times as many for images. Unknown keys and
+    empty observations (a Box of shape (0,)) are ignored.
     """
 
     def __init__(self, space: spaces.Dict, config: ModelConfig) -> None:
@@ -137,7 +137,7 @@ def leaf_encoder(
 
 
 def encoder_for(space: spaces.Space[object], config: ModelConfig) -> Encoder:
-    """Build the encoder of a flat observation space, which has the attribute `output_size`.
+    """Build the encoder of a flat observation space, with the attribute `output_size`.
 
     Args:
         space: Flat observation space, without action masks.
@@ -157,14 +157,13 @@ def encoder_for(space: spaces.Space[object], config: ModelConfig) -> Encoder:
 
 
 def resolve(config: ModelConfig, space: spaces.Space[object]) -> ModelConfig:
-    """Fill in the settings that depend on the space.
+    """Fill in the default settings, which depend on the space.
 
-    Images with `image_encoder: flat` count as vectors. Policy and critic do not share layers by
-    default if the settings describe two networks (custom networks, sizes of the critic, no hidden
-    layers).
+    Images with `image_encoder: flat` count as vectors. By default, policy and critic do not share
+    layers if the settings describe two networks (custom networks, critic sizes, no hidden layers).
 
     Args:
-        config: Model settings; resolved ones are returned unchanged.
+        config: Model settings; resolved settings are returned unchanged.
         space: Flat observation space.
     """
     images = config.image_encoder != "flat" and holds_images(space)
@@ -231,10 +230,10 @@ class TemplateNet(nn.Module):
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return whether a module has only linear layers on vectors and discrete observations.
+    """Return whether a module has only linear layers, on vectors or discrete observations.
 
-    Types are compared exactly, because a subclass or a module with hooks may compute something
-    else.
+    Types are compared exactly, because subclasses and modules with hooks may compute other
+    functions.
     """
     if is_hooked(module):
         return False

@@ -75,7 +75,7 @@ class FunctionalSimulator(Simulator):
 
     @property
     def called(self) -> Any:
-        """Not available, because changes of the environment do not affect compiled functions."""
+        """Not supported: compiled functions ignore later changes of the environment."""
         raise EnvError(f"{self.name} is compiled by JAX and cannot be changed during a run")
 
     def reset(self, seed: int) -> TensorTree:
@@ -130,8 +130,8 @@ class FunctionalSimulator(Simulator):
         shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(expected)]
         if shapes != [(leaf.shape, leaf.dtype) for leaf in state["leaves"]]:
             raise EnvError(
-                f"the saved state does not fit {self.num_envs} environments {self.name}: continue "
-                "with the settings and the versions of packages that the run began with"
+                f"the saved state does not fit {self.num_envs} environments {self.name}: use "
+                "the settings and package versions of the original run"
             )
         leaves = [jax.device_put(leaf, self._place) for leaf in state["leaves"]]
         self._carry = jax.tree.unflatten(jax.tree.structure(expected), leaves)
@@ -216,7 +216,7 @@ def jax_device(jax: Any, device: torch.device) -> Any:
     try:
         return jax.devices(kind)[device.index or 0]
     except (RuntimeError, IndexError) as error:
-        problem = f"JAX does not see it ({error}): install JAX for it, or set env.device=cpu"
+        problem = f"not available to JAX ({error}): install JAX for it, or set env.device=cpu"
         raise ConfigError("env.device", problem, str(device)) from error
 
 
@@ -232,7 +232,7 @@ BRAX = (
     "max_episode_steps",
     "render",
 )
-"""Attributes read from Brax-style environments; `num_envs` identifies other environments."""
+"""Attributes read from Brax-style environments. Environments with `num_envs` are not Brax-style."""
 
 
 def functional_env(env: Any, limit: int | None = None) -> FunctionalEnv | None:
@@ -240,8 +240,8 @@ def functional_env(env: Any, limit: int | None = None) -> FunctionalEnv | None:
 
     Args:
         env: Environment in the style of gymnax, or of Brax with `reset(key)` and `step(state,
-            action)`. The latter declares Gymnasium spaces (`observation_space`, `action_space`) or
-            sizes.
+            action)`. A Brax-style environment declares Gymnasium spaces (`observation_space`,
+            `action_space`) or sizes.
         limit: Maximum number of steps of an episode if the environment declares none.
     """
     if isinstance(env, FunctionalEnv):

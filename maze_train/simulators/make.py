@@ -36,11 +36,11 @@ def make_simulator(
     Args:
         env_id: `brax:<name>`, `gymnax:<name>` or `playground:<name>`; None if `target` is given.
         target: Class or function that returns a vector environment of tensors or a functional JAX
-            environment. It receives `num_envs` and `device` if it accepts them. None if `env_id` is
-            given.
+            environment. The arguments `num_envs` and `device` are passed if accepted. None if
+            `env_id` is given.
         kwargs: Arguments of the environment.
         num_envs: Number of environments.
-        device: Device of the environments, if they accept it.
+        device: Device of the environments, if accepted.
         max_episode_steps: Maximum length of an episode; None selects the environment's default.
         at_most: Upper bound on `max_episode_steps`, if the environment accepts a limit; None
             disables it.
@@ -84,7 +84,7 @@ def from_suite(env_id: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
     except MazeTrainError:
         raise
     except Exception as error:  # Each package raises different errors.
-        problem = f"{suite} cannot build it: {type(error).__name__}: {error}"
+        problem = f"{suite} failed to build it: {type(error).__name__}: {error}"
         raise ConfigError("env", problem, env_id) from error
 
 
@@ -96,7 +96,7 @@ def built(
     max_episode_steps: int | None,
     at_most: int | None,
 ) -> Any:
-    """Build the environment of a class or function, with the smallest limit on steps."""
+    """Call the target to build an environment, with the smaller of both step limits."""
     make = maker_of(target, "env._target_")
     parameters = inspect.signature(make).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

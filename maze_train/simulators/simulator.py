@@ -30,10 +30,10 @@ class Simulator(ABC):
         can_be_restored: Whether `state_dict` can save the running episodes.
         truncation: Value target at a time limit if the simulator does not return final
             observations; see `EnvConfig.truncation`.
-        has_lasting_state: Whether the saved state contains more than a reset initialises.
+        has_lasting_state: Whether `state_dict` contains state that `reset` does not initialise.
         name: Name in messages.
-        replaced_ends: Whether `truncation` has replaced the end of any episode; once an episode may
-            have been truncated, a bool tensor on the device.
+        replaced_ends: Whether `truncation` has replaced the end of any episode; a bool tensor on
+            the device after the first possible truncation.
     """
 
     num_envs: int
@@ -51,7 +51,7 @@ class Simulator(ABC):
         """The object whose methods and attributes callbacks use, see `TrainingView.call_envs`.
 
         Raises:
-            EnvError: If changes of it would have no effect.
+            EnvError: If changes to the object would have no effect.
         """
         return self
 
@@ -119,7 +119,7 @@ class Simulator(ABC):
         """Return an image `[height, width, 3]` of the first environment; None if not supported."""
         return None
 
-    def close(self) -> None:  # noqa: B027 (most hold nothing)
+    def close(self) -> None:  # noqa: B027 (optional)
         """Release the resources of the simulator."""
 
 

@@ -31,14 +31,14 @@ class TensorSimulator(Simulator):
     """Adapter for a vector environment of tensors with automatic reset.
 
     The environment has `reset() -> (obs, info)` and `step(actions) -> (obs, rewards, terminated,
-    truncated, info)`, or the rsl_rl form `step(actions) -> (obs, rewards, dones, info)`. In both,
-    `info["time_outs"]` counts as truncation, and `info["final_obs"]` holds the true final
+    truncated, info)`, or the rsl_rl form `step(actions) -> (obs, rewards, dones, info)`. In both
+    forms, `info["time_outs"]` counts as truncation, and `info["final_obs"]` holds the true final
     observations.
 
     Args:
         env: The vector environment with `num_envs`, `single_observation_space` and
             `single_action_space`. All tensors are on `env.device` (default: `cpu`). Running
-            episodes can be saved if it has `state_dict` and `load_state_dict`.
+            episodes can be saved if the environment has `state_dict` and `load_state_dict`.
         name: Name in messages.
 
     Raises:
@@ -85,7 +85,7 @@ class TensorSimulator(Simulator):
             shape = (self.num_envs, *(space.shape or ()))
             if leaves[key].shape != shape:
                 found = list(leaves[key].shape)
-                raise ShapeError(f"{where} has shape {found}, its space says {list(shape)}")
+                raise ShapeError(f"{where} has shape {found}, its space has {list(shape)}")
         return obs
 
     def _step(self, actions: TensorTree) -> StepBatch[Tensor]:

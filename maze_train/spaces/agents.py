@@ -1,13 +1,13 @@
-"""Multi-agent environments as single environments: spaces with one part per agent, and flags.
+"""Multi-agent environments as single environments: joint spaces with one entry per agent.
 
 Observations are a Dict with the keys
 
-    agents      observation of each agent by name; repeats the last one while the agent is inactive
-    acts        which agents act next, `[A]` bool
-    rewards     reward of each agent since its previous turn, `[A]`
-    terminated  whose episode terminated in the step, `[A]` bool
-    truncated   whose episode was truncated in the step, `[A]` bool; if it also terminated, the
-                value of the state is unknown, and the turn is excluded from learning
+    agents      observation of each agent by name; unchanged while the agent is inactive
+    acts        whether each agent acts next, `[A]` bool
+    rewards     reward of each agent since its previous action, `[A]`
+    terminated  whether the episode of each agent terminated in the step, `[A]` bool
+    truncated   whether it was truncated in the step, `[A]` bool; if it also terminated, the value
+                of the state is unknown, and the step is excluded from learning
 
 and actions a Dict with the action of each agent; the actions of inactive agents are ignored.
 """
@@ -28,7 +28,7 @@ from maze_train.core.errors import ConfigError, did_you_mean, nearest
 AGENTS, ACTS, REWARDS = "agents", "acts", "rewards"
 TERMINATED, TRUNCATED = "terminated", "truncated"
 AGENT_RETURNS = "agent_returns"
-"""Key of an info: sum of the rewards of each agent since the reset."""
+"""Info key: sum of the rewards of each agent since the reset."""
 TEAMS = "teams"
 """Key of the environment metadata with the names of the agents by team."""
 FLAGS = (ACTS, TERMINATED, TRUNCATED)
@@ -95,10 +95,10 @@ def matching(pattern: str, agents: Sequence[str]) -> list[str]:
 
 
 def agents_named(pattern: str, key: str, agents: Sequence[str]) -> list[str]:
-    """Return the agents that a name or pattern in the settings selects.
+    """Return the agents that match a name or pattern from the settings.
 
     Raises:
-        ConfigError: If no agent matches. `key` is the setting.
+        ConfigError: For the setting `key`, if no agent matches.
     """
     found = matching(pattern, agents)
     if not found:
@@ -115,7 +115,7 @@ def partition(
 
     Args:
         teams: Names or patterns of the members of each team.
-        agents: Names of all agents; they determine the order of members and teams.
+        agents: Names of all agents, in the order of members and teams.
 
     Raises:
         ConfigError: If a name matches no agent, or an agent is in two teams.

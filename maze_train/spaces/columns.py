@@ -42,9 +42,9 @@ class Spec(NamedTuple):
 class Columns(dict[str, Spec]):
     """Shapes and dtypes of arrays by name: `obs`, or `obs/goal` for a leaf of a Dict space.
 
-    The memory layout depends only on the columns, so processes that build the same columns agree on
-    it. Every array starts on a new cache line, so processes that write different arrays do not
-    contend for one.
+    The memory layout depends only on the columns, so processes with the same columns use the same
+    layout. Every array starts on a new cache line, so processes that write different arrays do not
+    share cache lines.
     """
 
     @classmethod
@@ -74,7 +74,7 @@ class Columns(dict[str, Spec]):
         return cls({column_name(name, key): Spec(x.shape, x.dtype) for key, x in arrays.items()})
 
     def batched(self, *sizes: int) -> Self:
-        """Return these columns with leading dimensions."""
+        """Return these columns with additional leading dimensions."""
         return type(self)({k: Spec((*sizes, *s.shape), s.dtype) for k, s in self.items()})
 
     @property
@@ -120,9 +120,9 @@ def padded(nbytes: int, unit: int = CACHE_LINE) -> int:
 def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
     """Return the storage dtype for observations of a leaf space.
 
-    Integer and bool dtypes, including uint8 images, are kept, or widened to the next one that
+    Integer and bool dtypes, including uint8 images, are kept, or widened to the next dtype that
     PyTorch supports (uint16 to int32, uint32 to int64). Floats are stored as float32, the dtype of
-    the networks, and so is uint64 if the upper bound exceeds the int64 range.
+    the networks; uint64 as well if the upper bound exceeds the int64 range.
     """
     dtype = np.dtype(space.dtype if space.dtype is not None else np.float32).newbyteorder("=")
     if dtype in DTYPES:

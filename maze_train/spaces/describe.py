@@ -44,11 +44,11 @@ class FlatView:
     Args:
         space: Any nesting of Dict and Tuple over Box, Discrete, MultiDiscrete and MultiBinary, or
             one of these alone.
-        left_out: Joined keys of leaves to skip, which values need not contain.
+        left_out: Joined keys of leaves to skip; values may lack them.
 
     Attributes:
-        space: The space as given.
-        leaves: Its leaves by joined key, in the order of the space.
+        space: The unmodified space.
+        leaves: Leaves by joined key, in the order of the space.
         is_single: Whether the space itself is a leaf, with the key `""`.
 
     Raises:
@@ -64,7 +64,7 @@ class FlatView:
         for path, leaf in walk_leaves(space, ()):
             key = join_keys(path)
             if not key and not self.is_single:
-                raise SpaceError(f"a key of {space} is empty: give it a name")
+                raise SpaceError(f"{space} has an empty key: give it a name")
             if key in left_out:
                 continue
             if key in self.leaves:
@@ -112,7 +112,7 @@ class FlatView:
         return SpaceError(f"the leaf {key!r} is missing: got {given}")
 
     def row(self, columns: Mapping[str, Any], i: int) -> Any:
-        """Build the value in row `i` of the columns of the leaves, of copies."""
+        """Return a copy of row `i` of the leaf columns as a nested value."""
         return self.build({key: column[i].copy() for key, column in columns.items()})
 
     def build(self, flat: Mapping[str, Any]) -> Any:
@@ -151,7 +151,7 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 def flatten_value(space: spaces.Space[Any] | FlatView, value: Any) -> Any:
-    """Flatten a value of `space` to a dict of leaves; a leaf is returned unchanged.
+    """Flatten a value of `space` to a dict of leaves; values of leaf spaces are unchanged.
 
     Pass a `FlatView` in hot loops.
 
@@ -213,7 +213,7 @@ def assembler(
 
 
 def _only(names: Sequence[Any], branch: Any) -> tuple[Any]:
-    """Return the only value below a branch; without a name, the branch itself."""
+    """Return the only value of a branch as a tuple; if `names` is empty, the branch itself."""
     return (branch[names[0]] if names else branch,)
 
 
@@ -226,10 +226,10 @@ def _tuple_of(parts: Sequence[Callable[[Any], Any]], flat: Mapping[str, Any]) ->
 
 
 SMALLEST_SIDE = 7
-"""Minimum height and width of an image in pixels, which is the view of MiniGrid."""
+"""Minimum height and width of an image in pixels; MiniGrid observations are 7 x 7."""
 
 SMALLEST_GREY_SIDE = 16
-"""Minimum height and width of an image without channels; smaller arrays are tables."""
+"""Minimum height and width of an image without channels; smaller arrays are treated as tables."""
 
 
 class ImageLayout(NamedTuple):
@@ -240,7 +240,7 @@ class ImageLayout(NamedTuple):
     height: int
     width: int
     channels_last: bool
-    """Whether the last dimension contains the channels; false without channels."""
+    """Whether the last dimension contains the channels; False without channels."""
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
@@ -269,9 +269,9 @@ def is_image(space: spaces.Space[Any]) -> bool:
 def image_layout(space: spaces.Box) -> ImageLayout:
     """Determine which dimension of an image contains the channels: the first or the last.
 
-    If only one choice leaves two equal dimensions, it is chosen: (7, 7, 20) has 20 channels.
-    Otherwise the smaller dimension is chosen, and the last one if they are equal. With four
-    dimensions, the first one counts frames.
+    If exactly one choice makes height and width equal, it is selected: (7, 7, 20) has 20 channels.
+    Otherwise the smaller dimension is selected, or the last one if both are equal. The first of
+    four dimensions counts frames.
 
     Args:
         space: A Box with two (no channels), three or four (frames) dimensions.
@@ -294,12 +294,12 @@ def holds_images(space: spaces.Space[Any]) -> bool:
 
 
 def is_mask_key(key: str) -> bool:
-    """Return whether a key of a flat observation is the action mask, or a part of it."""
+    """Return whether a key of a flat observation is the action mask, or one of its leaves."""
     return key == MASK_KEY or key.startswith(f"{MASK_KEY}/")
 
 
 def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Return the number of actions of each choice of a leaf; empty if it cannot be masked."""
+    """Return the number of categories per entry of a Discrete or MultiDiscrete leaf; else `()`."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),)
     if isinstance(space, spaces.MultiDiscrete):
@@ -308,7 +308,7 @@ def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
 
 
 MAX_CATEGORIES = 2**24
-"""Maximum number of categories of a leaf: networks have an input or output for each."""
+"""Maximum number of categories of a leaf: networks have an input or output for each category."""
 
 
 def check_categories(name: str, space: spaces.Space[Any]) -> None:
@@ -317,7 +317,7 @@ def check_categories(name: str, space: spaces.Space[Any]) -> None:
     if count > MAX_CATEGORIES:
         raise SpaceError(
             f"{name} {space} has {count:,} categories, at most {MAX_CATEGORIES:,} are supported: "
-            "represent it as numbers (Box) or as digits (MultiDiscrete)"
+            "represent it as a Box, or as several digits (MultiDiscrete)"
         )
 
 
@@ -332,7 +332,7 @@ def check_same_spaces(
     wanted: Sequence[spaces.Space[Any]],
     value: Any = ...,
 ) -> None:
-    """Raise if a setting has other spaces than the run.
+    """Raise if the spaces of a setting differ from the spaces of the run.
 
     Args:
         key: Dotted name of the setting.
@@ -355,7 +355,7 @@ def check_same_spaces(
 
 
 def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[str, str]:
-    """Describe briefly how two spaces differ; for nested spaces by the first leaf that differs.
+    """Return short descriptions of two spaces; for nested spaces, of the first leaf that differs.
 
     Bounds are included only if nothing else differs, and only for the first entry that differs.
 
@@ -375,7 +375,7 @@ def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[
 
 
 def _outline(space: spaces.Space[Any]) -> str:
-    """Describe a space briefly, with the number of its leaves."""
+    """Return a short description of a space, with the number of leaves."""
     leaves = flat_spaces(space)
     if leaves.keys() == {""}:
         return _leaf(space, None)
@@ -383,7 +383,7 @@ def _outline(space: spaces.Space[Any]) -> str:
 
 
 def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> str:
-    """Describe a leaf briefly, including how it differs from another one.
+    """Return a short description of a leaf, including its difference from `other`.
 
     If only bounds or choices differ, the first entry that differs is included.
     """
@@ -411,7 +411,7 @@ def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> st
 
 
 MAX_NUMBERS = 1 << 26
-"""Maximum number of elements of a leaf: an image of 4,096 x 4,096 x 4."""
+"""Maximum number of elements of a leaf (an image of 4,096 x 4,096 x 4)."""
 
 MAX_LEVELS = 64
 
@@ -419,11 +419,11 @@ MAX_LEVELS = 64
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
     """Serialise a space to plain JSON values.
 
-    A Box bound with equal entries is stored as one number, because images have thousands.
+    A Box bound whose entries are all equal is stored as one number, to keep image spaces small.
 
     Raises:
-        SpaceError: If the type of the space is not supported, or it has keys that are neither
-            strings nor integers.
+        SpaceError: If the type of the space is not supported, or keys are neither strings nor
+            integers.
     """
     if isinstance(space, spaces.Box):
         return {
@@ -481,7 +481,7 @@ def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
     except SpaceError:
         raise
     except Exception as error:  # The description may be untrusted.
-        raise SpaceError(f"not the description of a space: {error!r}") from error
+        raise SpaceError(f"not a valid description of a space: {error!r}") from error
 
 
 def _space(data: dict[str, Any], levels: int) -> spaces.Space[Any]:

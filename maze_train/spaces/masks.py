@@ -70,13 +70,13 @@ class MaskLayout:
         return {leaf: np.cumsum([0, *own[:-1]], dtype=np.intp) for leaf, own in sizes.items()}
 
     def illegal_part(self, obs: Mapping[str, Array]) -> str | None:
-        """Describe the first choice of one observation that has no legal action.
+        """Return a message about the first choice without a legal action, or None.
 
         Args:
             obs: Observation of one environment by leaf; only masks are read.
 
         Returns:
-            A sentence that names the part, or None if every choice has a legal action.
+            The message, or None if every choice has a legal action.
         """
         for leaf, starts in self._starts.items():
             mask = obs[leaf]
@@ -107,7 +107,7 @@ class MaskLayout:
         return min(found, default=None)
 
     def filled(self, obs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the masks with all actions made legal for choices that have none.
+        """Return the masks; if a choice has no legal action, all its actions are made legal.
 
         Args:
             obs: Observations by leaf, [B, ...]; only masks are read.
@@ -146,7 +146,7 @@ class MaskLayout:
 
 
 def _layout_of(masks: Mapping[str, Space[Any]], action_space: Space[Any]) -> MaskLayout:
-    """Assign masks, by their keys in the flat observation, to the parts of the actions."""
+    """Assign masks, by their keys in the flat observation, to the parts of the action space."""
     actions = flat_spaces(action_space)
     sizes = {key: choice_sizes(leaf) for key, leaf in actions.items()}
     maskable = {key: own for key, own in sizes.items() if own}
@@ -167,7 +167,7 @@ def _layout_of(masks: Mapping[str, Space[Any]], action_space: Space[Any]) -> Mas
 
 
 def joined_parts(maskable: Mapping[str, tuple[int, ...]]) -> Iterator[MaskedPart]:
-    """Yield all parts that can be masked, concatenated in one mask."""
+    """Yield all maskable parts of the action space, which share one concatenated mask."""
     start = 0
     for key, sizes in maskable.items():
         yield MaskedPart(key, MASK_KEY, start, sizes)
@@ -179,7 +179,7 @@ def separate_parts(
     actions: Mapping[str, Space[Any]],
     maskable: Mapping[str, tuple[int, ...]],
 ) -> Iterator[MaskedPart]:
-    """Yield the parts that have a separate mask."""
+    """Yield the parts of the action space that have a separate mask."""
     by_part = {leaf.removeprefix(f"{MASK_KEY}/"): leaf for leaf in masks}
     for key, leaf in by_part.items():
         if key in maskable:
@@ -206,7 +206,7 @@ def separate_parts(
 
 
 def check_values(leaf: str, space: Space[Any]) -> None:
-    """Raise if a mask can have values other than 0 to 1."""
+    """Raise if the space of a mask allows values outside [0, 1]."""
     if isinstance(space, spaces.MultiBinary):
         return
     if isinstance(space, spaces.Box):
@@ -270,23 +270,23 @@ def mask_layout(observation_space: Space[Any], action_space: Space[Any]) -> Mask
 def checked_actions(name: str, part: Any, n: int, space: Space[Any]) -> Array:
     """Convert one part of n environment actions to an array `[n, *space.shape]` and check it.
 
-    Box values may lie outside the bounds, since `Distribution.to_env` would clip them.
+    Box values may lie outside the bounds, because `Distribution.to_env` clips actions.
 
     Args:
         name: Name of the part in messages.
-        part: The part.
+        part: Actions of this part.
         n: Number of actions.
         space: Leaf of the action space for the part.
 
     Raises:
-        ShapeError: If the part does not have one row per action with the shape of the space.
-        SpaceError: If the part has a wrong dtype, or contains an invalid action.
+        ShapeError: If the actions do not have the shape `[n, *space.shape]`.
+        SpaceError: If the dtype does not match the space, or an action is invalid.
     """
     shape = (n, *(space.shape or ()))
     try:
         array = np.asarray(part)
     except ValueError as error:
-        raise ShapeError(f"{name}: no array of shape {shape}: {error}") from error
+        raise ShapeError(f"{name}: not an array of shape {shape}: {error}") from error
     if array.shape != shape:
         raise ShapeError(f"{name}: actions of shape {array.shape}, expected {shape}")
     kinds = "fiub" if np.dtype(space.dtype).kind == "f" else "iub"
@@ -313,7 +313,7 @@ def _limits(space: Space[Any]) -> tuple[Any, Any]:
 
 
 class LegalChoices:
-    """Reads the masks of legal actions of the acting agents from observations.
+    """Reads the action masks of the acting agents from observations.
 
     Args:
         observation_space: Observation space of one environment, single- or multi-agent (see
@@ -338,7 +338,7 @@ class LegalChoices:
         self.has_masks = bool(self._layouts)
 
     def read(self, obs: Any) -> Iterator[tuple[str, list[Array]]]:
-        """Yield key and masks, one per choice, of every masked part of the actions to be taken.
+        """Yield key and masks, one per choice, of every masked part of the next actions.
 
         Raises:
             SpaceError: If a choice has no legal action.
@@ -350,7 +350,7 @@ class LegalChoices:
 
 
 def layouts_of_agents(each: AgentSpaces) -> Iterator[tuple[int, MaskLayout]]:
-    """Yield index and mask layout of each agent with masks, with keys of the joint spaces."""
+    """Yield index and mask layout of each agent with masks; all keys refer to the joint spaces."""
     for number, agent in enumerate(each.agents):
         layout = mask_layout(*each.of(agent))
         if layout is not None:

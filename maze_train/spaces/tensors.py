@@ -1,4 +1,4 @@
-"""Trees of tensors for spaces, and the parts of a flat mapping that belong to each agent."""
+"""Trees of tensors for spaces, and the entries of each agent in flat joint mappings."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def check_resolution(first: Mapping[str, Array], later: ArrayTree) -> None:
         place = f"entry {list(index)} of {name}" if index else name
         raise SpaceError(
             f"{place} is about {largest[index]:.10g} and changes by {spread[index]:.3g}, but "
-            f"floats are stored in float32, whose spacing is {step[index]:.3g} there: subtract "
-            "an offset in a wrapper (env.wrappers), or declare its space with dtype=np.int64 and "
-            "set model.normalization.mode=running"
+            f"floats are stored in float32, whose spacing at this value is {step[index]:.3g}: "
+            "subtract an offset in a wrapper (env.wrappers), or declare its space with "
+            "dtype=np.int64 and set model.normalization.mode=running"
         )
 
 
@@ -120,14 +120,14 @@ JOINT = "/joint"
 spaces never begin with it."""
 
 OWN_LEAF = "/own"
-"""Key of the agent's own observation, if that is a single leaf."""
+"""Key of the agent's observation if it is a single leaf."""
 
 JOINT_ACTS, JOINT_AGENT = f"{JOINT}/{ACTS}", f"{JOINT}/agent"
 """Keys of the flags of acting agents, and of the index of the agent itself."""
 
 
 def part_of(tree: Mapping[str, Any], name: str) -> Any:
-    """Return the part of a flat mapping below a name: a leaf, or the mapping of its leaves."""
+    """Return the entry `name` of a flat mapping: a leaf, or a mapping of leaves."""
     leaves = leaves_of(tree, name)
     return as_tree(leaves, "" not in leaves)
 
@@ -147,7 +147,7 @@ def parts_by_name(tree: Mapping[str, Any]) -> dict[str, Any]:
 def flat_space_of(
     observation_space: spaces.Dict, agent: str, *, is_centralized: bool = False
 ) -> spaces.Space[Any]:
-    """Return the flat observation space of one agent, given the joint one.
+    """Return the flat observation space of one agent.
 
     Args:
         observation_space: Flat joint observation space.
@@ -161,13 +161,13 @@ def flat_space_of(
 
 
 def is_seen_by_critics(key: str) -> bool:
-    """Return whether critics read a leaf of the joint tree: all but masks, rewards and ends."""
+    """Return whether a joint leaf is a critic input: all except masks, rewards and ends."""
     top, _, below = key.partition("/")
     return top == ACTS or (top == AGENTS and not is_mask_key(below.partition("/")[2]))
 
 
 def joint_view(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves of the flat joint tree that critics read, with the prefix `JOINT`."""
+    """Return the critic inputs of a flat joint observation, with the prefix `JOINT`."""
     return with_name(JOINT, {k: leaf for k, leaf in tree.items() if is_seen_by_critics(k)})
 
 
@@ -202,7 +202,7 @@ def _own_leaves(own: Any) -> dict[str, Any]:
 
 
 def with_name(name: str, part: Any) -> dict[str, Any]:
-    """Return a flat mapping with `part` below a name; the inverse of `part_of`."""
+    """Return a flat mapping with the entry `name`; the inverse of `part_of`."""
     if isinstance(part, dict):
         return {f"{name}/{key}": leaf for key, leaf in part.items()}
     return {name: part}

@@ -1,4 +1,4 @@
-"""Backends on which workers run, and the setup of new worker processes."""
+"""Backends of workers, and the setup of new worker processes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PROCESS_NAME = "maze-env"
 """Prefix of process names."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that are sent to all processes of a job by Ctrl-C, a closing terminal or a cluster
-scheduler. Workers ignore them; the main process handles them and may save before it exits."""
+"""Signals sent to all processes of a job by Ctrl-C, a closing terminal or a cluster scheduler.
+Workers ignore these signals; the main process handles them and may save before it exits."""
 
 
 @contextmanager
@@ -43,21 +43,21 @@ GUARD = 'A script that starts processes needs the guard `if __name__ == "__main_
 
 
 def refuse_import() -> None:
-    """Exit if a new worker process is re-running the main script because of a missing guard.
+    """Exit if a new worker process re-runs the main script because the guard is missing.
 
     Raises:
-        SystemExit: In a process that is still importing the script of its parent.
+        SystemExit: True in a process that imports the script of its parent.
     """
     process = multiprocessing.current_process()
-    if getattr(process, "_inheriting", False):  # multiprocessing checks the same attribute.
+    if getattr(process, "_inheriting", False):  # Attribute set by multiprocessing.
         raise SystemExit(1 if process.name.startswith(PROCESS_NAME) else GUARD)
 
 
 def limit_threads() -> None:
-    """Limit PyTorch and OpenCV to one thread per process, since there is one process per core.
+    """Limit PyTorch and OpenCV to one thread per process, because there is one process per core.
 
-    After a fork this also avoids a deadlock: PyTorch's thread pool is copied without its threads,
-    so the first large operation would wait for them forever.
+    After a fork, this also avoids a deadlock: a fork copies PyTorch's thread pool without the
+    threads, and the first large operation would wait for them forever.
     """
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
     if torch is not None:
@@ -67,7 +67,7 @@ def limit_threads() -> None:
 
 
 class WorkerBackend(ABC):
-    """Backend on which workers run."""
+    """Backend that runs workers."""
 
     @property
     def may_restart(self) -> bool:
@@ -102,7 +102,7 @@ class ThisProcess(WorkerBackend):
 
 @dataclass(frozen=True)
 class RemoteBackend(WorkerBackend):
-    """Backend with workers in other processes; holds their settings.
+    """Settings of a backend with workers in other processes.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -112,10 +112,10 @@ class RemoteBackend(WorkerBackend):
     """Number of workers (>= 0); 0 selects one per core."""
 
     timeout_s: float = 300.0
-    """Time in seconds (> 0) without progress after which a busy worker is considered hung."""
+    """Time in seconds without progress after which a busy worker is considered hung; > 0."""
 
     on_worker_failure: str = "fail"
-    """What to do if a worker fails: `fail` or `restart`."""
+    """Reaction to the failure of a worker: `fail` or `restart`."""
 
     max_worker_restarts: int = 10
     """Maximum number of worker restarts (>= 0)."""
@@ -159,11 +159,11 @@ T = TypeVar("T", covariant=True)
 
 
 class Pickled(Generic[T]):
-    """Wrapper that pickles a value with cloudpickle, so lambdas and local classes can be sent.
+    """Wrapper that pickles a value with cloudpickle, which supports lambdas and local classes.
 
     Args:
         value: The value.
-        key: Setting that the value comes from, for the error message.
+        key: Setting with the value, for the error message.
     """
 
     def __init__(self, value: T, key: str) -> None:
@@ -177,8 +177,8 @@ class Pickled(Generic[T]):
         except Exception as error:
             raise ConfigError(
                 self.key,
-                f"cannot be sent to a worker process ({error}): create what cannot be sent "
-                "within the function, or use runner=dev",
+                f"cannot be sent to a worker process ({error}): create such objects within "
+                "the function, or use runner=dev",
             ) from error
         return _unpacked, (content, self.key)
 

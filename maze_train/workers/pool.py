@@ -1,4 +1,4 @@
-"""Workers, the pools that call their methods, and the memory shared with them."""
+"""Workers, pools of workers, and memory shared with workers."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ MakeWorker: TypeAlias = Callable[["WorkerContext"], "Worker"]
 LOOPBACK = "127.0.0.1"
 """Loopback address."""
 
-CLOSED = "these workers are closed: build new ones"
+CLOSED = "the workers are closed: create a new pool"
 
 
 class CallCancelledError(Exception):
-    """The result of the running call is no longer needed. A worker must not catch this."""
+    """The running call was cancelled. Workers must not catch this exception."""
 
 
 class WorkerFailedError(Exception):
-    """A worker raised, died or hung. The owner of the pool handles it.
+    """A worker raised, died or hung. The user of the pool handles this exception.
 
     Args:
         index: Index of the worker.
         text: One-line description of the failure.
         trace: Traceback of an exception in third-party code, if any.
-        error: Original error if it concerns the configuration.
-        final: Whether restarting the worker cannot help.
-        seed: Seed of the failed episode, if the error contains it.
-        raised: Whether a method of the worker raised; otherwise it died or hung.
+        error: Original error, for errors of the configuration.
+        final: Whether a restart of the worker would fail again.
+        seed: Seed of the failed episode, if known.
+        raised: Whether a method of the worker raised; otherwise the worker died or hung.
     """
 
     def __init__(
@@ -72,15 +72,14 @@ class WorkerFailedError(Exception):
 
 
 class WorkerContext:
-    """Interface through which a worker reports to its pool.
+    """Interface for reports of a worker to its pool.
 
     Args:
         index: Index of the worker.
 
     Attributes:
         steps: Number of environment steps reported.
-        is_remote: Whether results are sent to another process. If so, returning several results
-            at once saves time.
+        is_remote: Whether results are sent to another process, so that batching them saves time.
     """
 
     is_remote = False
@@ -90,12 +89,12 @@ class WorkerContext:
         self.steps = 0
 
     def count(self, steps: int = 0) -> None:
-        """Report progress, and check whether the running call was cancelled.
+        """Report progress. Raise if the running call was cancelled.
 
-        A call that may take longer than the pool's timeout must call this regularly.
+        Calls that may take longer than the timeout of the pool must call this method regularly.
 
         Args:
-            steps: Number of environment steps to add; 0 only signals that the worker is alive.
+            steps: Number of new environment steps; 0 signals only that the worker is alive.
 
         Raises:
             CallCancelledError: If the running call was cancelled.
@@ -103,17 +102,17 @@ class WorkerContext:
         self.steps += steps
 
     def seed_generators(self, seed: int) -> None:
-        """Seed the global random generators if the worker has a separate process.
+        """Seed the global random generators; does nothing in the main process.
 
         Args:
-            seed: Integer >= 0; it is combined with the index of the worker.
+            seed: Seed, >= 0; combined with the index of the worker.
         """
 
 
 class Worker:
-    """Base class of workers. A pool creates them from a `WorkerContext` and calls methods by name.
+    """Base class of workers. A pool creates a worker with a `WorkerContext` and calls its methods.
 
-    A worker does not depend on where it runs.
+    Workers must not depend on the backend.
     """
 
     def method(self, name: str) -> Callable[..., Any]:
@@ -122,7 +121,7 @@ class Worker:
         return found
 
     def written(self) -> Iterable[Array]:
-        """Return the views of memory written by the last call, for pools that copy memory."""
+        """Return views of the memory written by the last call, for pools that copy memory."""
         return ()
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class WorkerSpecs:
     """Factories and names of the workers of a pool."""
 
     make_workers: Sequence[MakeWorker]
-    """One factory per worker; it is sent to the process of the worker."""
+    """One factory per worker, called in the process of the worker."""
 
     names: Sequence[str]
     """Name of each worker, for messages."""
@@ -144,11 +143,11 @@ class WorkerSpecs:
 
 
 class PrivateMemory:
-    """Memory of this process, copied to remote workers; compare `SharedMemory`.
+    """Memory of this process. Remote workers use copies, in contrast to `SharedMemory`.
 
     Args:
         nbytes: Size in bytes.
-        on_close: Called with this object when it is closed.
+        on_close: Function to call with this object in `close`.
     """
 
     def __init__(
@@ -165,16 +164,17 @@ class PrivateMemory:
 
 
 class WorkerPool(ABC):
-    """Pool of workers 0, 1, ..., n - 1 whose methods are called by name.
+    """Pool of workers 0, 1, ..., n - 1.
 
-    The calls of one worker run in order, and their results are received in the same order. Calls of
-    different workers run concurrently if the backend supports it.
+    Methods of workers are called by name. The calls of a worker run in order, and results are
+    received in the same order. Calls of different workers run in parallel if the backend supports
+    it.
 
     Attributes:
         restarts: Number of worker restarts.
         may_restart: Whether a failed worker may be restarted.
         workers: Workers that run in this process.
-        host: Address at which workers reach this machine; `LOOPBACK` if they run on it.
+        host: Address of this machine for workers; `LOOPBACK` for local workers.
     """
 
     restarts: int = 0
@@ -201,14 +201,14 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def pending(self, index: int) -> int:
-        """Return the number of calls of a worker whose results have not been received."""
+        """Return the number of calls of a worker with unreceived results."""
 
     @abstractmethod
     def ready(self, timeout_s: float) -> list[int]:
         """Return the workers whose oldest call has finished or failed.
 
         Args:
-            timeout_s: Maximum time in seconds to wait for the first one, >= 0.
+            timeout_s: Maximum time in seconds to wait for the first worker, >= 0.
 
         Raises:
             WorkerError: If the pool is closed.
@@ -219,15 +219,15 @@ class WorkerPool(ABC):
         """Wait for the result of the oldest call of a worker, and return it.
 
         Raises:
-            WorkerFailedError: If the worker raised, died or hung. Restart the worker before reusing
-                it.
+            WorkerFailedError: If the worker raised, died or hung. The worker must be restarted
+                before the next call.
         """
 
     def ask(self, index: int, method: str, *args: Any) -> Any:
         """Call a method of a worker without pending calls, and wait for the result.
 
         Raises:
-            WorkerFailedError: As for `receive`.
+            WorkerFailedError: See `receive`.
         """
         self.call(index, method, *args)
         return self.receive(index)
@@ -238,25 +238,25 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def steps(self, index: int) -> int:
-        """Return the number of environment steps of a worker, including those before restarts."""
+        """Return the number of environment steps of a worker, including steps before restarts."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> SharedMemory | PrivateMemory:
-        """Allocate zeroed memory that can be passed to workers as an argument.
+        """Allocate zeroed memory that can be an argument of calls.
 
-        If the memory cannot be shared, each worker has a copy. Calls then transfer the arrays
-        registered with `sends` and `publish`, and results the arrays in `Worker.written`. The
-        caller closes the memory.
+        If memory cannot be shared, each worker has a copy: calls transfer the arrays registered
+        with `sends` and `publish`, and results transfer the arrays in `Worker.written`. The caller
+        closes the memory.
         """
 
     def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
-        """Send these views of memory with each call of a worker, if memory is not shared."""
+        """Send views of memory with each call of a worker; does nothing if memory is shared."""
 
     def publish(self, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
-        """Send the current content of these views to all workers, if memory is not shared.
+        """Send the current content of views to all workers; does nothing if memory is shared.
 
-        Workers, including restarted ones, receive it before their next call. The content replaces
-        earlier published content.
+        All workers, including restarted workers, receive the content before their next call. The
+        new content replaces the content published before.
         """
 
     @abstractmethod
@@ -270,7 +270,7 @@ class WorkerPool(ABC):
         Args:
             failure: The failure.
             description: Description of the failure.
-            outlook: What happens to the work of the worker, for the warning.
+            outlook: Consequence for the environments of the worker, for the warning.
 
         Raises:
             MazeTrainError: If the worker cannot be restarted.
@@ -295,7 +295,7 @@ class WorkerPool(ABC):
         return self.receive_all()
 
     def call_new(self, method: str) -> list[Any]:
-        """`call_all` for newly created workers, which some pools recreate if they fail."""
+        """Like `call_all`, for newly created workers. Some pools recreate workers that fail."""
         return self.call_all(method)
 
     def receive_all(self) -> list[Any]:
@@ -327,7 +327,7 @@ class InlinePool(WorkerPool):
         self.workers: list[Worker] = []
         self._contexts = [WorkerContext(index) for index in range(len(make_workers))]
         self._calls = [deque[Callable[[], Any]]() for _ in make_workers]
-        self._done: set[int] = set()  # Workers whose oldest call has run.
+        self._done: set[int] = set()  # Workers that have run their oldest call.
         self._turn = 0
         try:
             for make, context in zip(make_workers, self._contexts, strict=True):
@@ -346,11 +346,11 @@ class InlinePool(WorkerPool):
         self._calls[index].append(partial(self.workers[index].method(method), *args))
 
     def pending(self, index: int) -> int:
-        """Return the number of calls whose results have not been received."""
+        """Return the number of calls with unreceived results."""
         return len(self._calls[index])
 
     def ready(self, timeout_s: float) -> list[int]:
-        """Run one call of the next worker in turn, unless a result is already available."""
+        """If no result is available, run the oldest call of the next worker."""
         if not self.workers:
             raise WorkerError(CLOSED)
         turns = 0 if self._done else len(self)
@@ -370,7 +370,7 @@ class InlinePool(WorkerPool):
         return self._calls[index].popleft()()
 
     def cancel(self, index: int) -> None:
-        """Drop the calls that have not run."""
+        """Cancel the calls that have not run."""
         calls = self._calls[index]
         for k in range(index in self._done, len(calls)):
             calls[k] = lambda: None
@@ -384,11 +384,11 @@ class InlinePool(WorkerPool):
         return PrivateMemory(nbytes)
 
     def stop(self, index: int) -> None:
-        """Do nothing: no worker runs between calls."""
+        """Do nothing, because no worker runs between calls."""
 
     def restart(self, failure: WorkerFailedError, description: str, outlook: str) -> None:
-        """Never called, because exceptions of workers propagate."""
-        raise AssertionError("a worker in this process is not started again") from failure
+        """Must not be called, because exceptions of workers propagate."""
+        raise AssertionError("workers in this process cannot be restarted") from failure
 
     def close(self) -> None:
         """Close all workers, then raise the first error."""
@@ -407,7 +407,7 @@ def outcome_of(call: Callable[[], Any]) -> Callable[[], Any]:
     """Run a call; return a function that returns its result or raises its exception."""
     try:
         result = call()
-    except BaseException as error:  # Includes an interrupt; raised when the result is received.
+    except BaseException as error:  # Including interrupts. Raised when the result is received.
         caught = error
 
         def fail() -> None:
@@ -420,13 +420,13 @@ def outcome_of(call: Callable[[], Any]) -> Callable[[], Any]:
 def check_spaces(
     number: int, spaces: tuple[Any, Any], expected: tuple[Any, Any], first: int = 0
 ) -> None:
-    """Check that environments have the same spaces as the first one.
+    """Check that environments have the same spaces as the first environment.
 
     Args:
         number: Index of the first environment to check.
         spaces: Observation and action space of the environment.
         expected: Observation and action space to compare with.
-        first: Index of the environment with the expected spaces.
+        first: Index of the first environment, which has the expected spaces.
 
     Raises:
         SpaceError: If the spaces differ.
@@ -452,18 +452,18 @@ def worker_names(kind: str, parts: Iterable[range]) -> list[str]:
 
 
 class SharedMemory:
-    """Zeroed anonymous memory that a worker maps when it receives it as an argument.
+    """Zeroed anonymous memory that can be an argument of calls; workers map the memory.
 
-    The memory is released when the last process that uses it ends, even if that process is killed.
+    The memory is released when the last process that uses it ends, even if the process is killed.
     Anonymous memory does not count against the size of /dev/shm, which is small in containers.
 
     Args:
         nbytes: Size in bytes.
-        descriptor: File descriptor received from another process, closed here; None allocates new
-            memory.
+        descriptor: File descriptor from another process, which the constructor closes; None
+            allocates new memory.
 
     Attributes:
-        buffer: The mapped memory; arrays over it keep it alive.
+        buffer: The mapped memory; arrays over the buffer keep it alive.
     """
 
     def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
@@ -475,9 +475,9 @@ class SharedMemory:
         self.buffer = map_shared(descriptor, nbytes)
 
     def close(self) -> None:
-        """Close the file descriptor; the memory can no longer be sent to workers.
+        """Close the file descriptor. The memory can no longer be sent to workers.
 
-        Existing mappings stay valid. Closing twice has no effect.
+        Existing mappings remain valid. Closing twice has no effect.
         """
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -487,7 +487,7 @@ class SharedMemory:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("shared memory can only be sent as an argument of a worker call")
+        raise TypeError("shared memory can only be an argument of a worker call")
 
 
 def open_shared(nbytes: int) -> int:
@@ -502,7 +502,7 @@ def open_shared(nbytes: int) -> int:
 
 
 def map_shared(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map the memory of `descriptor`, and close the descriptor; arrays keep the mapping alive."""
+    """Map the memory of a file descriptor, and close the descriptor."""
     try:
         return mmap.mmap(descriptor, nbytes)
     finally:

@@ -1,7 +1,7 @@
-"""Main function of a worker process, and the messages between the process and its pool.
+"""Main function of a worker process, and messages between process and pool.
 
-A call without arguments and a reply without a result are single bytes, which avoids the framing of
-`Connection` on the hot path. Both ends run the same code on the same machine over a private pipe,
+Calls without arguments and replies without a result are single bytes, which avoids the framing of
+`Connection` on the hot path. Both ends of the private pipe run the same code on the same machine,
 so unpickling is safe.
 """
 
@@ -47,12 +47,11 @@ DONE, RESULT, FAILED = b"d", b"r", b"f"
 `FAILED`: a pickled description of the failure follows."""
 
 PIPE_NBYTES = 1 << 15
-"""Messages larger than this are sent in an anonymous file, so that sending never blocks on a hung
-worker."""
+"""Larger messages are sent in an anonymous file, so that sending never blocks on a hung worker."""
 
 
 class _Pickler(pickle.Pickler):
-    """Replaces memory objects by references; the memory is sent separately."""
+    """Pickles memory objects as references; the memory is sent separately."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -75,7 +74,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pack(value: Any) -> tuple[bytes, list[Any]]:
-    """Pickle a value; return the bytes and the memory objects that it refers to."""
+    """Pickle a value; return the bytes and the referenced memory objects."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
@@ -83,12 +82,12 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
 
 
 def unpack(content: bytes, memory_of: Callable[[int, int], Any]) -> Any:
-    """Restore a value from `pack`; `memory_of(k, nbytes)` returns its k-th memory object."""
+    """Restore a value from `pack`; `memory_of(k, nbytes)` returns memory object k."""
     return _Unpickler(io.BytesIO(content), memory_of).load()
 
 
 def send_message(conn: Connection, process: int, value: Any) -> None:
-    """Send a value that may refer to shared memory.
+    """Send a value that may contain shared memory.
 
     Args:
         conn: The pipe.
@@ -137,23 +136,23 @@ def dumps(value: Any) -> bytes:
 
 BEATS, STEPS, CANCELLED, BUILT = range(4)
 """int64 values in memory shared by pool and process: progress counter, environment steps, number of
-cancelled calls (all calls up to this one), whether the worker has been created."""
+cancelled calls (from the first), whether the worker has been created."""
 
 PAGE_NBYTES = 4096
-"""Size of this shared memory."""
+"""Size of the memory with these values, in bytes."""
 
 ORPHAN_CHECK_S = 2.0
-"""Interval in seconds at which a worker checks that its parent is alive."""
+"""Interval in seconds between checks of a worker that its parent is alive."""
 
 
 def process_main(
     conn: Connection, inherited: Sequence[Connection], index: int, parent: int, entropy: int
 ) -> None:
-    """Create a worker, then run its methods until the parent quits or dies.
+    """Create a worker, and run its methods until the parent quits or dies.
 
     Args:
-        conn: This end of the pipe to the parent.
-        inherited: Pipe ends of the parent that a fork copied; they are closed here.
+        conn: End of the pipe to the parent.
+        inherited: Pipe ends of the parent copied by a fork; closed by this function.
         index: Index of the worker.
         parent: Process id of the caller.
         entropy: Seed of the global random generators, combined with the index of the worker.
@@ -251,10 +250,10 @@ class ProcessContext(WorkerContext):
 
 
 def _watch(parent: int, conn: Connection) -> Callable[[], bool]:
-    """Return a function that checks whether the calling process is gone.
+    """Return a function that checks whether the parent process is gone.
 
-    The process is gone if the other end of the pipe is closed or the process has exited. Both are
-    checked, because unrelated forks of the parent may keep a copy of its pipe end open.
+    The function checks that the other end of the pipe is open and that the process runs. Both
+    checks are required, because unrelated forks of the parent may keep a copy of the pipe end open.
     """
     poller = select.poll()
     poller.register(conn.fileno(), 0)  # Hang-ups only.
@@ -291,15 +290,15 @@ def encoded(result: Any) -> bytes:
         return dumps(result)
     except Exception as error:
         raise EnvError(
-            f"infos cannot be sent to the main process ({error}): remove what cannot be pickled "
-            "from the info dict of the environment, or use runner=dev"
+            f"infos cannot be sent to the main process ({error}): remove objects that cannot be "
+            "pickled from the info dict of the environment, or use runner=dev"
         ) from error
 
 
 def survive_signals() -> None:
     """Install handlers that ignore `SIGNALS` in a worker process."""
     for number in SIGNALS:
-        # SIG_IGN would be inherited by programs that an environment starts.
+        # Programs started by an environment would inherit SIG_IGN.
         signal.signal(number, _survive)
         signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -310,13 +309,13 @@ def _survive(number: int, frame: object) -> None:
 
 
 IMPORTING, MAKING, CALLING = range(3)
-"""Phases of a worker. Each one repeats the setup, because it may have imported PyTorch."""
+"""Phases of a worker. The setup is repeated after each phase, which may have imported PyTorch."""
 
 
 def set_up_packages(entropy: int, index: int, phase: int) -> None:
     """Limit the threads of a worker, and seed the global random generators.
 
-    Without seeding, all forked workers would draw the same random numbers as their parent.
+    Without seeding, all forked workers would sample the same random numbers as their parent.
 
     Args:
         entropy: See `process_main`.

@@ -49,12 +49,12 @@ from maze_train.workers.process import (
 from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePool, RemoteWorker
 
 LOST_EXIT_CODE = 255
-"""Exit code that multiprocessing reports if the fork server of the process has died."""
+"""Exit code reported by multiprocessing if the fork server of the process has died."""
 
 
 @contextmanager
 def naming_limits() -> Iterator[None]:
-    """Report a limit on open files with a message that explains how to raise it.
+    """Convert errors about too many open files to a message with the remedy.
 
     Raises:
         WorkerError: If the process has too many open files.
@@ -66,8 +66,8 @@ def naming_limits() -> Iterator[None]:
             raise
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise WorkerError(
-            f"too many open files: this process may have {limit} (ulimit -n), which is too few for "
-            "its workers: raise it, such as ulimit -n 4096, or set a smaller runner.n_workers"
+            f"too many open files: the limit of this process is {limit} (ulimit -n), too low for "
+            "the workers: increase it, for example ulimit -n 4096, or reduce runner.n_workers"
         ) from None
 
 
@@ -77,11 +77,11 @@ class WorkerProcess(RemoteWorker):
     Args:
         name: Name of the worker in messages.
         index: Index of the worker.
-        page: Memory shared with the process, which outlives the process.
+        page: Memory shared with the process; remains valid after the process ends.
         others: Pipes to other processes, closed in a forked process.
         start_method: `forkserver`, `spawn` or `fork`.
         entropy: Seed of the global random generators, combined with the index of the worker.
-        preload: Modules that a newly started fork server imports once.
+        preload: Modules for a newly started fork server to import once.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class WorkerProcess(RemoteWorker):
 
     def send_worker(self, make_worker: MakeWorker) -> None:
         """Send the factory of the worker to the process."""
-        # A broken pipe is ignored here and in calls: `receive` reports it after reading any reply
-        # that the worker sent before it died.
+        # Broken pipes are ignored when sending: `receive` first returns the remaining replies of
+        # the worker, then reports the broken pipe.
         with suppress(BrokenPipeError, ConnectionResetError):
             send_message(self.conn, self.process.pid or 0, (make_worker, self._page))
 
@@ -143,10 +143,10 @@ class WorkerProcess(RemoteWorker):
             else:
                 os.write(self.descriptor, command)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # As in `send_worker`.
+            pass  # See `send_worker`.
 
     def _define(self, method: str) -> bytes:
-        """Register a method; return the command that calls it without arguments."""
+        """Register a method; return the command for a call without arguments."""
         number = len(self._methods)
         assert number < MAX_METHODS
         self._methods[method] = bytes([FIRST_METHOD + number])
@@ -217,10 +217,10 @@ class WorkerProcess(RemoteWorker):
             time.sleep(0.01)
 
     def quit(self) -> None:
-        """Ask the process to exit."""
+        """Request the process to exit."""
         with suppress(BrokenPipeError, ConnectionResetError):
             os.write(self.descriptor, QUIT)
-        # Unblock a worker that is sending.
+        # Closing the pipe unblocks a worker that is sending.
         self.conn.close()
 
     def end(self) -> None:
@@ -238,9 +238,9 @@ class WorkerProcess(RemoteWorker):
                 os.kill(self.process.pid or 0, signal.SIGKILL)
 
     def _lost_sight(self) -> bool:
-        """Whether the process is running although multiprocessing reports an exit.
+        """Whether the process runs although multiprocessing reports an exit.
 
-        This happens if the fork server, which reports the exit code, has died.
+        The exit code is unknown if the fork server, which reports exit codes, has died.
         """
         lost = self.process.exitcode == LOST_EXIT_CODE
         return lost and self.process.pid is not None and process_runs(self.process.pid)
@@ -259,10 +259,10 @@ class WorkerProcess(RemoteWorker):
 
 
 def modules_to_preload(make_workers: Sequence[MakeWorker]) -> list[str]:
-    """Return the modules of this package that the workers import, for preloading.
+    """Return the modules of maze_train to preload for workers.
 
-    Importing them takes each worker 0.3 s, or more with PyTorch. Third-party modules are not
-    preloaded, because they may not be fork-safe.
+    Importing these modules would take 0.3 s per worker, or more with PyTorch. Third-party modules
+    are not preloaded, because they may not be fork-safe.
     """
     names = {process_main.__module__}
     for make_worker in make_workers:
@@ -279,9 +279,9 @@ def signals_held_back(start_method: str) -> Iterator[None]:
     """Block the signals that workers ignore until a new worker has installed its handlers.
 
     A new process inherits the signal mask, and the worker unblocks the signals. The resource
-    tracker, which is used by all start methods but `fork`, keeps the mask. A fork server is started
-    with the previous mask: every process that it forks, also for other users of the server, would
-    keep the mask.
+    tracker, used by all start methods except `fork`, is started with the signals blocked. A fork
+    server is started with the previous mask, because all processes that it forks would inherit
+    blocked signals, including processes of other users of the server.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -295,14 +295,14 @@ def signals_held_back(start_method: str) -> Iterator[None]:
 
 
 def end_all(processes: Sequence[WorkerProcess]) -> None:
-    """Stop worker processes, killing any that exceed the grace period."""
+    """Stop worker processes; kill processes that exceed the grace period."""
     try:
         for process in processes:
             process.quit()
         deadline = time.monotonic() + CLOSE_GRACE_S
         for process in processes:
             process.wait(deadline)
-    finally:  # If a signal interrupts the wait, no later code could kill them.
+    finally:  # If a signal interrupts the wait, no later code would kill the processes.
         for process in processes:
             process.kill()
         for process in processes:
@@ -321,8 +321,8 @@ class LocalProcesses(RemoteBackend):
     """
 
     start_method: str = "forkserver"
-    """`forkserver`, `spawn` or `fork`. With the first two, a script must guard its main code with
-    `if __name__ == "__main__":`."""
+    """`forkserver`, `spawn` or `fork`. With `forkserver` and `spawn`, a script must guard its main
+    code with `if __name__ == "__main__":`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -339,11 +339,11 @@ class LocalProcesses(RemoteBackend):
 
 
 class ProcessPool(RemotePool[WorkerProcess]):
-    """Pool of worker processes with one pipe each, which end with this process.
+    """Pool of worker processes with one pipe each. The workers end with this process.
 
-    A worker that raises, dies or hangs causes a `WorkerFailedError`. With
-    `on_worker_failure="restart"` it may be restarted, with a warning on stderr. Workers ignore
-    SIGINT, SIGTERM, SIGHUP and SIGUSR1; the parent handles them.
+    If a worker raises, dies or hangs, a `WorkerFailedError` is raised. With
+    `on_worker_failure="restart"`, the worker may be restarted, with a warning on stderr. Workers
+    ignore SIGINT, SIGTERM, SIGHUP and SIGUSR1, which the parent handles.
 
     Args:
         crew: Factories and names of the workers.
@@ -408,7 +408,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
         return self._remote[index].receive(self._crew.calls, self.timeout_s)
 
     def steps(self, index: int) -> int:
-        """Return the number of environment steps of a worker, including those before restarts."""
+        """Return the number of environment steps of a worker, including steps before restarts."""
         return memoryview(self._pages[index].buffer).cast("q")[STEPS]
 
     @naming_limits()
@@ -420,12 +420,12 @@ class ProcessPool(RemotePool[WorkerProcess]):
         """Stop the process of a worker."""
         process = self._remote[index]
         if not process.conn.closed:
-            # The descriptor may be reused once it is closed.
+            # The descriptor may be reused after it is closed.
             self._poller.unregister(process.descriptor)
             end_all([process])
 
     def close(self) -> None:
-        """Stop all processes, killing any that exceed the grace period."""
+        """Stop all processes; kill processes that exceed the grace period."""
         super().close()
         running = [process for process in self._remote if not process.conn.closed]
         self._remote = []

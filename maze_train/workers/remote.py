@@ -1,4 +1,4 @@
-"""Base classes of remote workers and their pools: timeouts, and a limited number of restarts."""
+"""Base classes of remote workers and pools: timeouts and a limited number of restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUILDING = "building its environments"
 """Default description of the creation of a worker, for messages."""
 
 CLOSE_GRACE_S = 5.0
-"""Time in seconds that workers may take to close before they are killed."""
+"""Time in seconds for workers to close before they are killed."""
 
 
 class RemoteWorker(ABC):
@@ -32,7 +32,7 @@ class RemoteWorker(ABC):
         index: Index of the worker.
 
     Attributes:
-        pending: Calls whose results have not been received.
+        pending: Calls with unreceived results.
         since: Time of the last progress or of the first pending call.
     """
 
@@ -63,7 +63,7 @@ Remote = TypeVar("Remote", bound=RemoteWorker)
 
 
 class RemotePool(WorkerPool, Generic[Remote]):
-    """Pool of remote workers that may be restarted a limited number of times.
+    """Pool of remote workers with a limited number of restarts.
 
     Args:
         crew: Factories and names of the workers.
@@ -77,7 +77,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
         self._crew = crew
         self._remote: list[Remote] = []
         self._entropy = global_entropy()
-        # Runs before multiprocessing joins its children, which ignore its SIGTERM.
+        # Runs before multiprocessing joins its children, because these ignore SIGTERM.
         self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
 

@@ -1,4 +1,4 @@
-"""Distributes numbered tasks over the workers of a pool, and repeats tasks of failed workers."""
+"""Distribution of tasks over the workers of a pool, with repetition of tasks of failed workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ POLL_S = 0.1
 """Maximum time in seconds to wait for a result."""
 
 CALLS_AHEAD = 2
-"""Pending calls per worker, so that a worker does not idle between calls."""
+"""Number of pending calls per worker; more than one keeps workers busy between calls."""
 
 MAX_RAISES = 2
-"""Number of exceptions of an episode that ends the run."""
+"""Number of exceptions of an episode after which the run ends."""
 
 MAX_DEATHS = 3
-"""Number of workers that may die or hang on a task before the run ends."""
+"""Number of workers that die or hang during a task after which the run ends."""
 
 MAX_LISTED_SEEDS = 8
 """Maximum number of seeds listed in a message."""
@@ -30,18 +30,19 @@ class TaskQueue(Generic[Result]):
     """Queue of episodes (tasks 0, 1, 2, ... of a round) for the workers of a pool.
 
     Tasks of a failed worker are repeated. The run ends if the episode of a task raises twice, or if
-    three workers die or hang during a task. Workers provide `describe()` (observation and action
-    space), `begin_round(*args)`, `advance(tasks)`, which accepts tasks, continues all of them for a
-    while and returns results, and `drop()`, which discards all tasks.
+    three workers die or hang during a task. Workers have the methods `describe()` (returns
+    observation and action space), `begin_round(*args)`, `advance(tasks)` (adds tasks, continues all
+    tasks for a limited time, and returns results) and `drop()` (discards all tasks).
 
     Args:
         pool: Newly created workers. The pool is closed if a worker fails.
-        slots: Number of tasks that a worker runs at a time (>= 1).
+        slots: Number of concurrent tasks per worker (>= 1).
         number_of: Returns the task number of a result.
 
     Attributes:
-        capacity: Number of tasks that all workers together run at a time.
-        most_tasks: Maximum number of tasks per worker; some wait, to keep all slots busy.
+        capacity: Total number of concurrent tasks.
+        most_tasks: Maximum number of tasks per worker, including waiting tasks that keep all slots
+            busy.
         next: Number of the next new task.
         spaces: Observation and action space of one environment.
 
@@ -73,9 +74,9 @@ class TaskQueue(Generic[Result]):
             raise
 
     def set_up(self, method: str, *args: Any) -> None:
-        """Call a method of every worker now, and of every restarted worker later."""
+        """Call a method of every worker, and register it for restarted workers."""
         self._setup.append((method, args))
-        self._pool.call_all(method, *args)  # Waits, so that all workers start a round together.
+        self._pool.call_all(method, *args)  # Waiting lets all workers start a round together.
 
     def ask_all(self, method: str, *args: Any) -> None:
         """Call a method without a result of every worker, between two rounds, and wait.
@@ -132,7 +133,7 @@ class TaskQueue(Generic[Result]):
 
         Args:
             limit: Run tasks 0, ..., limit - 1. The limit must not decrease within a round.
-            take: Called with each result immediately, because another worker may fail afterwards.
+            take: Function to call with each result, before other workers can fail.
 
         Raises:
             MazeTrainError: If a worker failed and cannot be restarted.
@@ -147,16 +148,16 @@ class TaskQueue(Generic[Result]):
             try:
                 results = self._receive(index)
             except WorkerFailedError as failure:
-                # Drop the frames of the traceback: they would keep this object alive.
+                # The frames of the traceback would keep this object alive.
                 self._repair(failure.with_traceback(None))
                 continue
             for found in results:
                 take(found)
 
     def _receive(self, index: int) -> list[Result]:
-        """Receive the result of the oldest call; return results of tasks of this round."""
+        """Receive the result of the oldest call; return the results of this round."""
         state, pending = self._states[index], self._pool.pending(index)
-        # An interrupt may have come after an earlier result was received.
+        # An interrupt may have occurred after an earlier result was received.
         state.calls = min(state.calls, pending)
         state.preparations = min(state.preparations, pending)
         result = self._pool.receive(index)
@@ -211,7 +212,7 @@ class TaskQueue(Generic[Result]):
         index = failure.index
         state = self._states[index]
         description = failure.text + self._blame(state, failure)
-        outlook = f"and its {len(state.tasks)} episodes are played again, with the same seeds"
+        outlook = f"and its {len(state.tasks)} episodes are repeated with the same seeds"
         self._again = sorted([*self._again, *state.tasks])
         self._states[index] = _WorkerState()
         self._pool.restart(failure, description, outlook)
@@ -223,13 +224,13 @@ class TaskQueue(Generic[Result]):
         check_spaces(index * self._slots, spaces, self.spaces)
 
     def _blame(self, state: _WorkerState, failure: WorkerFailedError) -> str:
-        """Count the failure for the tasks that may have caused it; return text for the message."""
+        """Count the failure for all tasks that may be the cause; return text for the message."""
         if not state.tasks:
             return ""
         if failure.seed is None:
             suspects, counts, most = set(state.tasks), self._deaths, MAX_DEATHS
             description = (
-                f"; it was playing the episodes with the seeds {self._list_seeds(suspects)}"
+                f"; it was running the episodes with the seeds {self._list_seeds(suspects)}"
             )
         else:
             suspects = {task for task in state.tasks if self._seed_of(task) == failure.seed}
@@ -238,7 +239,7 @@ class TaskQueue(Generic[Result]):
         if all(counts[task] < most for task in suspects):
             return description
         failure.final = True
-        return f"{description}; it failed again when it was repeated"
+        return f"{description}; a repetition failed as well"
 
     def _list_seeds(self, tasks: set[int]) -> str:
         seeds = list(dict.fromkeys(self._seed_of(task) for task in sorted(tasks)))
@@ -250,8 +251,9 @@ class _WorkerState:
     """Tasks and pending calls of a worker.
 
     Attributes:
-        calls: Number of pending calls since the last `drop`; older ones belong to an earlier round.
-        preparations: Number of these calls that precede the first task.
+        calls: Number of pending calls since the last `drop`; older calls belong to an earlier
+            round.
+        preparations: Number of pending calls before the first task.
         in_round: Whether the worker was notified of the round.
         tasks: Numbers of the assigned tasks.
     """

@@ -99,7 +99,7 @@ REFUSED: list[tuple[Any, ...]] = [
     ("td3", "critic_lr", -1.0, ""),
     ("td3", "entropy_coef", 0.1, "unknown"),
     ("dqn", "loss", "absolute", "huber, squared"),
-    ("dqn", "loss", "squared", "num_quantiles=9 needs loss=huber", {"num_quantiles": 9}),
+    ("dqn", "loss", "squared", "num_quantiles=9 requires loss=huber", {"num_quantiles": 9}),
     ("dqn", "num_critics", 2, "unknown"),
 ]
 RANGE = re.compile(r"\b[Ii]n [\[(](\S+), (\S+?)[\])]|(>=?) (-?[\d.]+)")

@@ -85,7 +85,7 @@ def test_settings_of_evaluations_reach_them(deterministic: bool) -> None:
         ({**ES, "model.value_support": [-3, 3]}, r"model\.value_support = .*remove this"),
         (
             {**ES, "algorithm.noise_table_size": 10**13},
-            r"needs 40000\.00 GB, but .* free: lower it",
+            r"requires 40000\.00 GB, but .* free: reduce",
         ),
         ({**ES, "algorithm.action_noise_stddev": 0.1}, r"stddev = 0\.1: Discrete"),
         ({**ES, "algorithm.optimizer": {"_target_": "maze_train.Adm"}}, r"optimizer\._target_ = "),

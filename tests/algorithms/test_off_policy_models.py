@@ -24,10 +24,10 @@ TRANSFORM = {"value_transform": {"_target_": "maze_train.ReduceScaleValueTransfo
 
 REFUSED = [
     (build_dqn, spaces.MultiDiscrete([2, 3]), {}, r"MultiDiscrete.*: choose algorithm=sac or"),
-    (build_dqn, spaces.MultiBinary(2), {}, r"needs one Discrete action.*MultiBinary"),
-    (build_dqn, spaces.Dict({"a": CHOICE}), {}, r"needs one Discrete action.*Dict"),
-    (build_dqn, BOX, {}, r"needs one Discrete action.*Box"),
-    (build_dqn, CHOICE, LSTM, r"model\.rnn = .*single steps"),
+    (build_dqn, spaces.MultiBinary(2), {}, r"requires one Discrete action.*MultiBinary"),
+    (build_dqn, spaces.Dict({"a": CHOICE}), {}, r"requires one Discrete action.*Dict"),
+    (build_dqn, BOX, {}, r"requires one Discrete action.*Box"),
+    (build_dqn, CHOICE, LSTM, r"model\.rnn = .*only supported by on-policy"),
     *(
         (build, space, {"critic_obs": ["speed"]}, r"critic_obs = .*choose a2c, ppo or impala")
         for build, space in ((build_dqn, CHOICE), (build_td3, REACH))
@@ -35,12 +35,17 @@ REFUSED = [
     (build_dqn, CHOICE, {"value_support": [0, 9]}, r"value_support.*num_quantiles .*; remove this"),
     (build_dqn, CHOICE, {"critic": {"_target_": "x.Y"}}, r"model\.critic = .*model\.policy"),
     (build_dqn, CHOICE, {"distributions": {"Discrete": "categorical"}}, r"model\.distributions"),
-    (DUELING, CHOICE, {"policy": {"_target_": "x.Y"}}, r"algorithm\.dueling = True: .*remove it"),
+    (
+        DUELING,
+        CHOICE,
+        {"policy": {"_target_": "x.Y"}},
+        r"algorithm\.dueling = True: .*this setting",
+    ),
     (build_td3, CHOICE, {}, r"the action space is Discrete\(3, start=2\): choose algorithm=sac"),
     (build_td3, spaces.Dict({"gear": CHOICE, "turn": REACH}), {}, "part 'gear' .* is Discrete"),
     (build_td3, spaces.Box(-np.inf, np.inf, (1,)), {}, "with finite bounds"),
     (build_td3, REACH, {"distributions": {"Box": "beta"}}, r"distributions\.Box = 'beta': .*remov"),
-    (build_td3, REACH, LSTM, r"model\.rnn = .*single steps"),
+    (build_td3, REACH, LSTM, r"model\.rnn = .*only supported by on-policy"),
     (build_soft_actor_critic, REACH, {"shared_trunk": True}, "remove this setting"),
     (build_soft_actor_critic, REACH, LSTM, "remove this setting"),
     (build_soft_actor_critic, REACH, {"value_support": [-3, 3]}, "remove this setting"),

@@ -140,7 +140,7 @@ def test_the_beginning_of_episodes(policy, expected):
 def test_one_object_for_several_episodes_is_refused():
     """It would mix what it remembers of them."""
     shared = reset_of(reset_by_name)()
-    with pytest.raises(ConfigError, match="same object twice; let it build a new one"):
+    with pytest.raises(ConfigError, match="same object twice; it must create a new object"):
         PolicyAgent(lambda: shared, started(WalkEnv))
 
 
@@ -186,9 +186,9 @@ def test_what_is_no_action(actions, given):
         acting(partial(WalkEnv, "box", actions), lambda: stubborn)
     told = str(caught.value)
     name = "test_agents.test_what_is_no_action.<locals>.stubborn"
-    assert told.startswith(f"policy {name} failed at step 1 of the episode with seed 10: it")
+    assert told.startswith(f"policy {name} failed at step 1 of the episode with seed 10: ")
     wrong = f" returned {given!r}, which is not in the action space {ACTIONS[actions]}"
-    unread = "its action cannot be read: RuntimeError: Can't call numpy"
+    unread = "the action is invalid: RuntimeError: Can't call numpy"
     assert (unread if given is LEARNED else wrong) in told
     assert caught.value.seed == 10
 

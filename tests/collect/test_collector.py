@@ -250,7 +250,7 @@ def test_vector_environments_of_others_begin_new_episodes():
     first, model = make(True)
     beginning = first.collect_steps(model)[0].obs[0].clone()
     state = first.state_dict()
-    with pytest.raises(EnvError, match=r"were not kept.*checkpoint\.allow_new_episodes=true"):
+    with pytest.raises(EnvError, match=r"were not saved.*checkpoint\.allow_new_episodes=true"):
         make(False)[0].load_state_dict(state)
     seen = []
     for _ in range(2):

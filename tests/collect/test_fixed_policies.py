@@ -356,7 +356,7 @@ REST = np.zeros((3, 2))
         (BOX, np.zeros((4, 2)), ShapeError, r"shape \(4, 2\), expected \(3, 2\)"),
         (BOX, np.zeros(2), ShapeError, r"shape \(2,\), expected \(3, 2\)"),
         (BOX, None, ShapeError, r"shape \(\), expected \(3, 2\)"),
-        (BOX, [[0.0], [0.0, 1.0], [0.0]], ShapeError, r"no array of shape \(3, 2\)"),
+        (BOX, [[0.0], [0.0, 1.0], [0.0]], ShapeError, r"not an array of shape \(3, 2\)"),
         (BOX, np.full((3, 2), "left"), SpaceError, r"dtype <U4, expected float32"),
         (BOX, np.array([[0, 0], [0, 0], [0, np.nan]]), SpaceError, r"nan\] for observation 2"),
         (BOX, np.full((3, 2), np.inf), SpaceError, r"inf inf\] for observation 0"),

@@ -89,7 +89,7 @@ def test_a_state_of_other_numbers_is_refused(table):
     assert table.state_dict() == {"seed": SEED, "count": COUNT}
     table.load_state_dict({"count": COUNT, "seed": SEED})
     for state in ({"seed": SEED + 1, "count": COUNT}, {"seed": SEED, "count": COUNT + 1}, {}):
-        with pytest.raises(TrainingError, match=re.escape(f"in the state, {state}")):
+        with pytest.raises(TrainingError, match=re.escape(f"the saved table {state}")):
             table.load_state_dict(state)
 
 

@@ -349,7 +349,7 @@ def test_killed_processes(no_file_is_left, kind, bits_of, victims, after, capfd)
         told = capfd.readouterr().err
         for victim in victims:
             name = rf"worker {victim} \(environments {3 * victim} to {3 * victim + 2}\)"
-            words = rf"warning: {name} died .*SIGKILL.*its \d+ episodes are played again, with the"
+            words = rf"warning: {name} died .*SIGKILL.*its \d+ episodes are repeated with the"
             assert re.search(words, told)
         assert re.search(r"SIGKILL.*with the seeds \d+", told)
         # What is killed between rounds is found when it is needed; steps made before stay counted.
@@ -364,7 +364,7 @@ def test_killed_processes(no_file_is_left, kind, bits_of, victims, after, capfd)
 FAILURES = {
     "raise": r"environment [0-3] failed at step 2 of .* seed 5: RuntimeError: the wheel came off",
     "leave": r"environment [0-3] failed at step 2 of .* seed 5: SystemExit: 0",
-    "kill": r"died in a step of an episode \(signal SIGKILL.*it was playing the episodes.*5",
+    "kill": r"died in a step of an episode \(signal SIGKILL.*it was running the episodes.*5",
     "hang": r"hangs: .* a step of an episode within timeout_s = 1 seconds, and was killed; .*5",
 }
 
@@ -392,7 +392,7 @@ def test_a_failure(start, how, again, tmp_path, capfd):
         with pytest.raises(WorkerError, match=FAILURES[how]) as caught:
             found += map(bits, player.play(range(12)))
         told = str(caught.value)
-        assert "it failed again when it was repeated" in told
+        assert "a repetition failed as well" in told
         assert all(has_ended(pid) for pid in pids)
         assert multiprocessing.active_children() == []
         with pytest.raises(EnvError, match="this player is closed"):

@@ -122,7 +122,7 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
         (
             "name",
             20261120,
-            "top.name = 20261120: expected a string; quote what looks like a number",
+            "top.name = 20261120: expected a string; quote strings that look like numbers",
         ),
         ("mode", "maxx", "top.mode = 'maxx': expected one of max, min; did you mean 'max'?"),
         ("lr", "x", "top.lr = 'x': expected a number, linear_<start>, or a schedule"),
@@ -156,7 +156,7 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
             {"siz": 1},
             "top.part.siz = 1: unknown; did you mean top.part.size? allowed: size",
         ),
-        ("part", {"_target_": "nowhere.X"}, "top.part._target_ = 'nowhere.X': there is no module"),
+        ("part", {"_target_": "nowhere.X"}, "top.part._target_ = 'nowhere.X': no module"),
         (
             "part",
             {"_target_": "maze_train.learner.config.Schedule"},

@@ -313,7 +313,7 @@ def test_the_state_of_a_buffer_without_last_observations_is_refused():
     """It lacks those of terminated episodes."""
     buffer, _, _ = make()
     uniform, _, _ = filled(10, 1, lengths=(3,))
-    with pytest.raises(ConfigError, match="terminal_obs is kept here and was missing"):
+    with pytest.raises(ConfigError, match="terminal_obs is kept, saved as missing"):
         buffer.load_state_dict({**uniform.state_dict(), "layout": {}})
 
 
@@ -325,7 +325,7 @@ def test_the_state_of_a_buffer_without_last_observations_is_refused():
     [
         ({"strategy": "futur"}, "strategy = 'futur': expected one of .* did you mean 'future'"),
         ({"relabelled_per_original": -1}, "relabelled_per_original = -1: expected a number >= 0"),
-        ({"observation_space": GOAL}, r"needs Dict observations.* got Box.*: use"),
+        ({"observation_space": GOAL}, r"requires Dict observations.* got Box.*: use"),
         (
             {"observation_space": spaces.Dict({**SPACE, "desired_goal": spaces.Discrete(3)})},
             r"of the same shape and dtype, got Dict.*: use a goal-based environment",
@@ -383,7 +383,7 @@ def test_a_threshold_that_rounding_moved_is_no_error():
         buffer.add_rollout(rollout_of(steps, SPACE))
     steps = stream.steps(4)
     steps[0][0].reward += 1.0
-    with pytest.raises(EnvError, match="needs rewards that depend on the goals only"):
+    with pytest.raises(EnvError, match="requires rewards that depend only on the goals"):
         buffer.add_rollout(rollout_of(steps, SPACE))
 
 
@@ -393,7 +393,7 @@ def test_what_is_missing_is_named():
     stream = GoalStream(np.random.default_rng(0), 1, Task(), ends=1.0, kinds=("terminated",))
     with pytest.raises(TrainingError, match="call use_environment"):
         buffer.add_rollout(rollout_of(stream.steps(2), SPACE))
-    with pytest.raises(EnvError, match=r"needs an environment with compute_reward.* NoReward"):
+    with pytest.raises(EnvError, match=r"requires an environment with compute_reward.* NoReward"):
         buffer.use_environment(NoReward)
     steps = stream.steps(2)
     steps[1][0].final_obs = None

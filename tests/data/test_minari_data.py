@@ -236,7 +236,7 @@ def test_episodes_that_are_no_trajectories(changes, error, text):
 
 def test_data_sets_that_are_not_there(root):
     """The id and the remedy are named, and nothing is fetched."""
-    with pytest.raises(DatasetError, match=f"minari:{NAME} is not on this machine") as told:
+    with pytest.raises(DatasetError, match=f"minari:{NAME} is not available locally") as told:
         load_minari(NAME)
     assert f"run 'minari download {NAME}'" in str(told.value)
     assert "=True" not in str(told.value)  # arguments of Minari, which cannot be set
@@ -290,7 +290,7 @@ def test_a_killed_export(root):
     assert result.returncode == -signal.SIGKILL
     folder = (root / NAME).parent
     assert [path.name.startswith("test-unfinished-") for path in folder.glob("*-v*")] == [True]
-    with pytest.raises(DatasetError, match=f"minari:{NAME} is not on this machine"):
+    with pytest.raises(DatasetError, match=f"minari:{NAME} is not available locally"):
         load_minari(NAME)
     expected = in_memory()
     save_minari(expected, NAME)

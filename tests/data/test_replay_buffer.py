@@ -194,7 +194,7 @@ def test_stacks_may_be_stored_whole():
         ({"n_steps": 0}, "n_steps = 0: expected a number >= 1"),
         ({"gamma": 1.1}, r"gamma = 1.1: expected a number in \[0, 1\]"),
         ({"storage": "dsik"}, "storage = 'dsik': expected one of .* did you mean 'disk'"),
-        ({"storage": "disk"}, "directory = None: storage=disk needs a directory"),
+        ({"storage": "disk"}, "directory = None: required for storage=disk"),
         ({"frame_stack": {"": 3}}, r"frame_stack = {'': 3}: expected observations of shape \[3,"),
         ({"frame_stack": {"a": 2}}, "frame_stack = {'a': 2}: .* under 'a'"),
     ],
@@ -340,8 +340,8 @@ def test_another_buffer_is_refused():
     buffer.add_rollout(rollout_of(stream.steps(5)))
     state = buffer.state_dict()
     for changes, text in (
-        ((30, 2), r"another layout: rows is 30 here and was 20. Continue"),
-        ((20, 2, "dict"), r"obs/image is uint8 \[2, 3\] here and was missing"),
+        ((30, 2), r"another layout: rows is 30, saved as 20. Use"),
+        ((20, 2, "dict"), r"obs/image is uint8 \[2, 3\], saved as missing"),
     ):
         other, _, _ = make(*changes)
         with pytest.raises(ConfigError, match=text):

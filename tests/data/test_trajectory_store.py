@@ -222,7 +222,7 @@ LEVEL = spaces.Dict({"level": spaces.Box(0, 255, (1,), np.uint8)})
         (FLOATS, {"actions": np.array([0, 3])}, SpaceError, "actions: 3.* not in Discrete"),
         (FLOATS, {"actions": np.array([0.0, 1.0])}, SpaceError, "actions of dtype float64"),
         (FLOATS, {"actions": np.zeros((2, 1), int)}, ShapeError, r"actions has the shape \[2, 1\]"),
-        (FLOATS, {"rewards": np.array(["a", "b"])}, SpaceError, "rewards has the data type <U1"),
+        (FLOATS, {"rewards": np.array(["a", "b"])}, SpaceError, "rewards has dtype <U1"),
         (spaces.Discrete(4, start=1), {"obs": np.full(3, 7)}, SpaceError, "is not in"),
         (spaces.MultiDiscrete([3, 4]), {"obs": np.full((3, 2), 3)}, SpaceError, "is not in"),
         (spaces.MultiBinary(2), {"obs": np.full((3, 2), 2, np.int8)}, SpaceError, "is not in"),
@@ -408,16 +408,16 @@ def put_pipe(path):
 
 ENDLESS = (10**15).to_bytes(8, "little") + b"{}"
 DAMAGE = [
-    (flip, "damaged: its sha256"),
+    (flip, "damaged: the sha256"),
     (lambda path: os.truncate(path, 130), "is 130 bytes long, expected"),
     (os.unlink, "missing or not a regular file"),
     (put_pipe, "missing or not a regular file"),
-    (b"", "not the content of a part"),
-    (b"a text" * 9, "not the content of a part"),
-    (ENDLESS, "not the content of a part"),
-    (save({"lengths": np.ones(1)}), "not the content of a part"),
-    (save({}, {"seeds": "[]"}), "not the content of a part"),
-    ({"seeds": '["x"]'}, "not the content of a part"),
+    (b"", "not a valid part"),
+    (b"a text" * 9, "not a valid part"),
+    (ENDLESS, "not a valid part"),
+    (save({"lengths": np.ones(1)}), "not a valid part"),
+    (save({}, {"seeds": "[]"}), "not a valid part"),
+    ({"seeds": '["x"]'}, "not a valid part"),
     ({"seeds": "[-1]"}, "seeds: expected integers >= 0"),
     ({"policy": '"ppo"'}, "expected mappings"),
     ({"lengths": np.array([2])}, r"obs has the shape \[4, 3\], expected \[3, 3\]"),
@@ -467,18 +467,18 @@ HUGE = (
     ("change", "text"),
     [
         (shutil.rmtree, "is not a directory"),
-        (lambda path: (path / DATASET).unlink(), "is not a dataset .* there is no dataset.json"),
+        (lambda path: (path / DATASET).unlink(), "is not a dataset .* dataset.json .* is missing"),
         (lambda path: flip(path / DATASET, 60), "dataset.json"),
         (lambda path: (path / DATASET).write_text("[1]"), "sha256 mismatch"),
         (lambda path: (path / DATASET).write_bytes(b"\xff"), "not JSON"),
         ({"schema": "other"}, "schema 'other'"),
         ({"version": 0}, "version 0, expected"),
         ({"env": 3}, "expected mappings"),
-        ({"parts": 3}, "not the content of a dataset"),
-        ({"parts": []}, "it has no episodes"),
-        ({"action_space": {}}, "not the content of a dataset"),
-        ({"action_space": HUGE[0]}, "not the content of a dataset"),
-        ({"observation_space": HUGE[1]}, "not the content of a dataset"),
+        ({"parts": 3}, "not a valid dataset"),
+        ({"parts": []}, "there are no episodes"),
+        ({"action_space": {}}, "not a valid dataset"),
+        ({"action_space": HUGE[0]}, "not a valid dataset"),
+        ({"observation_space": HUGE[1]}, "not a valid dataset"),
     ],
 )
 def test_foreign_directories(dataset, change, text):
@@ -502,7 +502,7 @@ def test_a_data_set_nearby_is_named(tmp_path):
         assert str(told.value).endswith(f"; did you mean {data}?")
     with pytest.raises(DatasetError, match=r"contains \['trajectories'\].*did you mean"):
         TrajectoryWriter(data.parent, METADATA)
-    with pytest.raises(DatasetError, match=r"TrajectoryWriter writes$"):
+    with pytest.raises(DatasetError, match=r"of a TrajectoryWriter is missing$"):
         TrajectoryDataset.open(tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'skip'"):
         TrajectoryDataset.open(data, on_damaged="skipp")
@@ -535,7 +535,7 @@ def test_episodes_are_in_memory_once(monkeypatch):
 
 def test_parts_of_other_spaces_are_refused(dataset):
     """User-defined parts are checked against the spaces; at least one is required."""
-    with pytest.raises(DatasetError, match="nothing holds no episodes"):
+    with pytest.raises(DatasetError, match="nothing contains no episodes"):
         TrajectoryDataset.from_trajectories([], METADATA, "nothing")
     with pytest.raises(DatasetError, match="has no episodes"):
         TrajectoryDataset([], METADATA)
@@ -586,7 +586,7 @@ def test_open_dataset(dataset):
 @pytest.mark.parametrize(
     ("source", "spaces", "text"),
     [
-        *((value, BOTH, r"not name a dataset.*_target_") for value in ("", None, 3, {"x": "y"})),
+        *((value, BOTH, r"is not a dataset.*_target_") for value in ("", None, 3, {"x": "y"})),
         *(
             (target("make_something", value=value), BOTH, f"returned {type(value).__name__}")
             for value in (None, 3, "data", {"a": 1})
@@ -594,7 +594,7 @@ def test_open_dataset(dataset):
         (target("failing_trajectories"), {}, r"spaces are unknown.*from_trajectories"),
         (target("failing_trajectories"), {"observation_space": FLOATS}, "spaces are unknown"),
         (target("failing_trajectories"), BOTH, "_trajectories failed: OSError: the tape tore"),
-        (target("make_something", value=[]), BOTH, "holds no episodes"),
+        (target("make_something", value=[]), BOTH, "contains no episodes"),
         (target("make_something", value=[*episodes(2), 7]), BOTH, "item 1 is a int"),
     ],
 )

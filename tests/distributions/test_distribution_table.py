@@ -112,7 +112,7 @@ def test_every_space_that_can_be_flattened_has_a_default() -> None:
         (
             DISCRETE,
             {"Discrete": "diagonal_gaussian"},
-            "model.distributions.Discrete: diagonal_gaussian needs a Box space, "
+            "model.distributions.Discrete: diagonal_gaussian requires a Box space, "
             "the action space is Discrete(2)",
         ),
         (

@@ -177,13 +177,13 @@ def test_survives_pickling(case: str) -> None:
     ("name", "space", "message"),
     [
         *((name, Box(-1.0, 1.0, (0,)), "has no elements") for name in BOXED),
-        *((name, Discrete(3), r"needs a Box space.*Discrete\(3\)") for name in BOXED),
+        *((name, Discrete(3), r"requires a Box space.*Discrete\(3\)") for name in BOXED),
         *((name, Box(-np.inf, 1.0, (2,)), f"finite bounds{REMEDY}") for name in FILLING),
         *((name, Box(0.0, 0.0, (2,)), "low < high.*remove the constant") for name in FILLING),
         ("diagonal_gaussian", Box(-1.0, 1.0, (1,), dtype=np.longdouble), "longdouble|float128"),
-        ("bernoulli", Discrete(3), r"Bernoulli needs a MultiBinary space.*Discrete\(3\)"),
-        ("categorical", Box(-1.0, 1.0), r"Categorical needs a Discrete space.*Box"),
-        ("multi_categorical", Discrete(3), r"MultiCategorical needs a MultiDiscrete space"),
+        ("bernoulli", Discrete(3), r"Bernoulli requires a MultiBinary space.*Discrete\(3\)"),
+        ("categorical", Box(-1.0, 1.0), r"Categorical requires a Discrete space.*Box"),
+        ("multi_categorical", Discrete(3), r"MultiCategorical requires a MultiDiscrete space"),
     ],
 )
 def test_spaces_that_do_not_fit_are_refused(name: str, space: Any, message: str) -> None:

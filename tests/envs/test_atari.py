@@ -304,7 +304,7 @@ OWN = {"target": "test_atari.make_pong", "preprocessing": "atari"}
     "case",
     [
         ({"id": "CartPole-v1", "preprocessing": "atari"}, "env.preprocessing = 'atari'.*CartPole"),
-        ({**OWN, "target": "toy_envs.CountingEnv"}, "env.preprocessing: is for Atari games only"),
+        ({**OWN, "target": "toy_envs.CountingEnv"}, "env.preprocessing: expected an Atari game"),
         (
             {"id": "ALE/Pong-v5", "preprocessing": "atari", "kwargs": {"obs_type": "ram"}},
             r"env.kwargs = \{'obs_type': 'ram'\}.*env.preprocessing=none",
@@ -312,7 +312,7 @@ OWN = {"target": "test_atari.make_pong", "preprocessing": "atari"}
         ({"id": "ALE/Pong-v5", "kwargs": {"frameskip": 4}}, "env.kwargs.frameskip = 4"),
         ({**OWN, "kwargs": {"frameskip": 4}}, "env.kwargs.frameskip = 4"),
         ({**OWN, "kwargs": {"max_episode_steps": 9}}, "innermost wr.*TimeLimit.*max_episode_steps"),
-        ({"id": "ALE/Pong-v5", "kwargs": {"continuous": True}}, "needs discrete actions"),
+        ({"id": "ALE/Pong-v5", "kwargs": {"continuous": True}}, "requires discrete actions"),
         ({"id": "ALE/Pongg-v5", "preprocessing": "atari"}, "nearest ids: ALE/Pong-v5"),
     ],
 )

@@ -75,7 +75,7 @@ def test_each_environment_gets_its_own_arguments() -> None:
         (EnvCall("set_levl"), "no such method.*mean set_level.*; it has die, draw_level"),
         (EnvCall("size"), "no such method"),
         (sets("levels", 1), "no such attribute.*level.*size"),
-        (EnvCall("draw_level"), "draws from the random generator .* add state_dict"),
+        (EnvCall("draw_level"), "samples from the random generator .* add state_dict"),
     ],
 )
 def test_wrong_calls(call: EnvCall, message: str) -> None:
@@ -89,17 +89,17 @@ def test_wrong_calls(call: EnvCall, message: str) -> None:
 def test_calls_that_are_not_accepted(monkeypatch, capsys) -> None:
     """Of methods of the run, with objects, and without environments; many are worth a warning."""
     calls = EnvCalls()
-    with pytest.raises(ConfigError, match="'reset': only the run itself"):
+    with pytest.raises(ConfigError, match="'reset': this method is reserved"):
         calls.add(EnvCall("reset"), evaluate=True)
     with pytest.raises(ConfigError, match=r"'keep': args\[0\] is object"):
         calls.add(EnvCall("keep", [object()]), evaluate=True)
-    with pytest.raises(ConfigError, match="'keep': the algorithm steps no environments"):
+    with pytest.raises(ConfigError, match="'keep': the run has no training environments"):
         calls.add(EnvCall("keep"))
     monkeypatch.setattr(calls_module, "MANY_CALLS", 3)
     for _ in range(5):
         calls.add(EnvCall("keep"), evaluate=True)
         calls.make()
-    assert capsys.readouterr().err.count("warning: 3 calls of environments so far") == 1
+    assert capsys.readouterr().err.count("warning: 3 environment calls so far") == 1
     assert len(calls.training) == len(calls.evaluation) == 5
 
 
@@ -169,7 +169,7 @@ def test_environments_that_had_other_calls_are_not_restored() -> None:
     with PooledVectorEnv([LevelEnv]) as env, PooledVectorEnv([LevelEnv]) as other:
         env.reset(seed=0)
         other.make_calls([LEVEL_2])
-        with pytest.raises(EnvError, match="had other calls before"):
+        with pytest.raises(EnvError, match="received different calls before"):
             other.load_state_dict(env.state_dict())
 
 

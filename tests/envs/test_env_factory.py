@@ -98,7 +98,7 @@ TIME_AWARE = "gymnasium.wrappers.TimeAwareObservation"
         ({"id": "HalfCheetah-v3"}, "use (version 4 or|a) newer"),
         ({"id": "bad id!"}, r"env\.id.*Malformed"),
         ({"id": "no_such_module:Foo-v1"}, r"env\.id.*no_such_module"),
-        ({"id": "CartPole-v1", "kwargs": {"gravity": 1}}, r"env\.kwargs = .*not take.*gravity"),
+        ({"id": "CartPole-v1", "kwargs": {"gravity": 1}}, r"env\.kwargs = .*not accept.*gravity"),
         ({"target": "toy_envs.FailingEnv", "kwargs": {"how": "constructor"}}, "no such level"),
         ({"target": "toy_envs.not_an_env"}, "not_an_env returned str"),
         ({"target": "toy_envs.CountinEnv"}, r"env\._target_.*did you mean CountingEnv"),
@@ -204,10 +204,13 @@ def test_a_module_that_cannot_be_imported_is_one_message(modules, module, proble
     [
         (
             "registers_late:OnCall-v0",
-            r"registers_late.register_envs\(\) may register it.*my_envs:",
+            r"registers_late.register_envs\(\) may register this id.*my_envs:",
         ),
-        ("SumoEnvironment-v0", "package sumo_rl_like is installed: env=sumo_rl_like:SumoEnvi"),
-        ("Ancient-v0", "The old gym has it: env=shimmy:GymV21.* env.kwargs.env_id=Ancient-v0"),
+        (
+            "SumoEnvironment-v0",
+            "package sumo_rl_like is installed; .* set env=sumo_rl_like:SumoEnvi",
+        ),
+        ("Ancient-v0", "The old gym has this id: env=shimmy:GymV21.* env.kwargs.env_id=Ancient-v0"),
     ],
 )
 def test_what_is_known_about_an_unknown_id(modules, monkeypatch, env_id, known):
@@ -223,7 +226,7 @@ def test_an_id_that_a_script_registered():
     gymnasium.register("Mine-v0", entry_point=CountingEnv)
     try:
         EnvFactory.from_any("Mine-v0")().close()
-        words = r"'Mine-v0': .* register it in .*env=my_envs:Mine-v0"
+        words = r"'Mine-v0': .* register the id in .*env=my_envs:Mine-v0"
         with pytest.raises(ConfigError, match=words):
             workers([EnvFactory.from_any("Mine-v0")], n_workers=1, start_method="forkserver")
     finally:

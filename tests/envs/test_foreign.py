@@ -384,7 +384,7 @@ def spoilt(mode: Any, where: str, spoil: Any) -> Any:
     ("mode", "spoil", "words"),
     [
         (NEXT_STEP, broken, r"step\(\) of ScriptedV.* failed: RuntimeError: the wheel"),
-        (NEXT_STEP, lambda o, *rest: (o[:, :2], *rest), r"shape \(3, 2\), its space says"),
+        (NEXT_STEP, lambda o, *rest: (o[:, :2], *rest), r"shape \(3, 2\), its space has"),
         (NEXT_STEP, lambda o, r, *rest: (o, r[:2], *rest), r"shapes \(2,\), \(3,\), \(3,\)"),
         (SAME_STEP, lambda *parts: (*parts[:-1], {}), r"infos\['final_obs'\] is missing"),
         (

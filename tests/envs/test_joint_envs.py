@@ -111,26 +111,26 @@ FIRST = Turn({"a": A, "b": B})
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        ([Turn({"d": A})], r"obs names the agents \['d'\]: expected some of possible_agents"),
-        ([FIRST, Turn({"a": A}, {"x": 1.0})], r"rewards names the agents \['x'\]"),
+        ([Turn({"d": A})], r"obs contains the agents \['d'\]: expected some of possible_agents"),
+        ([FIRST, Turn({"a": A}, {"x": 1.0})], r"rewards contains the agents \['x'\]"),
         ([FIRST, Turn({"a": A}, truncated="bc")], r"agents \['b', 'c'\] are truncated without"),
-        ([FIRST, Turn({"a": A}, infos={"e": {}})], r"infos names the agents \['e'\]"),
+        ([FIRST, Turn({"a": A}, infos={"e": {}})], r"infos contains the agents \['e'\]"),
         ([FIRST, Turn({"a": A}, terminated="a")], None),
         (
             [FIRST, Turn({"a": A, "b": B}, terminated="a"), FIRST],
-            r"obs names the agents \['a'\], which have already ended",
+            r"obs contains the agents \['a'\], which have already ended",
         ),
         (
             [FIRST, Turn({"a": A, "b": B}, truncated="a"), Turn({"b": B}, terminated="a")],
-            r"terminated names the agents \['a'\], which have already ended",
+            r"terminated contains the agents \['a'\], which have already ended",
         ),
         (
             [FIRST, Turn({"a": A, "b": B}, terminated="a"), Turn({"b": B}, {"a": 1.0, "b": 1.0})],
-            r"rewards names the agents \['a'\], which have already ended .*End these agents later",
+            r"rewards contains the agents \['a'\], which have already .*End these agents later",
         ),
         (
             [FIRST, Turn({"a": A, "b": B}, truncated="a"), Turn({"b": B}, {"a": np.nan})],
-            r"rewards names the agents \['a'\], which have already ended",
+            r"rewards contains the agents \['a'\], which have already ended",
         ),
         (
             [FIRST, Turn({"a": A, "b": B}, terminated="a"), Turn({"b": B}, {"a": 0.0, "b": 1.0})],
@@ -259,7 +259,7 @@ def test_factory_limits_and_wraps() -> None:
         assert isinstance(built, JointEnv)
         assert built.env.most == 8  # type: ignore[attr-defined]
     with pytest.raises(
-        ConfigError, match=r"env.kwargs = .*does not take these.*'least'.*; it takes most"
+        ConfigError, match=r"env.kwargs = .*does not accept these .*'least'.*; it accepts most"
     ):
         heaps(kwargs={"least": 3})()
     with pytest.raises(ConfigError, match=r"expected a subclass of gymnasium.Env, or a"):

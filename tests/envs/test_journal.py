@@ -223,7 +223,7 @@ def test_an_environment_that_differs(make):
 @sweep(
     "case",
     [
-        (CountingEnv, lambda: CountingEnv(3), {}, r"after 4 .*ended, already after 3 of them"),
+        (CountingEnv, lambda: CountingEnv(3), {}, r"after 4 .*already ended after 3 of them"),
         (CountingEnv, CountingEnv, {"reward": 2.5}, r"the last reward is 4 instead of 2\.5"),
         (CountingEnv, FailingEnv, {}, "raised RuntimeError: the wheel.*allow"),
     ],
@@ -277,7 +277,7 @@ def test_a_difference_within_rounding(make, case, capsys):
         obs, began = two.load_state_dict(state)
         assert (began.tolist(), two.is_exact) == ([False], False)
         assert obs.tolist() == one._observations().tolist()
-        assert "within rounding: the run resumes" in capsys.readouterr().err
+        assert "within rounding, so the run resumes" in capsys.readouterr().err
         assert one.load_state_dict(state)[1].tolist() == [False]
         assert one.is_exact
 
@@ -303,7 +303,7 @@ def test_steps_are_counted_on(make, env):
 @sweep(
     "case",
     [
-        (lambda state, env: state["envs"].pop(), "1 environments, but there are 2"),
+        (lambda state, env: state["envs"].pop(), "1 environments, expected 2"),
         (lambda state, env: state.pop("envs"), "expected root_seed and envs"),
         (lambda state, env: state.update(root_seed="x"), "expected root_seed and envs"),
         (lambda state, env: env.pop("steps"), "expected the keys"),
@@ -441,7 +441,7 @@ def test_the_longest_episodes_are_not_kept(monkeypatch):
         play(one, 300)
         state = one.state_dict()
         assert one._journal.nbytes < 2000
-        with pytest.raises(EnvError, match=r"environment 0 .* its actions were not kept"):
+        with pytest.raises(EnvError, match=r"environment 0 .* the actions were not stored"):
             two.load_state_dict(state)
         assert two.load_state_dict(state, allow_new_episodes=True)[1].tolist() == [True, False]
         play(one, 105)

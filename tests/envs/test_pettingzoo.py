@@ -338,7 +338,7 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
     ("maker", "message"),
     [
         (lambda: Walkers(hides=True), r"the agents \['c'\] are in `agents` of the environment"),
-        (Returns, r"obs names the agents \['a'\], which have already ended in this episode"),
+        (Returns, r"obs contains the agents \['a'\], which have already ended in this episode"),
         (lambda: Rounds(leaves=False), r"agent 'p' has ended, and step\(None\) does not remove"),
         (type("Nameless", (Rounds,), {"possible_agents": None}), "has no possible_agents"),
         (InSums, r"rewards of the agents \['p', 'q', 'r'\] are only in `_cumulative_rewards`"),
@@ -436,7 +436,7 @@ def test_names() -> None:
     [
         ("sisl/pursuit_v3", {}, r"env\.id = .*nearest names: .*pettingzoo:sisl/pursuit_v5"),
         ("tictactoe_v3", {}, r"env\.id = .*nearest names: .*classic/tictactoe_v3"),
-        ("classic/tictactoe_v3", {"size": 4}, r"env\.kwargs = .*does not take these.*'size'"),
+        ("classic/tictactoe_v3", {"size": 4}, r"env\.kwargs = .*does not accept .*'size'"),
         ("atari/pong_v3", {}, r"env\.id = .*multi_agent_ale_py.*pip install 'pettingzoo\[atari\]'"),
     ],
 )

@@ -147,7 +147,7 @@ def test_seeds_give_weights_and_leave_the_global_generator_alone():
         ({"activation": "tahn"}, r"activation = 'tahn'.*did you mean 'tanh'"),
         ({"value_support": [3, 3]}, r"value_support = \[3, 3\]: expected \[low, high\]"),
         ({"shared_trunk": True, "hidden_sizes": []}, r"a shared trunk needs at least one layer"),
-        ({"trunk": {"_target_": "a.B"}}, r"trunk: needs model.shared_trunk=true"),
+        ({"trunk": {"_target_": "a.B"}}, r"trunk: requires model.shared_trunk=true"),
         ({"policy": {"size": 3}}, r"policy = .*: expected a mapping with the key _target_"),
         (
             {"shared_trunk": True, "critic": {"_target_": "a.B"}},

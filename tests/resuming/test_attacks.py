@@ -63,7 +63,7 @@ class Attack(NamedTuple):
     refused: tuple[str, ...] = ()
     """Commands that end with one message; the others may succeed, and do no harm."""
     says: str = (
-        r"is a symbolic link (that leads out|inside)|not a regular file|[Nn]ot a directory"
+        r"is a symbolic link (to a target outside|inside)|not a regular file|[Nn]ot a directory"
         "|no saved policy|pt is damaged"
     )
     """In the message; a policy that cannot be read is another reason to end."""

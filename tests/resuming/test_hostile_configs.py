@@ -168,7 +168,7 @@ def test_nothing_that_is_planted_is_called(
     key = {"": f"{plant.place}._target_", "same": plant.place}.get(plant.key, plant.key)
     part = part_of(key)
     if part is None or part in command.uses:
-        assert text.count("names code that is not provided by") == 1
+        assert text.count("refers to code that is not provided by") == 1
         assert f"\n  {key} = {plant.target}" in text
         assert "trust=[" in text or plant.target == THROUGH
     else:

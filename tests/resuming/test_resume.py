@@ -231,7 +231,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, 
     else:
         start(run_dir, resume=resume, **again)
     (before,) = (run_dir / "before").iterdir()
-    assert f"restarts at step 0; its earlier results are in {before}" in capsys.readouterr().err
+    assert f"restarts at step 0; earlier results were moved to {before}" in capsys.readouterr().err
     assert summary_of(before)["stop_reason"] == "interrupted"
     assert summary_of(run_dir)["stop_reason"] == "n_epochs"
     settings = [yaml.safe_load((path / "config.yaml").read_text()) for path in (before, run_dir)]
@@ -431,7 +431,7 @@ def test_a_start_that_was_overtaken_touches_nothing(tmp_path, whole, resume):
 def test_a_run_without_its_configuration_is_not_removed(half, resume):
     """A new run in its directory would overwrite what is left of it."""
     (half / "config.yaml").unlink()
-    text = "holds checkpoints, best, metrics.csv of a run whose config.yaml is missing"
+    text = "contains checkpoints, best, metrics.csv of a run whose config.yaml is missing"
     with pytest.raises(ConfigError, match=text):
         start(half, resume=resume)
     assert len(list((half / "checkpoints").glob("epoch_*"))) == 2

@@ -213,7 +213,7 @@ def test_statistics_of_observations_begin_before_training(
 # -- what goes wrong -----------------------------------------------------------------------------
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("ppo", {"model.distributions": {"Discrete": "diagonal_gaussian"}}, "needs a Box"),
+    ("ppo", {"model.distributions": {"Discrete": "diagonal_gaussian"}}, "requires a Box"),
     ("ppo", {"model.distributions": {"discrete": "categorical"}}, "mean 'Discrete'"),
     ("ppo", {"algorithm.optimizer": {"_target_": "torch.optim.Adm"}}, "mean Adam"),
     ("ppo", {"env": "CratPole-v1"}, "CartPole-v1"),
@@ -237,10 +237,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"total_steps": 0}, "the run would never end"),
     (
         *("ppo", {"total_steps": 0, "algorithm.patience": 2, "algorithm.n_epochs": 0}),
-        r"algorithm\.lr = \[\[0\.0, 0\.001\], .*: set total_steps, or use a",
+        r"algorithm\.lr = \[\[0\.0, 0\.001\], .*set total_steps, or use a",
     ),
     ("ppo", {"run_dir": " "}, "run_dir"),
-    ("ppo", {"runner.dataset": "data"}, r"runner\.dataset.*choose algorithm=bc"),
+    ("ppo", {"runner.dataset": "data"}, r"runner\.dataset.*use algorithm=bc"),
     ("ppo", {"evaluation.metric": "validation/loss"}, "metric = 'validation/loss': not reported"),
     ("impala", {"algorithm.sequence_length": 4}, r"sequence_length = 4: .*model\.rnn"),
     ("impala", {**FORK, "model.distributions": {"Discrete": "beta"}}, r"model\.distributions"),
@@ -258,7 +258,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         r"envs_per_actor = 1: sac does not support actors",
     ),
     ("ppo", {"runner.envs_per_actor": 3}, r"envs_per_actor = 3: .* runner\.concurrency = 2"),
-    ("sac", {"total_steps": 32}, r"^total_steps = 32: no learning would .*initial_buffer_size=32"),
+    ("sac", {"total_steps": 32}, r"^total_steps = 32: the run would end .*initial_buffer_size=32"),
     ("sac", {BUFFER: {"_target_": "own_parts.NoBuffer"}}, r"algorithm\.replay_buffer.*'NoBuffer'"),
     ("sac", {BUFFER: {"_target_": "own_parts.AlwaysFirst"}}, r"algorithm\.replay_buffer"),
     ("sac", {BUFFER: {"_target_": "builtins.dict", "zip": 1}}, r"algorithm\.replay_buffer"),
@@ -271,8 +271,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("sac", {POLICY: {"_target_": "own_parts.Always"}}, rf"{POLICY}.*AlwaysFirst"),
     ("sac", {POLICY: {"_target_": "own_parts.AlwaysFirst", "act": 1}}, rf"{POLICY}: .*'act'"),
     ("sac", {POLICY: {"_target_": "own_parts.OwnPPOConfig"}}, rf"{POLICY} = .*a method act"),
-    ("sac", {SHOWN: {**SOME, "n_episodes": 0}}, rf"{SHOWN} = .*holds no episodes: expected at"),
-    ("sac", {SHOWN: {**SOME, "n_episodes": 400}}, r"hold only .* of the 1200 transitions of"),
+    ("sac", {SHOWN: {**SOME, "n_episodes": 0}}, rf"{SHOWN} = .*contains no episodes: expected at"),
+    ("sac", {SHOWN: {**SOME, "n_episodes": 400}}, r"of their 1200 transitions fit"),
     ("sac", {SHOWN: SOME}, rf"{SHOWN}: .*'n_episodes'"),
 ]
 

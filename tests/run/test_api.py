@@ -119,8 +119,8 @@ def test_arguments_of_other_libraries_are_answered_with_the_call(
     ("arguments", "message"),
     [
         ({"env": 3}, "expected an id"),
-        ({"env": SpacesEnv()}, r"env = .*one environment cannot be used many times"),
-        ({"env": gymnasium.make("CartPole-v1")}, r"env = .*: pass its id, env='CartPole-v1', or a"),
+        ({"env": SpacesEnv()}, r"env = .*a single instance cannot be shared"),
+        ({"env": gymnasium.make("CartPole-v1")}, r"env = .*: pass the id, env='CartPole-v1', or a"),
         ({"env": None}, "env: choose one: env=<registered id>"),
         ({"env.kwargs.length": abs}, r"env\.kwargs\.length"),  # config.yaml could not hold it
         ({"evaluation": {"n_episode": 5}}, "did you mean evaluation.n_episodes"),

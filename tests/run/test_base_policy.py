@@ -200,7 +200,7 @@ def test_bc_goes_on_from_the_policy_of_another(tmp_path, base, name, networks):
 
 TRUST = {"trust": ["test_base_policy"]}
 TO_TRAIN = r"train the base with 'model\.distributions=\{Box: squashed_gaussian\}'"
-FIXED = r"model\.distributions = 'NoisyActions': its entropy is fixed.*squashed_.*_tuning=false"
+FIXED = r"model\.distributions = 'NoisyActions': the entropy of .* is fixed.*_tuning=false"
 NO_RNN = r"train the base with model\.rnn=null$"
 OTHERS = {"model.hidden_sizes": [9], "model.activation": "tanh"}
 NOT_OTHERS = (

@@ -287,7 +287,7 @@ def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
 
     start(tmp_path / "memory", cartpole)
     monkeypatch.setattr(bc, "available_memory", lambda device: 1000)
-    with pytest.raises(ConfigError, match=r"algorithm\.storage = 'memory': the data need .* kB"):
+    with pytest.raises(ConfigError, match=r"algorithm\.storage = 'memory': the data require .* kB"):
         start(tmp_path / "refused", cartpole, **{"algorithm.storage": "memory"})
     assert not (tmp_path / "refused").exists()
     start(tmp_path / "auto", cartpole)

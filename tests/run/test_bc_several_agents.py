@@ -171,7 +171,7 @@ def test_masks_that_forbid_recorded_actions_name_the_agent() -> None:
     Path("masked").mkdir()
     node = {"_target_": f"{__name__}.given"}
     given.dataset = dataset  # type: ignore[attr-defined]
-    with pytest.raises(DatasetError, match=r"episode 1, step 1 of .*observation of second forbids"):
+    with pytest.raises(DatasetError, match=r"episode 1, .*observation of second excludes"):
         run("run", **{"runner.dataset": node})
 
 
@@ -189,11 +189,11 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
     [
         (
             {"policies": {**POLICIES, "judge": MEMORY}},
-            r"policies\.judge\.model\.rnn: not supported, because bc learns from",
+            r"policies\.judge\.model\.rnn: not supported, because bc is trained",
         ),
         (
             {"env": None, "algorithm.validation_percentage": 0},
-            r"evaluation\.metric = '': needed to select .* of train/players/policy_loss, train/j",
+            r"evaluation\.metric = '': required to select .* of train/players/policy_loss, train/j",
         ),
         (
             {"evaluation.metric": "validation/players/lsos"},

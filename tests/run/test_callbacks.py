@@ -226,7 +226,7 @@ def test_new_and_dropped_callbacks_are_told(capsys: pytest.CaptureFixture[str]) 
         ([{"_target_": "own_callbacks.StopAt"}], r"callbacks\[0\]: .*; add update: <value>"),
         (
             [{"_target_": "maze_train.tools.search.PruningCallback", "task": {}}],
-            r"callbacks\[0\]: .*PruningCallback does not take these arguments: AttributeError",
+            r"callbacks\[0\]: .*PruningCallback does not accept these arguments: AttributeError",
         ),
         ([object()], r"callbacks\[0\].*: expected a maze_train.*Callback"),
     ],

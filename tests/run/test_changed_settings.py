@@ -27,7 +27,7 @@ CONSTANT = {"algorithm.lr": 1e-3}
         (PPOAlgorithmConfig(), "clip_range", -1, r"^algorithm.clip_range = -1.*> 0"),
         (PPOAlgorithmConfig(), "lr", "linear_1", r"the length of the run is unknown"),
         (PPOAlgorithmConfig(lr_scheduler={"_target_": "x"}, lr=1), "lr", 2, "lr_scheduler changes"),
-        (SACAlgorithmConfig(), "entropy_coef", 2, "entropy_tuning changes it"),
+        (SACAlgorithmConfig(), "entropy_coef", 2, "tuned by algorithm.entropy_tuning"),
         (
             SACAlgorithmConfig(entropy_tuning=False),
             "target_entropy_multiplier",

@@ -113,7 +113,7 @@ def test_evaluation_environments_are_called_on_request(algorithm: str) -> None:
     [
         ("on_update_end", ("jump",), ConfigError, "run.call_envs = 'jump': LevelEnv and its wrap"),
         ("on_update_end", ("fail",), EnvError, "ZeroDivisionError: no such floor"),
-        ("on_update_end", ("draw_level",), ConfigError, "draws from the random generator"),
+        ("on_update_end", ("draw_level",), ConfigError, "samples from the random generator"),
         ("on_update_end", ("keep", object), CallbackError, r"args\[0\] is type"),
         ("on_checkpoint", ("keep", []), CallbackError, "not available in on_checkpoint, because"),
     ],

@@ -175,4 +175,4 @@ def test_killed_workers_make_no_difference(
     restarts = [float(row["train/worker_restarts"] or 0) for row in rows("local")]
     assert sum(restarts) == 2
     error = capfd.readouterr().err
-    assert len(re.findall(r"warning: worker \d .* episodes are played again", error)) == 2
+    assert len(re.findall(r"warning: worker \d .* episodes are repeated", error)) == 2

@@ -98,7 +98,7 @@ def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     assert rows(tmp_path / "ray") == rows(tmp_path / "dev")
     first, *others = result.stderr.splitlines()
-    assert first.startswith("ray: no cluster runs, so Ray was started on this machine: 1 machine, ")
+    assert first.startswith("ray: no running cluster, started Ray on this machine: 1 machine, ")
     assert [line for line in others if "ray" in line.lower()] == []
 
 
@@ -181,7 +181,7 @@ def test_actors_on_a_machine_that_is_lost(
     assert result.summary.stop_reason == "it continued"
     told = capfd.readouterr().err
     # Learning begins with the first rollouts, when other actors may still be built.
-    lost = r"\(its machine is lost, or cannot be reached\); \d+ steps of its rollout are dropped"
+    lost = r"\(the machine is lost or unreachable\); \d+ steps of its rollout are dropped"
     assert re.findall(f"died in [a-z ]+ {lost}; it is restarted", told)
     last = result.history[-1]
     learned = result.summary.env_steps + last["actors/steps_dropped"]

@@ -220,7 +220,7 @@ def no_dataset() -> int:
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"_target_": "test_sac_runs.given_dataset"}, "it has the observation space Box"),
+        ({"_target_": "test_sac_runs.given_dataset"}, "the dataset has the observation space Box"),
         ({"_target_": "test_sac_runs.no_dataset"}, "returned int: expected a TrajectoryData"),
         ("nowhere", "nowhere"),
         ({"_target_": "test_sac_runs.no_such"}, r"\._target_ = .*has no 'no_such'"),
@@ -270,7 +270,7 @@ def test_a_buffer_that_does_not_fit_is_refused(
         "total_steps": total_steps,
         "algorithm.n_epochs": 3,
     }
-    size = rf"algorithm\.replay_buffer_size = 1000: .* {needed / 1000:.1f} kB .*lower it, or"
+    size = rf"algorithm\.replay_buffer_size = 1000: .* {needed / 1000:.1f} kB .*reduce this"
     with pytest.raises(ConfigError, match=f"{size}.*{remedy}"):
         sac_run(**settings)
     assert everything(tmp_path) == []

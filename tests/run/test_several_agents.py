@@ -234,7 +234,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
                     {"_target_": "gymnasium.wrappers.TimeAwareObservation", "flatten": False}
                 ],
             },
-            r"env\.wrappers\[0\] = 'gymnasium.*': adds 'time' in the joint observation of all",
+            r"env\.wrappers\[0\] = 'gymnasium.*': adds 'time' in the joint observation",
         ),
     ],
 )

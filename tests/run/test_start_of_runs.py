@@ -282,11 +282,7 @@ class SharedEnv(SpacesEnv):
 @pytest.mark.parametrize(
     ("env", "more", "told"),
     [
-        (
-            ChanceEnv,
-            {},
-            "seed and actions lead to another episode in this environment (after",
-        ),
+        (ChanceEnv, {}, "lead to another episode in this environment (after"),
         (ChanceEnv, {"checkpoint.allow_new_episodes": True}, ""),
         (ChanceEnv, {"runner.check_repeatability": "never"}, ""),
         (SharedEnv, {}, "environments of one process change each other's observations"),

@@ -84,7 +84,7 @@ def test_the_traceback_leads_to_the_code_of_the_user(
     text = capsys.readouterr().err
     assert text.count("Traceback") == 1
     assert ", in fails_here" in text
-    assert "does not take these" not in text
+    assert "does not accept these arguments" not in text
     assert "int() argument must be" in text.splitlines()[-1]
 
 
@@ -96,7 +96,7 @@ def passes_on(**kwargs: Any) -> CountingEnv:
 @pytest.mark.parametrize("make", [CountingEnv, passes_on, "Acrobot-v1"])
 def test_arguments_that_do_not_fit_are_told(make: Any) -> None:
     """The call, or one to which arguments are passed on, did not take them."""
-    with pytest.raises(ConfigError, match=r"env.kwargs = .*does not take these: .*'least'"):
+    with pytest.raises(ConfigError, match=r"env.kwargs = .*does not accept these .*'least'"):
         EnvFactory.from_any(make, least=3)()
     with pytest.raises(EnvError, match=r"building .* with {} failed: TypeError: int\(\) arg"):
         EnvFactory.from_any(BadConstructor)()

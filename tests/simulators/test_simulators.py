@@ -416,7 +416,7 @@ class Wider(Robot):
     [
         (BadNumbers, EnvError, "environment 1 of .*BadNumbers returned a reward .* in step 1"),
         (Arrays, SpaceError, "'critic' of .*Arrays is ndarray: expected a tensor; .*native"),
-        (Wider, ShapeError, r"'critic' of .* has shape \[3, 2\], its space says \[3, 3\]"),
+        (Wider, ShapeError, r"'critic' of .* has shape \[3, 2\], its space has \[3, 3\]"),
         (lambda num_envs: Robot(2), EnvError, "has 2 environments, expected 3"),
         (lambda: object(), EnvError, "has no num_envs, .* or a functional one of JAX"),
     ],

@@ -95,7 +95,7 @@ def test_ambiguous_and_empty_spaces_are_refused():
     for parts, words in [
         ({"a/b": BOX, "a": spaces.Dict({"b": BOX})}, "joined key 'a/b'"),
         ({}, "no leaves"),
-        ({"": BOX}, "is empty: give it a name"),
+        ({"": BOX}, "has an empty key: give it a name"),
     ]:
         with pytest.raises(SpaceError, match=words):
             flat_spaces(spaces.Dict(parts))

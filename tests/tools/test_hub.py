@@ -389,7 +389,7 @@ def test_without_the_hub_the_last_download_is_used(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("hf://nobody/nothing", "the repository does not exist, or is private: log in"),
+        ("hf://nobody/nothing", "the repository does not exist or is private: log in"),
         (f"hf://{NAME}@v9", "the repository has no revision v9"),
         ("hf://alone", "is not a repository: expected hf://<owner>/<repository>"),
         (f"hf://{NAME}@", "is not a repository"),

@@ -169,18 +169,18 @@ def test_an_observation_that_is_not_finite_is_refused(number):
 
 MULTI = spaces.MultiDiscrete([2, 3])
 REFUSED = {
-    "floats in an image": (IMAGE, np.full((2, 2, 3), 0.9), "dtype float64, its space says uint8"),
-    "beyond a byte": (IMAGE, np.full((2, 2, 3), 300), "which uint8 cannot hold"),
-    "below a byte": (IMAGE, [[[-1] * 3] * 2] * 2, "which uint8 cannot hold"),
+    "floats in an image": (IMAGE, np.full((2, 2, 3), 0.9), "dtype float64, its space has uint8"),
+    "beyond a byte": (IMAGE, np.full((2, 2, 3), 300), "outside the range of uint8"),
+    "below a byte": (IMAGE, [[[-1] * 3] * 2] * 2, "outside the range of uint8"),
     "a missing category": (spaces.Discrete(5), 5, r"is 5, which is not in Discrete\(5\)"),
     "one in a batch": (spaces.Discrete(5, start=1), [1, 5, 0], "is 0, which is not in Discrete"),
     "another entry's category": (MULTI, [2, 0], r"is \[2 0\], which is not in MultiDiscrete"),
     "a batch of those": (MULTI, [[0, 2], [2, 0]], r"is \[2 0\], which is not in MultiDiscrete"),
-    "a float category": (spaces.Discrete(5), 1.5, "dtype float64, its space says int64"),
-    "None": (BOX, [None, 0.0, 1.0], "dtype object, its space says float64"),
-    "text": (BOX, ["1", "2", "3"], "dtype <U1, its space says float64"),
-    "None alone": (spaces.Discrete(5), None, "dtype object, its space says int64"),
-    "unequal rows": (BOX, [[1.0, 2.0, 3.0], [3.0]], "not an array of numbers: .*inhomogeneous"),
+    "a float category": (spaces.Discrete(5), 1.5, "dtype float64, its space has int64"),
+    "None": (BOX, [None, 0.0, 1.0], "dtype object, its space has float64"),
+    "text": (BOX, ["1", "2", "3"], "dtype <U1, its space has float64"),
+    "None alone": (spaces.Discrete(5), None, "dtype object, its space has int64"),
+    "unequal rows": (BOX, [[1.0, 2.0, 3.0], [3.0]], "not a numeric array: .*inhomogeneous"),
     "what reset returns": (BOX, (np.zeros(3), {}), r"obs, info = env.reset\(\); policy.act\(obs\)"),
     "that of a Dict": (NESTED, ({"pose": ()}, {}), r"obs, info = env.reset\(\); policy.act\(obs\)"),
     "batches of two sizes": (

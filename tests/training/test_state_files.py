@@ -242,7 +242,7 @@ def test_a_state_that_holds_itself():
     state["self"] = state
     with pytest.raises(TypeError, match="deeper"):
         dumps(state)
-    with pytest.raises(TypeError, match="dict, not list"):
+    with pytest.raises(TypeError, match="dict, got list"):
         dumps([])
 
 

@@ -122,7 +122,7 @@ def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
     assert closed_in_order(tmp_path) == set(range(N))
     assert len(pool) == 0
     for use in (lambda: pool.ready(0.0), lambda: pool.call(0, "echo")):
-        with pytest.raises(WorkerError, match="these workers are closed: build new ones"):
+        with pytest.raises(WorkerError, match="the workers are closed: create a new pool"):
             use()
 
 
@@ -505,7 +505,7 @@ def test_too_few_open_files_are_named(start: Callable[..., Any], more: int) -> N
     limit = len(os.listdir("/proc/self/fd")) + more
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
-        message = rf"too many open files: this process may have {limit} \(ulimit -n\)"
+        message = rf"too many open files: the limit of this process is {limit} \(ulimit -n\)"
         with pytest.raises(WorkerError, match=message):
             start("fork", n=20)
     finally:

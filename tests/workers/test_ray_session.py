@@ -53,9 +53,7 @@ def test_a_head_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         now += 15.0
         session.check_head()
     now += 25.0
-    with pytest.raises(
-        WorkerError, match=r"the head .*\(127\.0\.0\.1:1\) is lost; start Ray again"
-    ):
+    with pytest.raises(WorkerError, match=r"the head .*\(127\.0\.0\.1:1\) is lost; restart Ray"):
         session.check_head()
 
 

@@ -139,8 +139,8 @@ def test_tasks_of_a_worker_that_fails_come_first() -> None:
     assert script.tasks()[1] == ["5", "6"]
     assert script.pool.seen[1][-4:] == ["describe", "set_up", "begin_round", "advance"]
     ((index, told, outlook),) = script.pool.told
-    assert (index, told) == (1, "it failed; it was playing the episodes with the seeds 101")
-    assert outlook == "and its 1 episodes are played again, with the same seeds"
+    assert (index, told) == (1, "it failed; it was running the episodes with the seeds 101")
+    assert outlook == "and its 1 episodes are repeated with the same seeds"
 
 
 def test_tasks_that_are_dropped() -> None:
@@ -193,7 +193,7 @@ def test_an_episode_that_raises_again() -> None:
         script.fail(0, seed=seed)
         script.advance(6)
     assert [told for _, told, _ in script.pool.told] == ["it failed"] * 3
-    with pytest.raises(WorkerError, match=r"^it failed; it failed again when it was repeated$"):
+    with pytest.raises(WorkerError, match=r"^it failed; a repetition failed as well$"):
         script.fail(0, seed=101)
 
 
@@ -206,7 +206,7 @@ def test_two_tasks_with_one_seed() -> None:
     assert len(script.pool.told) == 2
     script.begun(1)
     script.advance()
-    with pytest.raises(WorkerError, match="when it was repeated"):
+    with pytest.raises(WorkerError, match="a repetition failed as well"):
         script.fail(1, seed=100)
 
 
@@ -227,7 +227,7 @@ def test_a_task_with_which_workers_die() -> None:
         script.advance(limit)
         script.fail(0)
     script.advance(3)
-    with pytest.raises(WorkerError, match=r"^it failed; .* seeds 100, 101; it failed again when"):
+    with pytest.raises(WorkerError, match=r"^it failed; .* seeds 100, 101; a repetition failed"):
         script.fail(0)
 
 
@@ -247,5 +247,5 @@ def test_tasks_that_are_done_are_not_blamed() -> None:
     script.queue.drop()
     script.fail(0)
     assert script.pool.told[-1] == (
-        0, "it failed", "and its 0 episodes are played again, with the same seeds",
+        0, "it failed", "and its 0 episodes are repeated with the same seeds",
     )  # fmt: skip

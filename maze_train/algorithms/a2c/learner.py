@@ -14,7 +14,7 @@ class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
 
     Policy loss = -mean(log pi(a_t | s_t) * A_t).
 
-    Source: Mnih et al. (2016), arXiv:1602.01783, section 4, without its asynchronous workers.
+    Source: Mnih et al. (2016), arXiv:1602.01783, section 4, without asynchronous workers.
     """
 
     needs_old_log_probs: ClassVar[bool] = False
@@ -22,4 +22,4 @@ class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
 
 
 class A2C(ActorCritic):
-    """Trainer of A2C, which alternates rollouts and single gradient steps; see `A2CLearner`."""
+    """Trainer of A2C: alternates rollouts and single gradient steps; see `A2CLearner`."""

@@ -1,7 +1,7 @@
 """Analytic gradients of actor-critics with template networks on vectors.
 
-For small networks autograd takes longer than the arithmetic. The gradients equal autograd's, see
-`tests/algorithms/test_accelerated.py`.
+For small networks, autograd takes more time than the arithmetic. Analytic gradients are equal to
+autograd gradients, see `tests/algorithms/test_accelerated.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAMILY_METHOD = "log_prob_and_entropy_by_hand"
 def has_analytic_gradients(model: ActorCriticModel) -> bool:
     """Return whether a model has plain linear layers, a scalar critic and a supported distribution.
 
-    Types are compared exactly, because a subclass may compute something else.
+    Types are compared exactly, because subclasses may compute other functions.
     """
     head, family, policy = model.value_head, model.distribution, model.policy
     return (
@@ -40,7 +40,7 @@ def has_analytic_gradients(model: ActorCriticModel) -> bool:
         and (model.trunk is None or has_gradients_by_hand(model.trunk))
         and (model.trunk is None or not model.critic_keys)
         and FAMILY_METHOD in vars(type(family))
-        # The network outputs all parameters, or all but the log std of a Gaussian.
+        # The network outputs all parameters, or all except the log std of a Gaussian.
         and family.free_param_size in (0, family.critic_input_size)
         and bool(family.free_param_size or family.num_choices)
     )
@@ -87,8 +87,8 @@ class AnalyticOutputs:
 
         Args:
             d_values: Gradient with respect to `raw_values`, `[n, 1]`.
-            d_log_probs: Gradient with respect to log-probabilities, `[n]`; None: the loss does not
-                depend on the policy.
+            d_log_probs: Gradient with respect to log-probabilities, `[n]`; None for losses that do
+                not depend on the policy.
             d_entropy: Gradient with respect to the entropy of each sample, a number or 0-d.
         """
         has_trunk = self._model.trunk is not None
@@ -122,7 +122,7 @@ def _params(
     policy, masking = model.policy, model.masking
     outputs, net_backward = forward_and_backward(policy.net, features)
     if masking is not None:
-        # Illegal actions have probability 0 and are never taken: their logits get no gradient.
+        # Illegal actions have probability 0 and are never taken, so their logits have no gradient.
         return masking.apply(outputs, obs), net_backward
     free_params, size = policy.free_params, outputs.shape[-1]
     if free_params is None:

@@ -17,7 +17,8 @@ MAX_NUMBERS = 2**22
 """Maximum number of observation elements per forward pass: 16 MiB as float32."""
 
 MAX_ROWS = 4096
-"""Maximum number of observations per forward pass on a CPU, to keep activations in cache."""
+"""Maximum number of observations per forward pass on a CPU, so that activations fit into the
+cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,14 @@ def evaluate_rollout(
 ) -> EvaluatedRollout:
     """Evaluate a model on all observations of a rollout, in chunks.
 
-    For a recurrent model, each step starts from the recurrent state stored with it.
+    For a recurrent model, each step starts from its stored recurrent state.
 
     Args:
         model: The model.
         rollout: T steps of B environments, on the device of the model.
         with_params: Whether to return the distribution parameters of the policy.
-        parallel: Data parallelism; each rank evaluates a slice of the rows and gathers the others.
+        parallel: Data parallelism; each rank evaluates a slice of the rows, and slices are
+            gathered.
     """
     obs, num_envs = rollout.flat_obs(), rollout.num_envs
     num_rows = (rollout.num_steps + 1) * num_envs
@@ -81,8 +83,8 @@ def next_values_of(
 ) -> Tensor:
     """Return v(s_{t+1}), `[T, B]`.
 
-    For a truncated step this is the value of the true final observation, or v(s_t) if that
-    observation is not known.
+    For a truncated step, this is the value of the true final observation, or v(s_t) if the final
+    observation is not available.
 
     Args:
         model: The model.
@@ -132,17 +134,19 @@ def _parts(obs: TensorTree, rows: slice) -> list[slice]:
 class ActorCriticBatch:
     """n samples of a rollout in named columns, accessed by `batch["name"]`.
 
-    Recurrent networks get the samples in sequences.
+    For recurrent networks, the samples are in sequences.
     """
 
     obs: TensorTree
-    """Observations, `[n, ...]`; in sequences `[L * n, ...]`, including steps without transition."""
+    """Observations, `[n, ...]`; in sequences `[L * n, ...]`, including rows that are not
+    transitions."""
 
     actions: TensorTree
-    """Actions as the distribution sampled them, `[n, ...]`."""
+    """Actions as sampled from the distribution, `[n, ...]`."""
 
     columns: Mapping[str, Tensor]
-    """Other columns, `[n, ...]` each: the properties below, and `ActorCriticLearner.columns`."""
+    """Other columns by name, `[n, ...]` each: the following properties, and
+    `ActorCriticLearner.columns`."""
 
     sequences: Sequences | None = None
     """Time layout of the observations; None for feedforward policies."""
@@ -158,7 +162,7 @@ class ActorCriticBatch:
 
     @property
     def advantages(self) -> Tensor:
-        """Advantages, normalized for the loss if configured, `[n]`."""
+        """Advantages, normalized if `normalize_advantage` is set, `[n]`."""
         return self.columns["advantages"]
 
     @property
@@ -177,14 +181,15 @@ class ActorCriticBatch:
         return self.columns["old_log_probs"]
 
     def with_column(self, name: str, values: Tensor) -> ActorCriticBatch:
-        """Return the batch with another or an additional column, `[n, ...]`."""
+        """Return the batch with a replaced or additional column, `[n, ...]`."""
         columns = {**self.columns, name: values}
         return ActorCriticBatch(self.obs, self.actions, columns, self.sequences)
 
     def shard(self, rank: int, count: int) -> tuple[ActorCriticBatch, int]:
-        """Return every `count`-th transition or sequence from `rank` on, and the sample count.
+        """Return every `count`-th transition or sequence, starting at `rank`, and the sample count.
 
-        If there are fewer than `rank + 1`, return the first one and a count of 0.
+        If there are fewer than `rank + 1`, return the first transition or sequence and a count
+        of 0.
         """
         units = self.size if self.sequences is None else len(self.sequences.hidden_state)
         start, is_empty = (rank, False) if rank < units else (0, True)
@@ -205,12 +210,12 @@ class ActorCriticBatch:
 
 
 def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tensor, Sequences]:
-    """Select sequences, together with the indices of their samples.
+    """Select sequences; return the indices of their samples, and their time layout.
 
     Args:
         sequences: All sequences.
         rows: Indices of the selected sequences.
-        positions: Indices of their steps, in the order of the result.
+        positions: Indices of the steps of the selected sequences, in the order of the result.
     """
     samples, valid = positions, None
     if sequences.valid is not None:
@@ -225,8 +230,8 @@ def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tens
 class PreparedRollout:
     """Rollout with advantages and value targets; the source of minibatches.
 
-    Minibatches consist of units: single transitions, or for recurrent policies sequences of L
-    consecutive steps of one environment.
+    Minibatches consist of units: single transitions, or sequences of L consecutive steps of one
+    environment for recurrent policies.
 
     Args:
         rollout: T steps of B environments, with rewards scaled for learning.
@@ -260,7 +265,7 @@ class PreparedRollout:
         return self.columns["old_log_probs"]
 
     def select(self, units: Tensor) -> ActorCriticBatch:
-        """Return the samples of units, given by indices below `num_units`, int64."""
+        """Return the samples of the units with the given indices (< `num_units`, int64)."""
         if self._units is not None:
             units = self._units[units]
         if self._starts is not None:
@@ -275,13 +280,13 @@ class PreparedRollout:
         return ActorCriticBatch(obs, self._actions, self.columns)
 
     def transitions(self, column: Tensor) -> Tensor:
-        """Select the entries of a `[T * B]` column that belong to transitions."""
+        """Select the entries of transitions in a `[T * B]` column."""
         return column if self._valid is None else column[self._valid.flatten()]
 
     def _batch(
         self, positions: Tensor, samples: Tensor, sequences: Sequences | None = None
     ) -> ActorCriticBatch:
-        """Gather observations at positions, and all other data at samples."""
+        """Gather observations at `positions`, and all other columns at `samples`."""
         return ActorCriticBatch(
             obs=tree_map(lambda x: x.index_select(0, positions), self._obs),
             actions=tree_map(lambda x: x.index_select(0, samples), self._actions),
@@ -308,7 +313,7 @@ class PreparedRollout:
         return self._batch(positions, samples, sequences)
 
     def _units_with_transitions(self) -> Tensor | None:
-        """Return the units that contain a transition, or None if all do."""
+        """Return the indices of units with a transition, or None for all units."""
         if self._valid is None:
             return None
         windows = self._valid.view(-1, self.sequence_length, self.rollout.num_envs).any(1)
@@ -318,7 +323,7 @@ class PreparedRollout:
 def _stacked(columns: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
     """Group columns of equal shape and dtype; return the names and stacked columns of each group.
 
-    A minibatch selects samples of each stack in one operation.
+    Minibatches select samples from each stack in one operation.
     """
     groups: dict[tuple[torch.Size, torch.dtype], list[str]] = {}
     for name, column in columns.items():
@@ -329,7 +334,7 @@ def _stacked(columns: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
 def _episode_starts(rollout: Rollout) -> Tensor:
     """Return whether the recurrent state is reset before each step, `[T, B]`.
 
-    It is not reset before the first step, whose state is stored in `hidden_states`.
+    The first step starts from `hidden_states`, without a reset.
     """
     starts = torch.zeros_like(rollout.end, dtype=torch.bool)
     starts[1:] = is_followed_by_new(rollout.end[:-1])

@@ -37,8 +37,8 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.Adam"})
-    """Optimizer class and its arguments without the learning rate. If the class has `eps`, it
-    defaults to 1e-5, or to the default of the class if that is larger."""
+    """Optimizer class and its arguments without the learning rate. The default of `eps`, if the
+    class has this argument, is 1e-5 or the default of the class, whichever is larger."""
 
     gamma: float = 0.99
     """Discount factor per step, in [0, 1]."""
@@ -50,7 +50,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Weight of the policy loss (>= 0)."""
 
     value_loss_coef: float = field(default=0.5, metadata=IN_RUN)
-    """Weight (>= 0) of the value loss, which is the mean squared error without the factor 1/2."""
+    """Weight (>= 0) of the value loss, the mean squared error without a factor of 1/2."""
 
     entropy_coef: float | Schedule = field(default=0.0, metadata=IN_RUN)
     """Weight of the entropy bonus, >= 0: a number or a schedule."""
@@ -63,8 +63,8 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
 
     reward_scaling: bool | Literal["large"] | None = None
     """Whether to divide rewards by the running standard deviation of discounted returns before
-    learning. Reported returns are not scaled; values are in scaled units. `large`: only while the
-    standard deviation exceeds 1. null: `large` for recurrent policies (`model.rnn`) of PPO,
+    learning. Reported returns are not scaled; values are in scaled units. `large`: scale only while
+    the standard deviation exceeds 1. null: `large` for recurrent policies (`model.rnn`) of PPO,
     otherwise false. Not supported by IMPALA."""
 
     scaled_reward_clip: float = 10.0
@@ -75,8 +75,8 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     steps; must divide `n_rollout_steps`. 0: the whole rollout."""
 
     critic_burn_in_epochs: int = 0
-    """Number of initial epochs (>= 0) that train only the critic and, if there is one, the shared
-    trunk."""
+    """Number of initial epochs (>= 0) in which only the critic and the shared trunk, if any, are
+    trained."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

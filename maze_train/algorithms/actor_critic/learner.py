@@ -45,7 +45,7 @@ METHODS = (
     *("compute_losses", "compute_gradients", "compute_loss_for_module"),
     *("outputs", "weighted_value_loss", "weighted_policy_loss", "value_loss", *PAIR),
 )
-"""Methods that `analytic_loss` replaces or differentiates."""
+"""Methods covered by `analytic_loss`."""
 
 
 class ActorCriticEvents(LearnerEvents):
@@ -55,7 +55,7 @@ class ActorCriticEvents(LearnerEvents):
     value_loss = Event("Value loss, without its coefficient.")
     policy_entropy = Event("Entropy of the policy, in nats.")
     approximate_kl = Event("Estimate of KL(old policy || new policy), in nats.")
-    clip_fraction = Event("Fraction of samples whose probability ratio is outside the clip range.")
+    clip_fraction = Event("Fraction of samples with a probability ratio outside the clip range.")
     explained_variance = Event(
         "1 - Var(returns - values) / Var(returns) of the values at collection; 1 is perfect."
     )
@@ -68,8 +68,9 @@ class ActorCriticEvents(LearnerEvents):
 class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Generic[Config]):
     """Base class of actor-critic learners.
 
-    Loss = policy_loss_coef * policy loss + value_loss_coef * value loss - entropy_coef * entropy,
-    by default with the policy gradient loss, and one gradient step on the whole rollout.
+    Loss = policy_loss_coef * policy loss + value_loss_coef * value loss - entropy_coef * entropy.
+    By default, the policy loss is the policy gradient loss, and an update is one gradient step on
+    the whole rollout.
 
     Args:
         modules: Actor-critic models by id, or a single model.
@@ -87,7 +88,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     is_burning_in = False
     """Whether only the critic is trained."""
     needs_old_log_probs: ClassVar[bool] = True
-    """Whether the loss needs log-probabilities under the policy that collected the rollout."""
+    """Whether the loss uses log-probabilities under the policy that collected the rollout."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,13 +101,13 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return self.config.critic_burn_in_epochs * self.config.epoch_length
 
     def model(self, module_id: str) -> ActorCriticModel:
-        """Return a module with its type."""
+        """Return a module as an `ActorCriticModel`."""
         module = self.modules[module_id]
         assert isinstance(module, ActorCriticModel)
         return module
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Update schedules, and whether only the critic is trained."""
+        """Update schedules and `is_burning_in`."""
         self.is_burning_in = progress.updates < self._burn_in_updates
         super().before_gradient_based_update(progress, statistics)
 
@@ -141,7 +142,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return prepared
 
     def columns(self, module_id: str, rollout: Rollout) -> Mapping[str, Tensor]:
-        """Return additional columns of the minibatches by name, `[T, B, ...]` each; here none.
+        """Return additional columns of the minibatches by name, `[T, B, ...]` each.
 
         Args:
             module_id: The module.
@@ -159,7 +160,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         """Recompute values, value targets and advantages with the current critic."""
         rollout, model = prepared.rollout, self.model(module_id)
         has_modes = module_id in self.modules.with_modes
-        if has_modes:  # Evaluation mode, as before the update.
+        if has_modes:  # Same mode as before the update.
             model.eval()
         evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.parallel)
         if has_modes:
@@ -212,7 +213,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     ) -> Tensor:
         """Log-probabilities under the policy before the update, `[T * B]`.
 
-        Zeros if the loss does not need them (`needs_old_log_probs`).
+        Returns zeros if `needs_old_log_probs` is False.
         """
         if evaluated.params is None:
             return torch.zeros_like(rollout.rewards).flatten()
@@ -220,9 +221,9 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return model.distribution.log_prob(evaluated.params, actions)
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Update the observation statistics, for the next rollout.
+        """Update the observation statistics for the next rollout.
 
-        Not earlier, because the actions were sampled with the previous statistics.
+        The update uses the previous statistics, with which the actions were sampled.
         """
         super().after_gradient_based_update(progress, statistics)
         for module_id, rollout in self._observed.items():
@@ -240,7 +241,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
             yield batches
 
     def complete_batch(self, module_id: str, batch: ActorCriticBatch) -> ActorCriticBatch:
-        """Normalize the advantages over the whole minibatch if `normalize_advantage` is set."""
+        """Normalize the advantages over the minibatch if `normalize_advantage` is set."""
         if not self.config.normalize_advantage or self.is_burning_in:
             return batch
         return batch.with_column("advantages", self.normalized(batch.advantages))
@@ -248,7 +249,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def shard(
         self, batch: ActorCriticBatch, rank: int, count: int
     ) -> tuple[ActorCriticBatch, int, int]:
-        """Return the transitions or sequences of one of several learners, see `Learner.shard`."""
+        """Return the shard of a data-parallel learner; see `Learner.shard`."""
         shard, size = batch.shard(rank, count)
         return shard, size, batch.size
 
@@ -272,7 +273,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def weighted_value_loss(
         self, value_loss: Tensor, batch: ActorCriticBatch, config: Config, statistics: Statistics
     ) -> Tensor:
-        """Record the value loss and return it times its coefficient, 0-d."""
+        """Record the value loss, and return the loss times its coefficient, 0-d."""
         statistics.record(ActorCriticEvents.value_loss, value_loss, batch.size)
         return config.value_loss_coef * value_loss
 
@@ -285,7 +286,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         config: Config,
         statistics: Statistics,
     ) -> Tensor:
-        """Return the weighted policy loss and entropy bonus, 0-d, of values `[n]` of samples."""
+        """Return the weighted policy loss minus the weighted entropy bonus, 0-d."""
         self.record_policy_change(module_id, log_probs, batch, statistics)
         policy_loss = self.policy_loss(log_probs, batch.advantages, batch, config, statistics)
         entropy, size = entropies.mean(), batch.size
@@ -295,7 +296,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return config.policy_loss_coef * policy_loss - bonus
 
     def has_analytic_loss(self, module_id: str) -> bool:
-        """Whether the model has analytic gradients, and all methods of the loss declare theirs."""
+        """Whether the model and all methods of the loss have analytic gradients."""
         config = self.config_of(module_id)
         is_known = declares_gradients(self, config, METHODS, PAIR)
         return is_known and has_analytic_gradients(self.model(module_id))
@@ -330,13 +331,13 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def value_loss(
         self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch, config: Config
     ) -> Tensor:
-        """Value loss, 0-d, given critic outputs `[n, output_size]`."""
+        """Value loss, 0-d, of critic outputs `[n, output_size]`."""
         return model.value_head.loss(raw_values, batch.targets, batch.old_values)
 
     def record_policy_change(
         self, module_id: str, log_probs: Tensor, batch: ActorCriticBatch, statistics: Statistics
     ) -> None:
-        """Record the change of the policy since collection; called before `policy_loss`."""
+        """Record the change of the policy since the rollout; called before `policy_loss`."""
 
     def policy_loss(
         self,
@@ -350,10 +351,10 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
 
         Args:
             log_probs: Log-probabilities of the actions under the current policy, `[n]`.
-            advantages: Advantages, normalized if configured, `[n]`.
+            advantages: Advantages, normalized if `normalize_advantage` is set, `[n]`.
             batch: The minibatch.
             config: Settings of the module.
-            statistics: Statistics of the update, to which metrics can be added.
+            statistics: Statistics of the update, for additional metrics.
         """
         return policy_gradient_loss(log_probs, advantages)
 
@@ -364,17 +365,17 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return advantages * (-1.0 / advantages.numel())
 
     def remove_module(self, module_id: str) -> nn.Module:
-        """Remove a module with its optimizers and reward scaling."""
+        """Remove a module, its optimizers and its reward scaling."""
         self._reward_scalers.pop(module_id, None)
         return super().remove_module(module_id)
 
     def forget_episodes(self, envs: Tensor) -> None:
-        """Reset the discounted returns of environments whose episode was dropped, `[B]` bool."""
+        """Reset the discounted returns of environments with a dropped episode, `[B]` bool."""
         for scaler in self._reward_scalers.values():
             scaler.forget(envs)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the learner and of the reward scaling."""
+        """Return the state of the learner and of the reward scaling."""
         scalers = {key: scaler.state_dict() for key, scaler in self._reward_scalers.items()}
         return {**super().state_dict(), "reward_scalers": scalers}
 

@@ -1,4 +1,4 @@
-"""Trainer and builder of A2C and PPO, which alternate rollouts and updates."""
+"""Trainer and builder of A2C and PPO."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from maze_train.training.trainer import Trainer
 
 
 class ActorCritic(Trainer):
-    """Base class of on-policy actor-critic trainers.
+    """Base class of on-policy actor-critic trainers, which alternate rollouts and updates.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
-        model: The model that the learner updates and the collector acts with.
+        model: The trained model, which the collector also uses for acting.
         services: Tracker, evaluator, model selection, limits, checkpoints.
         collector: Collects rollouts.
     """
@@ -47,7 +47,7 @@ class ActorCritic(Trainer):
         return self.collector.stepping
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Collect one rollout and learn from it."""
+        """Collect one rollout, and update the model with the rollout."""
         started = time.perf_counter()
         experience, episodes = self.collector.collect(self.model)
         collected = time.perf_counter()
@@ -61,7 +61,7 @@ class ActorCritic(Trainer):
         return episodes.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the trainer and the collector; valid between two updates."""
+        """Return the state of the trainer and the collector; call between updates."""
         return {**super().state_dict(), "collector": self.collector.state_dict()}
 
     def load_experience(self, state: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ Config = TypeVar("Config", bound=ActorCriticConfig)
 
 
 class ActorCriticBuilder(AlgorithmBuilder[Config]):
-    """Builder of actor-critics that learn from rollouts.
+    """Builder of on-policy actor-critics.
 
     Args:
         context: Configuration, seeds, device and factories of the run.
@@ -92,8 +92,8 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         if self.algorithm.sequence_length and all(model.rnn is None for model in models):
             raise ConfigError(
                 "algorithm.sequence_length",
-                "only recurrent policies learn from sequences: set model.rnn or "
-                "policies.<id>.model.rnn, or remove this setting",
+                "only for recurrent policies: set model.rnn or policies.<id>.model.rnn, or remove "
+                "this setting",
                 self.algorithm.sequence_length,
             )
 
@@ -110,7 +110,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     def make_collector(
         self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
     ) -> Collector:
-        """Build a collector on the environments of this process, with the columns of the loss."""
+        """Build a collector for the environments of this process, with the columns of the loss."""
         learner_class = locate(self.algorithm.learner_class, "algorithm.learner_class")
         is_known = issubclass(learner_class, ActorCriticLearner)
         turns["records_log_probs"] = is_known and learner_class.needs_old_log_probs
@@ -118,7 +118,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         return super().make_collector(num_steps, acting, stream, **turns)
 
     def before_training(self, trainer: Trainer) -> None:
-        """Collect initial observation statistics unless the model already has them."""
+        """Collect initial observation statistics if the model has none."""
         modules = modules_of(trainer.model)
         normalizers = {key: normalizer_of(own) for key, own in modules.items()}
         self.begin_statistics(normalizers, self.algorithm.n_rollout_steps, trainer.model)

@@ -1,4 +1,4 @@
-"""Builder of behavioral cloning, which reads and checks the dataset."""
+"""Builder of behavioral cloning: reads and checks the dataset."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ from maze_train.training.models import modules_of
 from maze_train.training.multi_agent_models import is_trainable
 
 SCALES = (0.05, 20.0)
-"""Range of the action scale for which a Gaussian with initial standard deviation 1 fits quickly."""
+"""Range of the scale of actions for which a Gaussian with initial standard deviation 1 is
+suitable."""
 
 
 def check_legal(
@@ -66,7 +67,7 @@ def check_legal(
     distribution: Distribution,
     data: TransitionData,
 ) -> None:
-    """Raise if recorded actions are forbidden by the masks of their observations.
+    """Raise if recorded actions are illegal according to the masks of their observations.
 
     Args:
         observation_space: Observation space of one environment, or of an agent.
@@ -75,7 +76,7 @@ def check_legal(
         data: The transitions.
 
     Raises:
-        DatasetError: If an action is illegal. The message names episode and step.
+        DatasetError: If an action is illegal. The message contains episode and step.
     """
     layout = mask_layout(observation_space, action_space)
     if layout is None:
@@ -96,13 +97,13 @@ def check_legal(
                 whose = f" of {agent}" if agent else ""
                 raise DatasetError(
                     f"episode {episode}, step {step} of the dataset: the mask of the observation"
-                    f"{whose} forbids the recorded value of {name}"
+                    f"{whose} excludes the recorded value of {name}"
                 )
         first += len(tree_leaves(actions)[0])
 
 
 def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
-    """Warn if the scale of the actions is far from a newly initialised Gaussian's."""
+    """Warn if the scale of the actions differs strongly from a newly initialised Gaussian."""
     _, actions = next(data.blocks())
     empty = torch.zeros(1, distribution.param_size)
     for key, part, _, own in parts_of(distribution, empty, actions):
@@ -114,7 +115,7 @@ def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
         name = f"part {key!r} of the recorded actions" if key else "recorded actions"
         warn(
             f"{name} have a scale of {size:.3g}, but a diagonal_gaussian starts as 0 ± 1, so "
-            "training takes long. Scale actions with a wrapper, or, if the bounds are finite, set "
+            "training is slow. Scale actions with a wrapper, or, if the bounds are finite, set "
             "model.distributions={Box: squashed_gaussian}"
         )
 
@@ -125,12 +126,12 @@ DATASET = "runner.dataset"
 def open_recorded(
     source: str | dict[str, Any], env_spaces: tuple[Any, Any], on_damaged: Any
 ) -> TrajectoryDataset:
-    """Open the dataset named by a setting.
+    """Open the dataset of a setting.
 
     Args:
         source: The value of `runner.dataset`.
         env_spaces: Observation and action space, for episodes stored without spaces.
-        on_damaged: What to do about damaged parts.
+        on_damaged: Reaction to damaged parts: `raise` or `skip`.
 
     Raises:
         ConfigError: If the dataset does not exist.
@@ -154,32 +155,31 @@ def open_recorded(
 def kept_parts(
     dataset: TrajectoryDataset, known: Sequence[str], source: str | dict[str, Any]
 ) -> TrajectoryDataset:
-    """Return the dataset parts that a resumed run started with, without episodes added later.
+    """Return the dataset of a resumed run: the parts at its first start, without later additions.
 
     Args:
         dataset: The current dataset.
-        known: Fingerprints of the parts that the run started with.
+        known: Fingerprints of the parts at the first start of the run.
         source: The value of `runner.dataset`.
 
     Raises:
-        ConfigError: If parts that the run started with are missing.
+        ConfigError: If any of these parts is missing.
     """
     parts = dict(zip(fingerprints(dataset), dataset.parts, strict=True))
     missing = [part for part in known if part not in parts]
     if missing:
         raise ConfigError(
             DATASET,
-            f"{len(missing)} of the {len(known)} parts that this run learned from are missing: "
-            "use the same dataset. Adding episodes is supported for directories only, not for "
+            f"{len(missing)} of the {len(known)} parts of the dataset of this run are missing: "
+            "use the same dataset. Adding episodes is supported only for directories, not for "
             "Minari datasets and functions",
             source,
         )
     added = len(dataset) - sum(parts[key].num_episodes for key in known)
     if added:
         notify(
-            f"note: {added} episodes were added to the dataset since this run began and are "
-            "ignored; to learn from them, start a new run (with base_run=<this run> to keep its "
-            "policy)"
+            f"note: {added} episodes were added to the dataset after the start of this run and are "
+            "ignored; to use them, start a new run (with base_run=<this run> to keep the policy)"
         )
     return TrajectoryDataset([parts[key] for key in known], dataset.metadata)
 
@@ -190,7 +190,7 @@ def fingerprints(dataset: TrajectoryDataset) -> list[str]:
 
 
 def _fingerprint(part: TrajectoryPart) -> str:
-    """Compute a digest of lengths, actions, rewards, and each episode's first observation."""
+    """Return a digest of lengths, actions, rewards, and the first observation of each episode."""
     digest = hashlib.sha256(part.lengths.tobytes())
     first = part.starts[:-1] + np.arange(part.num_episodes)
     for array in (*tree_leaves(part.actions), part.rewards):
@@ -211,10 +211,10 @@ class _Cloning:
 
 
 class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
-    """Builder of policies for the spaces of a dataset, and of the data they learn from.
+    """Builder of behavioral cloning: policies for the spaces of a dataset, data and losses.
 
-    An environment is used for evaluations only. Without one, the policy is selected by the
-    validation loss.
+    The environment, if any, is used only for evaluations. Without an environment, the policy is
+    selected by the validation loss.
 
     Args:
         context: Configuration, seeds, device and factories of the run.
@@ -229,13 +229,13 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         own = {f"policies.{key}.model": policy.model for key, policy in policies}
         for key, model in {"model": self.config.model, **own}.items():
             if model is not None and model.rnn is not None:
-                problem = "not supported, because bc learns from single transitions; remove it"
+                problem = "not supported, bc is trained on single transitions; remove this setting"
                 raise ConfigError(f"{key}.rnn", problem)
         self._clonings: dict[str, _Cloning] = {}
 
     @cached_property
     def dataset(self) -> TrajectoryDataset:
-        """The recorded episodes; for a resumed run without episodes added since.
+        """The recorded episodes; for a resumed run, without episodes added later.
 
         Raises:
             ConfigError: If the dataset does not exist.
@@ -250,7 +250,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def _env_spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of the environment, or None without one."""
+        """Observation and action space of the environment; None if there is no environment."""
         if not self.has_env:
             return None, None
         env = self.context.make_env(1, training=False)
@@ -266,7 +266,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def has_env(self) -> bool:
-        """Whether there is an environment for evaluations."""
+        """Whether an environment is configured for evaluations."""
         env = self.config.env
         return env.id is not None or env.target is not None
 
@@ -280,12 +280,12 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def step_label(self) -> str:
-        """Name of the counted steps; each use of a recorded step for learning counts."""
+        """Name of the counted steps: each use of a recorded step for training is counted."""
         return "recorded steps"
 
     @property
     def selection_metric(self) -> str:
-        """The return, or without an environment the validation loss."""
+        """The return, or the validation loss if there is no environment."""
         trained = [_training_name("train/policy_loss", policy) for policy in self._clonings]
         losses = [VALIDATION_LOSS] * self._has_validation + trained
         return self.config.evaluation.metric_of_run(self.has_env, losses)
@@ -296,7 +296,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def n_loader_workers(self) -> int:
-        """Number of threads that load minibatches: the number of workers, or 0 if it is 1."""
+        """Number of threads that load minibatches: the number of workers, or 0 for one worker."""
         workers = self.context.place.num_workers(sys.maxsize)
         return workers if workers > 1 else 0
 
@@ -343,10 +343,10 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return make_learner(modules, self.algorithm, losses, metrics, device=device)
 
     def _check_env(self) -> None:
-        """Raise if environment and dataset differ in spaces, or opponents have no environment."""
+        """Check the spaces of the environment, and that opponents have an environment."""
         opponents = self.config.evaluation.opponents
         if opponents and not self.has_env:
-            problem = "requires an environment: set env, or remove it"
+            problem = "requires an environment: set env, or remove this setting"
             raise ConfigError("evaluation.opponents", problem, list(opponents))
         if self.has_env:
             check_same_spaces(
@@ -360,7 +360,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     def _taken_data(
         self, models: Mapping[str, PolicyModel]
     ) -> dict[str, tuple[TransitionData, TransitionData | None]]:
-        """Split the episodes, identically for all policies, and load them if they fit in memory."""
+        """Split the episodes, identically for all policies, and load the data if possible."""
         percentage = self.algorithm.validation_percentage
         seed = self.context.seeds.integer("validation")
         chosen = split_episodes(len(self.dataset), percentage, seed)
@@ -376,12 +376,12 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         for policy, (training, _) in found.items():
             if not training.num_samples:
                 raise DatasetError(
-                    f"the policy {policy} has no data, since none of its agents "
+                    f"the policy {policy} has no data, because none of its agents "
                     f"({', '.join(self._members[policy])}) acts in the episodes of the dataset: "
-                    "use another dataset, or remove it from policies_to_train"
+                    "use another dataset, or remove the policy from policies_to_train"
                 )
         if percentage and not len(chosen[1]):
-            warn("the dataset has a single episode, so there is no validation")
+            warn("the dataset has only one episode, so there is no validation")
         return {
             key: (one, other if other.num_samples else None) for key, (one, other) in found.items()
         }
@@ -393,14 +393,14 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         if storage == "memory" and free is not None and nbytes > free:
             raise ConfigError(
                 "algorithm.storage",
-                f"the data need {readable_nbytes(nbytes)}, but {readable_nbytes(free)} of memory "
-                "are free: expected auto or disk",
+                f"the data require {readable_nbytes(nbytes)}, but {readable_nbytes(free)} of "
+                "memory are free: expected auto or disk",
                 storage,
             )
         return storage == "memory"
 
     def _check_metric(self, models: Mapping[str, PolicyModel]) -> None:
-        """Raise if the selection metric is not reported, or is needed but not set."""
+        """Raise if the selection metric is not reported, or is required but not set."""
         config = self.config.evaluation
         is_judged = self._has_validation or (self.has_env and config.n_episodes > 0)
         if config.evaluators or (not config.metric and (is_judged or len(models) < 2)):
@@ -409,7 +409,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             tag = ImitationEvents.policy_loss.tag
             losses = ", ".join(_training_name(tag, policy) for policy in models)
             problem = (
-                "needed to select the best policies: expected one of "
+                "required to select the best policies: expected one of "
                 f"{losses}; or set algorithm.validation_percentage above 0, or an environment"
             )
             raise ConfigError("evaluation.metric", problem, config.metric)
@@ -461,7 +461,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return loss
 
     def build_evaluators(self) -> list[Evaluator]:
-        """Build the validation, and evaluation episodes if there is an environment."""
+        """Build the validation evaluator, and evaluation episodes if there is an environment."""
         found: list[Any] = [
             BCValidationEvaluator(cloning.validation, cloning.loss, cloning.metrics, policy)
             for policy, cloning in self._clonings.items()
@@ -472,10 +472,10 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return [*found, *(super().build_evaluators() if self.has_env else ())]
 
     def build_final_evaluator(self) -> Evaluator | None:
-        """Build the final test in the environment, if there is one."""
+        """Build the final test, if there is an environment."""
         n_episodes = self.config.evaluation.final_episodes
         if n_episodes and not self.has_env:
-            problem = "requires an environment: set env, or remove it"
+            problem = "requires an environment: set env, or remove this setting"
             raise ConfigError("evaluation.final_episodes", problem, n_episodes)
         return super().build_final_evaluator()
 

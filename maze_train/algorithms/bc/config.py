@@ -17,8 +17,8 @@ from maze_train.training.config import TRIAL_BATCH, AlgorithmConfig
 class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     """Behavioral cloning (Pomerleau, 1988; Bain and Sammut, 1995).
 
-    The policy learns to imitate recorded episodes by supervised learning. An update is one gradient
-    step on one minibatch; an epoch is one pass over the data.
+    Supervised learning of recorded actions. An update is one gradient step on one minibatch; an
+    epoch is one pass over the data.
     """
 
     name: ClassVar[str] = "bc"
@@ -36,7 +36,7 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     )
 
     n_epochs: int = field(default=50, metadata=ON_RESUME)
-    """Number of epochs (>= 0); 0: no limit, so another limit must be set."""
+    """Number of epochs (>= 0); 0: no limit, which requires another limit."""
 
     epoch_length: int = 0
     """Number of updates per epoch (>= 0); 0: one pass over the data. Evaluation, model selection
@@ -61,18 +61,19 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     """Weight of the entropy bonus (>= 0)."""
 
     class_weights: Literal["none", "balanced"] = "none"
-    """Weights of the classes of discrete actions: `balanced`: inversely proportional to their
-    frequency in the training data, with mean 1."""
+    """Weights of the classes of discrete actions. `balanced`: inversely proportional to the
+    frequency in the training data, with mean 1; `none`: all 1."""
 
     validation_percentage: float = 20.0
     """Percentage of episodes held out for validation, in [0, 100); 0: no validation."""
 
     storage: Literal["auto", "memory", "disk"] = field(default="auto", metadata=ON_RESUME)
-    """Where to keep the data: `memory`; `disk`: the memory-mapped files of the dataset; `auto`:
-    memory if the data need less than half of the free memory. Does not affect results."""
+    """Where the data are stored: `memory`; `disk`: memory-mapped files of the dataset; `auto`:
+    `memory` if the data require less than half of the free memory, otherwise `disk`. Does not
+    affect results."""
 
     on_damaged: Literal["raise", "skip"] = field(default="raise", metadata=ON_RESUME)
-    """What to do about a damaged part of the dataset: `raise` an error, or `skip` the part with a
+    """Reaction to a damaged part of the dataset: `raise` an error, or `skip` the part with a
     warning."""
 
     def __post_init__(self) -> None:

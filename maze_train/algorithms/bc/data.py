@@ -1,4 +1,4 @@
-"""Transitions of selected episodes of a dataset, and a loader of shuffled minibatches."""
+"""Transitions of selected episodes of a dataset, and a loader for shuffled minibatches."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def split_episodes(
 ) -> tuple[Array, Array]:
     """Split episodes into training and validation sets.
 
-    Whole episodes are split, since consecutive steps are highly correlated: splitting steps would
+    Whole episodes are split, because consecutive steps are highly correlated: splitting steps would
     leak training data into the validation set.
 
     Args:
         num_episodes: N >= 1.
         validation_percentage: Percentage of episodes held out for validation, [0, 100). The number
-            is rounded; if above 0, at least one episode is held out, and at least one is left for
-            training.
+            is rounded. If the percentage is above 0, at least one episode is held out, and at least
+            one is used for training.
         seed: Seed of the random split.
 
     Returns:
@@ -59,24 +59,24 @@ def split_episodes(
 class TransitionData:
     """Transitions of selected episodes of a dataset, numbered from 0.
 
-    Final observations are excluded, since no action was taken on them.
+    Final observations are excluded, because they have no action.
 
-    In multi-agent environments, a transition contains the observation and action of one agent in a
-    step in which it acted (the start of a turn, see `TurnSplitter`).
+    In multi-agent environments, a transition contains the observation and the action of an agent at
+    the start of a turn, see `TurnSplitter`.
 
     Args:
         dataset: The dataset.
         episodes: Increasing indices of the episodes.
         from_env: Converts environment actions to policy actions, see `Distribution.from_env`.
-        in_memory: Whether to convert all transitions once and keep them in memory. Otherwise each
-            batch is read from the (mapped) dataset. The batches are identical.
+        in_memory: Whether to convert all transitions once and store them in memory. Otherwise each
+            batch is read from the (mapped) dataset. Batches are identical in both cases.
         agents: Agents to include, which must have the same spaces; empty for single-agent datasets.
 
     Attributes:
         num_samples: Number N of transitions.
 
     Raises:
-        SpaceError: If an action is outside of the action space.
+        SpaceError: If an action is not in the action space.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class TransitionData:
         return sum(leaf.nbytes for leaf in (*tree_leaves(obs), *tree_leaves(actions)))
 
     def place(self, number: int) -> tuple[int, int, str]:
-        """Return episode, step and agent of a transition (agent is empty for a single agent)."""
+        """Return episode, step and agent of a transition (empty agent in single-agent data)."""
         k = int(np.searchsorted(self._starts, number, side="right")) - 1
         piece, row = self._pieces[k], number - int(self._starts[k])
         step = int(piece.steps[row])
@@ -127,7 +127,7 @@ class TransitionData:
         return piece.first + episode, step - int(piece.part.starts[episode]), piece.agent
 
     def batch(self, indices: Tensor) -> tuple[TensorTree, TensorTree]:
-        """Return observations and policy actions of some transitions.
+        """Return the observations and policy actions of a batch of transitions.
 
         Args:
             indices: Indices of transitions, `[n]` int64.
@@ -175,7 +175,7 @@ class TransitionData:
                 own_rows = piece.obs_rows if name.startswith("obs") else piece.steps
                 array[chosen] = recorded[name][own_rows[rows]]
         for name, leaf in self._leaves.items():
-            if name.startswith("actions"):  # Files may be unverified.
+            if name.startswith("actions"):  # Files may not be verified.
                 checked_actions(name, arrays[name], len(numbers), leaf)
         trees = trees_of(arrays)
         actions = tree_map(torch.from_numpy, trees["actions"])
@@ -196,11 +196,11 @@ class _Piece:
         self.first = first
         self.agent = ""
         self.steps: Array = _ranges(part.starts[episodes], part.lengths[episodes])
-        # An episode has one more observation than steps.
+        # Each episode has one more observation than steps.
         self.obs_rows: Array = self.steps + np.repeat(episodes, part.lengths[episodes])
 
     def of_agent(self, agent: str, column: int) -> _Piece:
-        """Restrict to steps in which an agent acted; `column` is its index in the `acts` flags."""
+        """Return the steps in which an agent acted; `column` is the index in the `acts` flags."""
         obs: Any = self.part.obs
         found = copy(self)
         found.agent = agent
@@ -236,7 +236,7 @@ def _ranges(starts: Array, lengths: Array) -> Array:
 
 
 AHEAD = 4
-"""Prefetched minibatches per worker."""
+"""Number of prefetched minibatches per worker."""
 
 
 class BatchLoader:
@@ -249,7 +249,7 @@ class BatchLoader:
         source: The transitions.
         batch_size: Samples per minibatch, >= 1.
         seed: Seed of the shuffling.
-        n_workers: Number of threads that prefetch minibatches; 0 reads in the calling thread.
+        n_workers: Number of threads that prefetch minibatches; 0 loads in the calling thread.
 
     Attributes:
         position: Number of minibatches returned so far.
@@ -297,7 +297,7 @@ class BatchLoader:
         return self._ahead.popleft().result()
 
     def _indices(self, number: int) -> Tensor:
-        """Return the indices of the samples of a minibatch."""
+        """Return the sample indices of a minibatch."""
         epoch, place = divmod(number, self.batches_per_pass)
         order = self._orders.get(epoch)
         if order is None:
@@ -308,7 +308,7 @@ class BatchLoader:
 
     def _order(self, epoch: int) -> Tensor:
         sequence = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
-        # Convert first: in NumPy 1, shifting a uint64 by an int raises an error.
+        # Converted first, because NumPy 1 raises an error for shifts of uint64 by int.
         seed = int(sequence.generate_state(1, np.uint64)[0]) >> 1
         generator = torch.Generator().manual_seed(seed)
         return torch.randperm(self.source.num_samples, generator=generator)
@@ -318,7 +318,7 @@ class BatchLoader:
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore the position from `state`."""
         self._drop_ahead()
         self.position = state["position"]
         self._orders.clear()
@@ -329,7 +329,7 @@ class BatchLoader:
         self._ahead.clear()
 
     def close(self) -> None:
-        """Stop the workers; a second call does nothing."""
+        """Stop the workers. Closing twice has no effect."""
         self._drop_ahead()
         if self._workers is not None:
             self._workers.shutdown(wait=True)

@@ -23,26 +23,26 @@ from maze_train.spaces.describe import choice_sizes, flat_spaces
 
 
 class ImitationEvents(EventInterface, prefix="train"):
-    """Metrics of the imitation of recorded actions.
+    """Metrics of behavioral cloning.
 
-    Action metrics and the parameter norm are computed on the first and every 16th minibatch of an
-    epoch and averaged over the parts of an action. With several parts, each part also has a
-    separate metric, `<tag>/<part>`. Metrics of the validation data are named `validation/...`,
-    including `validation/loss`, which contains the entropy bonus.
+    Action metrics and the parameter norm are computed for the first and every 16th minibatch of an
+    epoch. Action metrics are averaged over the parts of an action; with several parts, each part
+    also has a separate metric `<tag>/<part>`. Metrics of the validation data are named
+    `validation/...`; `validation/loss` includes the entropy bonus.
     """
 
     policy_loss = Event("Imitation loss, summed over action parts, without the entropy bonus.")
     policy_entropy = Event("Entropy of the policy, in nats.")
     policy_l2_norm = Event("L2 norm of the parameters of the policy.", reduce="last")
-    discrete_accuracy = Event("Fraction of discrete choices that are the most likely ones.")
+    discrete_accuracy = Event("Fraction of discrete choices with the highest probability.")
     discrete_top_5_accuracy = Event(
-        "Fraction of choices among the 5 most likely, for choices with more than 10 alternatives."
+        "Top-5 accuracy of discrete choices with more than 10 alternatives."
     )
     discrete_top_10_accuracy = Event(
-        "Fraction of choices among the 10 most likely, for choices with more than 20 alternatives."
+        "Top-10 accuracy of discrete choices with more than 20 alternatives."
     )
     discrete_action_rank = Event("Rank of the recorded action by probability, from 1.")
-    multi_binary_accuracy = Event("Fraction of bits that have their more likely value.")
+    multi_binary_accuracy = Event("Fraction of bits with the more likely value.")
     box_mean_abs_deviation = Event(
         "Mean absolute error of the most likely action, in units of the environment."
     )
@@ -63,18 +63,18 @@ class BCBatch:
 
 
 class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
-    """Learner that takes one gradient step per minibatch of recorded transitions; see `BCLoss`.
+    """Learner of behavioral cloning: one gradient step per minibatch of transitions; see `BCLoss`.
 
     Args:
-        module: The policy, or several by id.
+        module: The policy, or policies by id.
         config: Settings.
         loss: The loss, or losses by module id.
-        metrics: Action metrics, common or by module id; None: no metrics.
+        metrics: Action metrics, or action metrics by module id; None: no metrics.
         device: Device of the policy and its updates.
     """
 
     most_empty_updates: ClassVar[int] = 100
-    """Consecutive updates without a finite gradient after which training fails."""
+    """Number of consecutive updates without a finite gradient after which training fails."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ def _of(each: Any, module_id: str) -> Any:
 
 
 TOP_5_MIN, TOP_10_MIN = 10, 20
-"""Number of alternatives above which top-5 and top-10 accuracy are reported."""
+"""Choices with more alternatives have the metrics top-5 and top-10 accuracy."""
 
 
 def parts_of(
@@ -140,7 +140,7 @@ def parts_of(
 
 
 class ImitationMetrics:
-    """Metrics that compare the most likely actions with recorded ones.
+    """Metrics that compare the most likely actions with recorded actions.
 
     Args:
         distribution: Distribution of the actions.
@@ -153,7 +153,7 @@ class ImitationMetrics:
 
     @torch.no_grad()
     def __call__(self, params: Tensor, actions: TensorTree) -> list[tuple[Event, Tensor]]:
-        """Return events with their values, 0-d.
+        """Return events with values, 0-d.
 
         Args:
             params: Distribution parameters, `[n, param_size]`.
@@ -161,7 +161,7 @@ class ImitationMetrics:
 
         Returns:
             For actions with several parts, the mean of each event over the parts, followed by the
-            events of the parts.
+            values for each part.
         """
         found: list[tuple[str, Event, Tensor]] = []
         for key, part, own_params, own_actions in parts_of(self._distribution, params, actions):
@@ -213,7 +213,7 @@ def _mean(values: Tensor) -> Tensor:
 def _ranks(sizes: Sequence[int], part: Distribution, params: Tensor, actions: Tensor) -> Tensor:
     """Return the rank of each choice by probability, from 1, `[n, K]`; ties are ranked in order.
 
-    A choice has rank 1 exactly if it is the mode.
+    The mode has rank 1.
     """
     probs = part.choice_probs(params)[0]
     places = part.choices(actions)
@@ -229,7 +229,7 @@ def _ranks(sizes: Sequence[int], part: Distribution, params: Tensor, actions: Te
 
 
 class BCLoss:
-    """Imitation loss: a sum over the parts of the action, minus an entropy bonus.
+    """Imitation loss, summed over the parts of the action, minus an entropy bonus.
 
     L = 1/n Σ_i Σ_k [ l_k(a_ik) - entropy_coef · H(π_k(·|s_i)) ]
 
@@ -242,14 +242,14 @@ class BCLoss:
       action, both scaled to [-1, 1] in dimensions with two bounds. `mse` has no entropy bonus,
       which would be unbounded.
 
-    Recorded actions that a mask forbids make the loss very large, but not NaN.
+    For recorded actions that are illegal, the loss is very large, but not NaN.
 
     Args:
         distribution: Distribution of the actions.
         box_loss: `nll` or `mse`.
         entropy_coef: Weight of the entropy, >= 0.
         class_weights: Weights w of the choices of discrete parts by key of the part (empty for a
-            single part): `[N]`, in the order of `Distribution.choice_probs`; 1 if not given.
+            single part): `[N]`, in the order of `Distribution.choice_probs`; default: 1.
 
     Raises:
         ConfigError: If a setting is out of range, or the entropy bonus applies to no part.
@@ -296,7 +296,7 @@ class BCLoss:
         return policy_loss - self.bonus(params).mean()
 
     def bonus(self, params: Tensor) -> Tensor:
-        """Entropy bonus: `entropy_coef` times the entropy of the parts that have one, `[n]`."""
+        """Entropy bonus: `entropy_coef` times the entropy of parts without squared error, `[n]`."""
         total = params.new_zeros(params.shape[:-1])
         if not self.entropy_coef:
             return total
@@ -309,7 +309,7 @@ class BCLoss:
         return self.entropy_coef * total
 
     def per_sample(self, params: Tensor, actions: TensorTree) -> Tensor:
-        """Loss Σ_k l_k of each sample, `[n]`; override it for a custom loss."""
+        """Loss Σ_k l_k of each sample, `[n]`; override this method for a custom loss."""
         if self._is_likelihood:
             return -self.distribution.log_prob(params, actions)
         total: Tensor | None = None
@@ -333,11 +333,11 @@ class BCLoss:
 def balanced_weights(
     distribution: Distribution, batches: Iterable[TensorTree]
 ) -> dict[str, Tensor]:
-    """Compute class weights that give all alternatives of a choice the same influence.
+    """Compute class weights that balance the alternatives of each choice.
 
-    w_c = Σ_c' n_c' / (K n_c) for an alternative c that occurs n_c times, where K is the number of
-    alternatives of the choice that occur at all. The mean weight over the data is 1. Alternatives
-    that never occur have weight 0.
+    w_c = Σ_c' n_c' / (K n_c) for an alternative c with n_c > 0 occurrences, where K is the number
+    of alternatives of the choice with occurrences. The mean weight over the data is 1. Alternatives
+    without occurrences have weight 0.
 
     Args:
         distribution: Distribution of the actions.

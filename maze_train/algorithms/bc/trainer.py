@@ -24,21 +24,21 @@ from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
 METRICS_INTERVAL = 16
-"""Interval of action metrics in minibatches, since they take as long as a gradient step."""
+"""Interval of action metrics in minibatches, because metrics take as long as a gradient step."""
 
 
 class BCTrainer(Trainer):
-    """Trainer of behavioral cloning, which learns from minibatches of recorded transitions.
+    """Trainer of behavioral cloning: gradient steps on minibatches of recorded transitions.
 
-    No environment is stepped. A recorded step is counted each time it is used for learning.
+    Each use of a recorded step for training is counted.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
-        model: The policy that the learner updates.
+        model: The trained policy.
         services: Tracker, evaluator, model selection, limits, checkpoints.
         loaders: Minibatch loaders by policy id, all at the same position.
-        fingerprints: Digests of the parts of the data.
+        fingerprints: Digests of the parts of the dataset.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class BCTrainer(Trainer):
     def epoch_length(self) -> int:
         """Number of updates per epoch; by default one pass over the data.
 
-        With several policies, the policy with the most data determines the number.
+        With several policies, the default is one pass over the data of the policy with the most
+        data.
         """
         passes = [loader.batches_per_pass for loader in self.loaders.values()]
         return self.algorithm_config.epoch_length or max(passes)
@@ -72,7 +73,7 @@ class BCTrainer(Trainer):
         return sum(len(tree_leaves(batch.actions)[0]) for batch in batches.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the trainer, and position of the loaders."""
+        """Return the state of the trainer and the position of the loaders."""
         place = next(iter(self.loaders.values())).state_dict()
         own = {"loader": place, "fingerprints": self._fingerprints}
         return {**super().state_dict(), **own}
@@ -81,31 +82,31 @@ class BCTrainer(Trainer):
         """Restore the position of the loaders.
 
         Raises:
-            TrainingError: If the dataset differs from the one in the checkpoint.
+            TrainingError: If the dataset differs from the dataset of the checkpoint.
         """
         if state["fingerprints"] != self._fingerprints:
-            raise TrainingError("the dataset differs from the one that this run learned from")
+            raise TrainingError("the dataset differs from the dataset of this run")
         for loader in self.loaders.values():
             loader.load_state_dict(state["loader"])
 
 
 BLOCK_NBYTES = 2**22
-"""Bytes of transitions per block of the validation."""
+"""Size of a validation block in bytes."""
 
 
 class BCValidationEvaluator(Evaluator):
-    """Evaluates loss, entropy and action metrics on a whole set of recorded transitions.
+    """Computes loss, entropy and action metrics on recorded transitions.
 
-    Metrics have the names of training with the prefix `validation`: `validation/loss` (including
-    the entropy bonus), `validation/policy_loss`, `validation/policy_entropy`,
-    `validation/discrete_accuracy` and so on. They are means over transitions.
+    Metrics are means over transitions. Metrics have the same names as in training with the prefix
+    `validation`: `validation/loss` (including the entropy bonus), `validation/policy_loss`,
+    `validation/policy_entropy`, `validation/discrete_accuracy` and so on.
 
     Args:
         data: The transitions, at least one.
         loss: The loss.
         metrics: The action metrics.
-        policy: Id of the evaluated policy if there are several. The metric names then contain the
-            id: `validation/<policy>/loss`.
+        policy: Id of the evaluated policy if there are several policies; included in the metric
+            names: `validation/<policy>/loss`.
     """
 
     def __init__(
@@ -169,5 +170,5 @@ class JointValidationEvaluator(Evaluator):
 
 
 def validation_name(name: str, policy: str) -> str:
-    """Return the name of a validation metric, with the policy if there are several."""
+    """Return the name of a validation metric, including the policy if there are several."""
     return f"validation/{name}" if policy == DEFAULT_MODULE else f"validation/{policy}/{name}"

@@ -15,7 +15,7 @@ from maze_train.learner.config import Schedule, check_schedule
 
 @cache
 def default_exploration() -> Schedule:
-    """Return the default of `epsilon`; cached, because each update reads it."""
+    """Return the default of `epsilon`; cached, because it is used in every update."""
     return Schedule(points=[[0.0, 1.0], [0.1, 0.05]])
 
 
@@ -23,8 +23,8 @@ def default_exploration() -> Schedule:
 class DQNAlgorithmConfig(OffPolicyConfig):
     """Deep Q-learning with replay (Mnih et al., 2015, doi:10.1038/nature14236).
 
-    Supports a single Discrete action, with or without a mask. An update steps the environments and
-    takes gradient steps on earlier transitions.
+    Supports a single Discrete action, with or without action masks. An update steps the
+    environments and takes gradient steps on earlier transitions.
     """
 
     name: ClassVar[str] = "dqn"
@@ -44,16 +44,16 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     max_grad_norm: float = field(default=10.0, metadata=IN_RUN)
 
     double_q: bool = True
-    """Whether to use double Q-learning: the trained network selects the next action, which the
-    target network evaluates. Otherwise the target network does both."""
+    """Whether to use double Q-learning: the trained network selects the next action, and the target
+    network evaluates it. Otherwise the target network selects and evaluates."""
 
     dueling: bool = False
-    """Whether to use a dueling network, with separate streams for state value and advantages from
-    the last hidden layer on."""
+    """Whether to use a dueling network, with a separate last hidden layer and output for state
+    value and advantages."""
 
     num_quantiles: int = 0
-    """Number of quantiles of the return, in [0, 10000], that are learned per action, whose mean is
-    its Q-value (QR-DQN, Dabney et al., 2018, arXiv:1710.10044); 0: learn the Q-value."""
+    """Number of quantiles of the return per action, in [0, 10000] (QR-DQN, Dabney et al., 2018,
+    arXiv:1710.10044); the Q-value is the mean of the quantiles. 0: no quantiles."""
 
     loss: Literal["huber", "squared"] = "huber"
     """Loss of the TD error: half its square (`squared`), or linear beyond an error of 1
@@ -68,13 +68,13 @@ class DQNAlgorithmConfig(OffPolicyConfig):
         super().__post_init__()
         check_fields(self, 0, "num_quantiles", maximum=10_000)
         if self.num_quantiles and self.loss != "huber":
-            problem = f"num_quantiles={self.num_quantiles} needs loss=huber"
+            problem = f"num_quantiles={self.num_quantiles} requires loss=huber"
             raise ConfigError("loss", problem, self.loss)
         check_schedule("epsilon", self.exploration, check_between, 0.0, 1.0)
 
     @property
     def exploration(self) -> float | Schedule:
-        """`epsilon` with its default filled in."""
+        """Value of `epsilon`, or its default if null."""
         return default_exploration() if self.epsilon is None else self.epsilon
 
     @property

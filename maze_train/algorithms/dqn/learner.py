@@ -28,7 +28,7 @@ from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by
 class DQNEvents(LearnerEvents):
     """Statistics of DQN learners, averaged over gradient steps unless stated otherwise.
 
-    All but epsilon have no values during warm-up.
+    During warm-up, only epsilon is recorded.
     """
 
     critic_loss = Event("Q-value loss, see `algorithm.loss`.")
@@ -37,10 +37,10 @@ class DQNEvents(LearnerEvents):
 
 
 METHODS = (*("compute_losses", "compute_gradients", "compute_loss_for_module", "loss_of_outputs"),)
-"""Methods that `analytic_loss` replaces or differentiates."""
+"""Methods covered by `analytic_loss`."""
 
 DELTA = {"huber": 1.0, "squared": math.inf}
-"""Absolute TD error above which each loss is linear."""
+"""Absolute TD error above which a loss is linear."""
 
 
 class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
@@ -52,14 +52,14 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         modules: Models by id, or a single model.
         config: Settings of the algorithm.
         device: Device of the models and their updates.
-        seed: Unused, since the loss is deterministic.
+        seed: Unused, because the loss is deterministic.
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
     gradients_by_hand: ClassVar[Mapping[str, object]] = {}
 
     def model(self, module_id: str) -> DQNModel:
-        """Return a module with its type."""
+        """Return a module as a `DQNModel`."""
         module = self.modules[module_id]
         assert isinstance(module, DQNModel)
         return module
@@ -82,7 +82,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         if model.num_quantiles:
             found = quantiles.taken(quantiles.of_actions(values, model.num_quantiles), chosen)
             return torch.addcmul(batch.rewards[:, None], batch.discounts[:, None], found)
-        # Gather the unmasked values: a final observation may have no legal action.
+        # Unmasked values, because a final observation may have no legal action.
         return torch.addcmul(batch.rewards, batch.discounts, values.gather(-1, chosen).squeeze(-1))
 
     def compute_loss_for_module(
@@ -117,7 +117,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     def loss_of_outputs(
         self, module_id: str, outputs: Tensor, batch: Transitions, statistics: Statistics
     ) -> tuple[Tensor, Tensor]:
-        """Compute the loss, 0-d, and the TD errors, `[n]`; with quantiles, errors of the means.
+        """Compute the loss, 0-d, and the TD errors, `[n]`; with quantiles, TD errors of the means.
 
         Args:
             module_id: Id of the module.
@@ -144,7 +144,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
 
 
 class DQN(OffPolicy):
-    """Trainer of DQN, which acts randomly with probability epsilon; see `DQNLearner`."""
+    """Trainer of DQN with epsilon-greedy exploration; see `DQNLearner`."""
 
     algorithm_config: DQNAlgorithmConfig
 

@@ -34,24 +34,24 @@ UNUSED = {
     "critic_hidden_sizes": "the Q-network uses hidden_sizes",
     "shared_trunk": "there is only one network",
     "trunk": "there is only one network",
-    "rnn": "recurrent policies learn from rollouts (a2c, ppo), not from single steps",
+    "rnn": "recurrent policies are only supported by on-policy algorithms (a2c, ppo)",
     "distributions": "dqn uses an epsilon-greedy policy",
-    "critic_obs": "Q-functions read the policy's observations; choose a2c, ppo or impala",
+    "critic_obs": "policy and Q-functions have the same inputs; choose a2c, ppo or impala",
     "value_transform": "Q-values are not transformed",
     "value_support": "use algorithm.num_quantiles for distributional Q-values",
 }
-"""Model settings that DQN does not support, with the reason."""
+"""Unsupported model settings, with the reason."""
 
 MIN_LEAD, MAX_LEAD = 1e-6, 1e4
-"""Limits of the logit of the best action: with epsilon 1 it is still the mode, with epsilon 0 all
-other actions have probability 0."""
+"""Limits of the logit of the greedy action, so that it is the mode for epsilon 1, and all other
+actions have probability 0 for epsilon 0."""
 
 
 class DuelingNet(nn.Module):
     """Dueling network: Q(s, a) = V(s) + A(s, a) - mean_b A(s, b).
 
-    Both streams share all hidden layers but the last. Maps observations `[..., *obs shape]` to
-    `[..., num_actions]`, or to `[..., num_actions * size]` with `size` outputs per action.
+    Both streams share all hidden layers except the last. Maps observations `[..., *obs shape]` to
+    `[..., num_actions * size]`.
 
     Source: Wang et al. (2016), arXiv:1511.06581, eq. 9.
 
@@ -97,7 +97,7 @@ class DQNModel(ModelWithTargets):
 
     Args:
         policy: Maps observations to the Q-values of all actions, `[..., n]`, or to M quantiles of
-            each, `[..., n * M]`; the target network is initialised as a copy.
+            each action, `[..., n * M]`. The target network is initialised as a copy.
         distribution: Distribution of the actions.
         num_quantiles: M; 0: outputs are Q-values.
         normalizer: Observation normalizer, or None.
@@ -135,13 +135,13 @@ class DQNModel(ModelWithTargets):
         self.epsilon.fill_(value)
 
     def action_values(self, outputs: Tensor) -> Tensor:
-        """Return the Q-values of all actions, `[..., n]`, given network outputs."""
+        """Return the Q-values of all actions, `[..., n]`, from network outputs."""
         if not self.num_quantiles:
             return outputs
         return quantiles.of_actions(outputs, self.num_quantiles).mean(-1)
 
     def legal(self, values: Tensor, obs: TensorTree) -> Tensor:
-        """Mask values `[..., n]`: illegal actions get half the minimum of the dtype."""
+        """Set the values `[..., n]` of illegal actions to half of the minimum of the dtype."""
         return values if self.masking is None else self.masking.apply(values, obs)
 
     def values(self, obs: TensorTree) -> Tensor:
@@ -149,14 +149,14 @@ class DQNModel(ModelWithTargets):
         return self.legal(self.action_values(self.policy(self.inputs(obs))), obs).amax(-1)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
-        """Logits of the epsilon-greedy policy, `[..., n]`, whose mode is the greedy action.
+        """Return the logits of the epsilon-greedy policy, `[..., n]`; the mode is greedy.
 
-        With m legal actions, the greedy action has the logit log(1 + m (1 - ε) / ε) and all others
-        0, so their probabilities are 1 - ε + ε / m and ε / m.
+        With m legal actions, the logits are log(1 + m (1 - ε) / ε) for the greedy action and 0 for
+        all other legal actions. The probabilities are 1 - ε + ε / m and ε / m.
         """
         values: Tensor = self.legal(self.action_values(self.policy(self.inputs(obs))), obs)
         logits, best = torch.zeros_like(values), values.argmax(-1, keepdim=True)
-        # A Python float: arithmetic on a one-element tensor takes as long as the network.
+        # Arithmetic with a Python float is much faster than with a one-element tensor.
         epsilon = float(self.epsilon)
         odds = (1.0 - epsilon) / epsilon if epsilon > 0.0 else math.inf
         if self.masking is None:
@@ -187,23 +187,25 @@ def build_dqn(
         action_space: Action space of one environment.
         seed: Seed of the initial weights; the global generator is not affected.
         dueling: Whether the network is a `DuelingNet`.
-        num_quantiles: Number of quantiles of the return per action; 0: the network outputs
+        num_quantiles: Number of quantiles of the return per action; 0: network outputs are
             Q-values.
 
     Raises:
-        ConfigError: If a setting is not supported, or a custom network is missing, rejects its
+        ConfigError: If a setting is not supported, or a custom network cannot be found, rejects its
             arguments, or has a wrong output.
         SpaceError: If the action space is not Discrete, or an observation is not supported.
     """
     if not isinstance(action_space, Discrete):
         raise SpaceError(
-            f"dqn needs one Discrete action, the action space is {action_space}: choose "
+            f"dqn requires one Discrete action, the action space is {action_space}: choose "
             "algorithm=sac or algorithm=ppo"
         )
     refuse_settings(config, UNUSED)
     if dueling and config.policy is not None:
         raise ConfigError(
-            "algorithm.dueling", "only for template networks: remove it, or model.policy", dueling
+            "algorithm.dueling",
+            "only for template networks: remove this setting or model.policy",
+            dueling,
         )
     masks = mask_layout(observation_space, action_space)
     space = input_space(flat_space(observation_space))
@@ -234,7 +236,7 @@ def resolve_dqn(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
     """Fill in the defaults of DQN.
 
     Args:
-        config: Model settings; resolved ones are returned unchanged.
+        config: Model settings; resolved settings are returned unchanged.
         space: Flat observation space.
     """
     return resolve_with_targets(config, space, [64, 64])

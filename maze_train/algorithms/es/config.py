@@ -16,8 +16,8 @@ from maze_train.training.config import DRY_RUN_STEPS, AlgorithmConfig
 class ESAlgorithmConfig(AlgorithmConfig):
     """Evolution strategies (Salimans et al., 2017, arXiv:1703.03864).
 
-    Each update evaluates perturbed copies of the policy for one episode each, and moves the
-    parameters towards the better ones. There is no critic and no backpropagation.
+    Each update evaluates perturbed copies of the policy for one episode each, and estimates a
+    gradient of the return from the results. There is no critic and no backpropagation.
     """
 
     name: ClassVar[str] = "es"
@@ -39,7 +39,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     n_timesteps_per_update: int = 0
     """Minimum number of environment steps per update (>= 0). If `n_rollouts_per_update` episodes
-    have fewer steps, further episodes are played."""
+    have fewer steps, additional episodes are played."""
 
     max_steps: int = 0
     """Maximum length of a training episode in steps (>= 0); longer episodes are truncated. 0: no
@@ -57,19 +57,19 @@ class ESAlgorithmConfig(AlgorithmConfig):
     `maze_train.SGD`, or a PyTorch optimizer."""
 
     l2_penalty: float = field(default=0.005, metadata=IN_RUN)
-    """Coefficient of the L2 penalty (>= 0), whose gradient is the coefficient times the
-    parameters."""
+    """Coefficient of the L2 penalty (>= 0). The gradient of the penalty is the coefficient times
+    the parameters."""
 
     fitness_shaping: Literal["centered_ranks", "normalized", "raw"] = "centered_ranks"
     """Fitness shaping of the returns of an update: `centered_ranks`: ranks scaled to [-0.5, 0.5];
     `normalized`: mean 0 and standard deviation 1; `raw`: unchanged."""
 
     deterministic: bool = True
-    """Whether perturbed policies take the most likely action; false: they sample actions."""
+    """Whether perturbed policies take the most likely action; false: sample actions."""
 
     action_noise_stddev: float = 0.0
     """Standard deviation (>= 0) of Gaussian noise added to real-valued actions in training, before
-    they are clipped or squashed; requires such actions."""
+    clipping or squashing; requires real-valued actions."""
 
     max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum norm of the estimated gradient including the L2 penalty, >= 0; 0: no clipping."""
@@ -79,11 +79,12 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     noise_table_size: int = 10_000_000
     """Number of values in the noise table, 4 bytes each in memory shared by all processes. Must be
-    >= 2 and larger than the number of policy parameters; 100 times that number is recommended."""
+    >= 2 and larger than the number of policy parameters; at least 100 times as many values as
+    parameters are recommended."""
 
     policy_wrapper: dict[str, Any] | None = None
     """Wrapper of the policy, such as a heuristic: `{_target_: my_package.MyWrapper, key: value}`,
-    which is called with the policy and returns a module that acts. null: none."""
+    called with the policy to return an acting module. null: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +92,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
         if self.n_rollouts_per_update % 2:
             raise ConfigError(
                 "n_rollouts_per_update",
-                "expected an even number, since each perturbation is evaluated with both signs",
+                "expected an even number, because each perturbation is evaluated with both signs",
                 self.n_rollouts_per_update,
             )
         check_fields(self, 0, "n_timesteps_per_update", "max_steps")
@@ -108,7 +109,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """The policy wrapper, as an argument for the model builder."""
+        """Additional arguments for the model builder."""
         return {"policy_wrapper": self.policy_wrapper}
 
     def shortened(self) -> ESAlgorithmConfig:

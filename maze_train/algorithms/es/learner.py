@@ -39,26 +39,26 @@ class ESEvents(EventInterface, prefix="train"):
 
 
 class PopulationEvents(EventInterface, prefix="population"):
-    """Steps of a population; the number of dropped steps depends on the speed of the workers."""
+    """Steps of a population. The number of dropped steps depends on the speed of the workers."""
 
-    steps_dropped = Event("Steps since training began that no update used.", reduce="last")
+    steps_dropped = Event("Number of steps so far that were not used in any update.", reduce="last")
 
 
 @dataclass(frozen=True)
 class EvaluatedPopulation:
-    """Evaluated pairs of one update."""
+    """Results of the pairs of one update."""
 
     pairs: Sequence[ESRolloutResult]
     """Pairs in order, excluding lost pairs."""
 
     noise_table: SharedNoiseTable
-    """Noise table that the indices of the pairs refer to."""
+    """Noise table for the indices of the pairs."""
 
     agents: Sequence[str] = ()
-    """Agents of the policy, whose mean return is the fitness; empty for single-agent training."""
+    """Agents of the policy; the fitness is their mean return. Empty for single-agent training."""
 
     offset: int = 0
-    """Number of parameters of other policies that precede this policy's in the noise."""
+    """Number of parameters of preceding policies in the noise."""
 
     @property
     def fitness(self) -> Tensor:
@@ -78,28 +78,28 @@ class EvaluatedPopulation:
 
 
 class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopulation]):
-    """Moves the parameters along an estimate of the gradient of the expected return.
+    """Learner of evolution strategies: steps along an estimated gradient of the expected return.
 
     g = 1/(2n) Σ_k (u_k⁺ - u_k⁻) ε_k,  u: shaped returns of θ + σ ε_k and θ - σ ε_k
 
-    The optimizer, which minimises, gets -g + l2_penalty θ. If g is 0 because all returns are equal,
-    no step is taken, since Adam would turn the penalty alone into full-sized steps. The factor 1/σ
-    of the paper is part of the learning rate. Only trainable parameters take part, in the order of
+    The optimizer minimises with the gradient -g + l2_penalty θ. If all returns are equal, g is 0
+    and no step is taken, because Adam would take full-sized steps along the penalty. The factor 1/σ
+    of the paper is part of the learning rate. θ are the trainable parameters in the order of
     `module.parameters()`. Observation statistics of all members are merged after the update. With
-    multiple agents, all policies of a member are perturbed together, and each learns from the
-    returns of its agents.
+    multiple agents, all policies of a member are perturbed together, and the fitness of a policy is
+    the mean return of its agents.
 
     Args:
         modules: The policy, or the policies of a multi-agent environment by id.
         config: Settings.
         device: `cpu`.
-        seed: Unused, since the noise is drawn beforehand.
+        seed: Unused, because the noise is in the experience.
 
     Source: Salimans et al. (2017), arXiv:1703.03864, section 2 and algorithm 2.
     """
 
     most_empty_updates: ClassVar[int] = 100
-    """Consecutive updates without a finite gradient after which training fails."""
+    """Number of consecutive updates without a finite gradient after which training fails."""
     config: ESAlgorithmConfig
     _moments: Sequence[ObservationMoments] = ()
 
@@ -125,7 +125,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     def compute_loss_for_module(
         self, module_id: str, batch: EvaluatedPopulation, statistics: Statistics
     ) -> Tensor:
-        """Return the surrogate -g · θ + ½ l2_penalty |θ|², whose gradient is the estimate."""
+        """Return the surrogate loss -g · θ + ½ l2_penalty |θ|², the loss of the optimizer."""
         params = self.optimizers[module_id, DEFAULT_OPTIMIZER].params
         fitness = batch.fitness
         utilities = shaped_returns(fitness, self.config.fitness_shaping)
@@ -142,11 +142,11 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         return 0.5 * self.config.l2_penalty * theta.square().sum() - (ascent * theta).sum()
 
     def should_stop(self, statistics: Statistics) -> bool:
-        """Whether the gradient estimates of all modules are 0, so that no step is taken."""
+        """Return whether the gradient estimates of all modules are 0."""
         return not self._moving
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return the optimizers of policies whose estimate is not 0."""
+        """Return the optimizers of policies with a nonzero gradient estimate."""
         return super().active_optimizers({key: losses[key] for key in losses.keys() & self._moving})
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:

@@ -40,11 +40,12 @@ from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
 MAX_LOST = 10
-"""Maximum number of lost pairs per update, as a multiple of the episodes needed or pairs found."""
+"""Maximum number of lost pairs per update, as a multiple of the required episodes or finished
+pairs."""
 
 
 class ESTrainer(Trainer):
-    """Trainer of evolution strategies, which alternates evaluation of the population and updates.
+    """Trainer of evolution strategies: alternates evaluations of the population and updates.
 
     An update uses the pairs 0, 1, 2, ... of its iteration until `n_rollouts_per_update` episodes
     and `n_timesteps_per_update` steps are reached. Pairs with a lost episode are skipped. See
@@ -53,9 +54,9 @@ class ESTrainer(Trainer):
     Args:
         config: Settings of the algorithm.
         learners: The learners.
-        model: The policy that the learner updates.
+        model: The trained policy.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        rollouts: Evaluates the population; already started with `model`.
+        rollouts: Evaluates the population; `begin` was called with `model`.
     """
 
     algorithm_config: ESAlgorithmConfig
@@ -69,7 +70,7 @@ class ESTrainer(Trainer):
         self._sizes = {policy: size for policy, size in sizes.items() if size}
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Evaluate the pairs of an iteration and learn from them."""
+        """Evaluate the pairs of an iteration, and update the policy."""
         started = time.perf_counter()
         noise_stddev = scheduled_value(self.algorithm_config.noise_stddev, progress)
         episodes = FinishedEpisodes()
@@ -138,7 +139,7 @@ class ESTrainer(Trainer):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the trainer, the noise table and the counters."""
+        """Return the state of the trainer, the noise table and the counters."""
         return {
             **super().state_dict(),
             "noise_table": self.rollouts.noise_table.state_dict(),
@@ -154,8 +155,8 @@ class ESTrainer(Trainer):
 
 
 STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
-"""Steps per environment and number of environments for the initial observation statistics. A
-constant, so that results do not depend on `runner.concurrency`."""
+"""Steps per environment and number of environments for the initial observation statistics.
+Constants make the results independent of `runner.concurrency`."""
 
 
 class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
@@ -210,8 +211,8 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         if free is not None and needed > free:
             raise ConfigError(
                 "algorithm.noise_table_size",
-                f"the noise table needs {readable_nbytes(needed)}, but {readable_nbytes(free)} of "
-                "memory are free: lower it",
+                f"the noise table requires {readable_nbytes(needed)}, but {readable_nbytes(free)} "
+                "of memory are free: reduce this setting",
                 self.algorithm.noise_table_size,
             )
 
@@ -227,19 +228,19 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     @property
     def num_slots(self) -> int:
-        """Number of members evaluated concurrently, at most the number an update needs."""
+        """Number of concurrent members, at most the number of members of an update."""
         count = self.config.runner.concurrency
         if self.algorithm.n_timesteps_per_update:
             return count
         return min(count, self.algorithm.n_rollouts_per_update)
 
     def member_env_factory(self) -> Callable[[], gymnasium.Env[Any, Any]]:
-        """Return a function that builds an environment for members."""
+        """Return a factory of environments for members."""
         limit, factory = self.algorithm.max_steps, self.context.env_factory
         return BoundedEnvFactory(factory, limit) if limit else factory
 
     def model_maker(self) -> Callable[[], nn.Module]:
-        """Return a function that builds the policy, always with the same initial weights."""
+        """Return a factory of the policy, always with the same initial weights."""
         frozen = [key for key, own in self.config.policies.items() if own.frozen]
         return partial(build_member, super().model_maker(), self.algorithm.deterministic, frozen)
 
@@ -257,7 +258,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         self.rollouts.begin(model, self.model_maker())
 
     def _check_agents(self, model: nn.Module) -> None:
-        """Raise if a setting that requires a single-agent environment is set."""
+        """Raise if a setting is set that requires a single-agent environment."""
         if find_normalizer(model) is not None:
             problem = "es does not normalize observations with multiple agents; expected none"
             mode = self.config.model.normalization.mode
@@ -272,7 +273,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         return {"rollouts": self.rollouts}
 
     def before_training(self, trainer: Trainer) -> None:
-        """Collect observation statistics in separate environments unless the model has them."""
+        """Collect observation statistics in separate environments if the model has none."""
         model: Any = trainer.model
         self.begin_statistics({DEFAULT_MODULE: find_normalizer(model)}, STATISTICS_STEPS, model)
         self.close_env()
@@ -285,9 +286,9 @@ def build_member(
 
     Args:
         build_policy: Builds the configured policy.
-        deterministic: Whether members take the most likely action. State-independent parameters
-            that do not affect it are then frozen.
-        frozen: Ids of policies that are not trained.
+        deterministic: Whether members take the most likely action. If True, state-independent
+            parameters that do not affect the mode are frozen.
+        frozen: Ids of frozen policies.
     """
     model = build_policy()
     for policy in frozen:

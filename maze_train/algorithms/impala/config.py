@@ -16,8 +16,8 @@ from maze_train.learner.config import Schedule
 class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Importance weighted actor-learner architecture (Espeholt et al., 2018, arXiv:1802.01561).
 
-    Actors collect rollouts with weights that may be a few updates old; V-trace corrects for the
-    lag. The environments of the run (`runner.concurrency`) are distributed over the actors.
+    Actors collect rollouts with weights that may be a few updates old. V-trace corrects for this
+    policy lag. The environments of the run (`runner.concurrency`) are distributed over the actors.
     """
 
     name: ClassVar[str] = "impala"
@@ -63,30 +63,30 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Weight of the entropy bonus, >= 0: a number or a schedule."""
 
     gae_lambda: float = 1.0
-    """Lambda of V-trace, in [0, 1], the weight of later corrections; 1: V-trace as in the paper."""
+    """Lambda of V-trace (weight of later corrections), in [0, 1]; 1: V-trace as in the paper."""
 
     normalize_advantage: bool = False
-    """Whether to divide advantages by their root mean square over the batch. They are not shifted
-    to mean 0, which would bias the gradient for actions of older policies."""
+    """Whether to divide advantages by their root mean square over the batch. Advantages are not
+    shifted to mean 0, because this would bias the gradient for actions of older policies."""
 
     vtrace_clip_rho_threshold: float | None = field(default=1.0, metadata=IN_RUN)
     """Upper bound of the importance weights in the value targets, > 0; null: no clipping. With a
-    finite bound, the critic learns the values of a policy between the behaviour policy and the
-    learner's."""
+    finite bound, values refer to a policy between the behaviour policy and the learner's policy."""
 
     vtrace_clip_pg_rho_threshold: float | None = field(default=1.0, metadata=IN_RUN)
     """Upper bound of the importance weights in the policy gradient, > 0; null: no clipping."""
 
     loss_reduction: Literal["mean", "sum"] = "mean"
     """Whether the loss is the mean or the sum over the steps of a batch. `sum`, as in the paper,
-    scales the gradient by the number of steps, so `max_grad_norm` and the `eps` of the optimizer
-    have to be chosen accordingly."""
+    scales the gradient by the number of steps, which requires other values of `max_grad_norm` and
+    `eps` of the optimizer."""
 
     replay_size: int = 0
     """Number of actor rollouts in the replay buffer (>= 0); 0: no replay."""
 
     replay_proportion: float = 1.0
-    """Number of replayed rollouts per new rollout in an update (> 0); used if `replay_size` > 0."""
+    """Number of replayed rollouts per new rollout in an update, > 0; only used if `replay_size` >
+    0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +97,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
             raise ConfigError(
                 "queue_out_of_sync_factor",
                 f"expected at least {least:g}, so that the {self.actors_batch_size} rollouts of an "
-                "update fit in the queue (actors_batch_size)",
+                "update (actors_batch_size) fit into the queue",
                 self.queue_out_of_sync_factor,
             )
         self._check_positive(
@@ -116,14 +116,14 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
         if self.reward_scaling:
             raise ConfigError(
                 "reward_scaling",
-                "not supported, because rollouts of several actors do not follow each other in "
-                "time; expected false (env.wrappers can scale rewards)",
+                "not supported, because rollouts of several actors are not consecutive in time; "
+                "expected false (env.wrappers can scale rewards)",
                 self.reward_scaling,
             )
 
     @property
     def num_replayed(self) -> int:
-        """Number of replayed rollouts per update, once the buffer is not empty."""
+        """Number of replayed rollouts per update if the buffer is not empty."""
         return round(self.actors_batch_size * self.replay_proportion) if self.replay_size else 0
 
     @property

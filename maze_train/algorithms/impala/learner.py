@@ -30,11 +30,13 @@ from maze_train.nets.actor_critic import ActorCriticModel
 class ImpalaEvents(ActorCriticEvents):
     """Statistics of IMPALA learners."""
 
-    policy_lag_mean = Event("Number of updates by which the acting weights are behind.")
+    policy_lag_mean = Event(
+        "Mean policy lag: number of updates between the acting weights and the learner."
+    )
     policy_lag_max = Event("Maximum policy lag, in updates.", reduce="max")
     rho_mean = Event("Unclipped importance weight pi(a|s) / mu(a|s) of the actions.")
     rho_clip_fraction = Event(
-        "Fraction of importance weights above their bound in the value targets."
+        "Fraction of importance weights above the bound of the value targets."
     )
 
 
@@ -45,22 +47,22 @@ class ActorEvents(EventInterface, prefix="actors"):
     queue_after = Event("Number of queued rollouts after the learner has taken a batch.")
     steps_made = Event("Environment steps of all actors since training began.", reduce="last")
     steps_dropped = Event(
-        "Steps dropped with a failed actor or episode, or in flight when a run stopped.",
+        "Steps dropped because of failed actors, dropped episodes, or the end of a run.",
         reduce="last",
     )
     steps_in_flight = Event("Steps in queued or unfinished rollouts.", reduce="last")
 
 
 class ActorTimeEvents(EventInterface, prefix="time"):
-    """Wall time of updates; varies between runs."""
+    """Wall-clock time of updates."""
 
     learner_wait_share = Event(
-        "Fraction of time the learner waits for a batch; with `dev`, collects it."
+        "Fraction of time in which the learner waits for a batch, or collects it (`runner=dev`)."
     )
 
 
 class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
-    """Actor-critic on rollouts of older policies, with V-trace and one gradient step per batch.
+    """Learner of IMPALA: V-trace actor-critic with one gradient step per batch of rollouts.
 
     With rho_t = pi(a_t | s_t) / mu(a_t | s_t), behaviour policy mu and target policy pi,
 
@@ -91,10 +93,10 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         """
         if experience.log_probs is None:
             raise ShapeError(
-                "the rollout has no log_probs of the policy that acted: collect it with "
+                "the rollout has no log_probs of the behaviour policy: collect it with "
                 "RolloutCollector(..., records_log_probs=True)"
             )
-        # The stored recurrent states belong to the actor's weights; only the first row is used.
+        # The stored recurrent states depend on the actor's weights; only the first row is used.
         rollout = with_new_states(self.model(module_id), experience.to(self.device))
         prepared = super().preprocess(module_id, rollout, statistics)
         new = _new_columns(rollout)
@@ -109,11 +111,11 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return prepared
 
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
-        """Evaluate the model on a rollout, in one pass for targets and loss where possible."""
+        """Evaluate the model on a rollout; if possible, in one pass for targets and loss."""
         model = self.model(module_id)
-        # Two passes are needed for recurrent policies (the loss uses sequences), for networks that
-        # differ in training mode, for data-parallel learners (the loss has a shard of the rows) and
-        # for autocast (which applies to losses only).
+        # Two passes are required for recurrent policies (the loss uses sequences), networks that
+        # differ in training mode, data-parallel learners (the loss uses a shard of the rows), and
+        # autocast (used only for losses).
         if (
             model.state_size
             or module_id in self.modules.with_modes
@@ -173,12 +175,12 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         statistics.record(ImpalaEvents.rho_mean, rhos.mean())
         bound = config.vtrace_clip_rho_threshold
         if bound is not None:
-            # On-policy weights are 1 up to rounding, which depends on the batch size.
+            # On-policy weights are 1 up to rounding errors, which depend on the batch size.
             clipped = rhos > bound * (1.0 + 1e-4)
             statistics.record(ImpalaEvents.rho_clip_fraction, clipped.float().mean())
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Discard the outputs of modules that had no minibatch."""
+        """Discard the outputs of modules without a minibatch."""
         super().after_gradient_based_update(progress, statistics)
         self._outputs.clear()
 
@@ -193,7 +195,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
 
 
 def _new_columns(rollout: Rollout) -> Rollout:
-    """Return the rollout without the replayed columns, which are the last ones."""
+    """Return the rollout without the replayed columns, which are last."""
     if rollout.replayed is None:
         return rollout
     return select_envs(rollout, slice(0, int(rollout.replayed.logical_not().sum())))
@@ -203,10 +205,9 @@ def _new_columns(rollout: Rollout) -> Rollout:
 def evaluate_with_graph(
     model: ActorCriticModel, rollout: Rollout
 ) -> tuple[EvaluatedRollout, tuple[Tensor, Tensor]]:
-    """Evaluate a feedforward model on a rollout, and keep the graph of its outputs for the loss.
+    """Evaluate a feedforward model on a rollout, and return its outputs with the graph.
 
-    For learners that take one gradient step per batch: one forward pass serves both the targets and
-    the loss.
+    Learners with one gradient step per batch can use one forward pass for targets and loss.
 
     Returns:
         Values and parameters without a graph, and a pair of distribution parameters and critic

@@ -15,7 +15,7 @@ from maze_train.data.rollout import Rollout, join_rollouts, select_envs
 
 
 class RolloutReplay:
-    """Stores the most recent rollouts of the actors and mixes some of them into each new batch.
+    """Buffer of recent actor rollouts, which are mixed into new batches.
 
     Args:
         size: Number of stored actor rollouts, >= 1.
@@ -37,10 +37,10 @@ class RolloutReplay:
         return len(self._rollouts)
 
     def mix(self, rollout: Rollout) -> Rollout:
-        """Return the new rollouts followed by replayed ones, and store the new rollouts.
+        """Return the new rollouts followed by replayed rollouts, and store the new rollouts.
 
         Args:
-            rollout: Concatenated rollouts of the actors, in memory that is not written again.
+            rollout: Concatenated rollouts of the actors, in memory that is not reused.
         """
         batch = rollout
         if self._rollouts:
@@ -68,7 +68,7 @@ class RolloutReplay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore from `state`."""
         self.generator.set_state(state["generator"])
         self._added = state["added"]
         self._rollouts.clear()

@@ -27,17 +27,17 @@ from maze_train.workers.backends import Pickled
 
 
 class IMPALA(Trainer):
-    """Learns from the rollouts of actors, in the order in which they are finished.
+    """Trainer of IMPALA: updates with rollouts of actors, in the order in which they finish.
 
-    Actors in other processes keep acting during updates, with the last weights they received. See
+    Actors in other processes continue during updates, with the last broadcast weights. See
     `ImpalaLearner`.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
-        model: The model that the learner updates.
+        model: The trained model.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        actors: Actors, already started with `model`.
+        actors: Actors; `begin` was called with `model`.
         replay: Replay buffers of rollouts by module id.
     """
 
@@ -54,7 +54,7 @@ class IMPALA(Trainer):
         self.replay = replay
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Take a batch of rollouts, learn from it, and broadcast the weights."""
+        """Receive a batch of rollouts, update the model, and broadcast the weights."""
         started, config = time.perf_counter(), self.algorithm_config
         if not self.actors.has_weights:
             self.actors.publish(self.learners.weights_seq_no)
@@ -94,7 +94,7 @@ class IMPALA(Trainer):
         statistics.record(events.steps_in_flight, float(counts.in_flight))
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the trainer, the actors and the replay buffers, without rollouts in flight."""
+        """Return the state of trainer, actors and replay buffers, without rollouts in flight."""
         return {
             **super().state_dict(),
             "actors": self.actors.state_dict(),
@@ -110,17 +110,18 @@ class IMPALA(Trainer):
 
 
 class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
-    """Builder of actors and of a learner that processes their rollouts as they arrive."""
+    """Builder of IMPALA: actors, learner and replay buffers."""
 
     @cached_property
     def source(self) -> DistributedActors:
         """Actors that collect experience, closed at the end of the run.
 
-        With `runner=dev` the actors take turns in one process: no rollouts are queued, the policy
-        lag depends only on `broadcast_interval`, and results are reproducible. Otherwise actors run
-        during updates, and the order of rollouts depends on their speed.
+        With `runner=dev`, actors run one after the other in one process: no rollouts are queued,
+        the policy lag depends only on `broadcast_interval`, and results are reproducible. With
+        other runners, actors run during updates, and the order of rollouts depends on the speed of
+        the actors.
         """
-        # Without checkpoints, states are never requested; otherwise the backend decides.
+        # Without checkpoints, states are never requested; None lets the backend decide.
         is_kept = None if self.config.checkpoint.is_on else False
         num_actors = self.algorithm.num_actors
         envs, calls = self.envs_per_actor, self.context.env_calls
@@ -181,6 +182,6 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         return {"actors": actors, "replay": replay}
 
     def before_training(self, trainer: Trainer) -> None:
-        """Collect observation statistics in separate environments unless the model has them."""
+        """Collect observation statistics in separate environments if the model has none."""
         super().before_training(trainer)
         self.close_env()

@@ -44,7 +44,7 @@ RESERVED_SETTINGS = MappingProxyType(
         "relabelling": "the class of the buffer",
     }
 )
-"""Arguments of replay buffers that cannot be set, and the setting that determines each."""
+"""Arguments of replay buffers that are set by other settings, with the names of the settings."""
 
 
 @runtime_checkable
@@ -57,7 +57,7 @@ class HasGrowingSettings(Protocol):
 
 @dataclass(kw_only=True)
 class OffPolicyConfig(GradientSettings, AlgorithmConfig):
-    """Base class of the settings of algorithms that learn from a replay buffer.
+    """Base class of the settings of algorithms with a replay buffer.
 
     An update steps the environments and takes gradient steps on earlier transitions.
     """
@@ -87,25 +87,26 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     demonstrations. Collected transitions count as environment steps of the run."""
 
     initial_sampling_policy: dict[str, Any] | None = None
-    """Policy that acts during this warm-up: `{_target_: my_package.MyPolicy, key: value}`, an
-    object whose `act(observations)` returns a batch of actions; null: uniformly random actions."""
+    """Policy for the warm-up until `initial_buffer_size`: `{_target_: my_package.MyPolicy, key:
+    value}`, an object with a method `act(observations)` that returns a batch of actions; null:
+    uniformly random actions."""
 
     initial_action_repeat: int = 1
-    """Number of steps for which each random action is repeated during warm-up, which explores
-    farther if single actions have little effect. Must be >= 1; has no effect on a custom policy."""
+    """Number of steps for which each random action is repeated during warm-up (>= 1). Larger values
+    improve exploration if single actions have little effect. Not used with a custom policy."""
 
     initial_demonstration_trajectories: str | dict[str, Any] | None = None
-    """Demonstrations to initialise the replay buffer with: the directory of a dataset,
-    `minari:<id of a Minari dataset>`, or `{_target_: my_package.function, key: value}`, a function
-    that returns `maze_train.Trajectory` objects. null: none."""
+    """Demonstrations for the initial replay buffer: the directory of a dataset, `minari:<id of a
+    Minari dataset>`, or `{_target_: my_package.function, key: value}`, a function that returns
+    `maze_train.Trajectory` objects. null: none."""
 
     replay_buffer: dict[str, Any] | str = field(default_factory=lambda: {TARGET: UNIFORM})
     """Replay buffer: `uniform`, `prioritized`, `her` (hindsight) or `prioritized_her`, or a class
     with arguments, such as `{_target_: maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
 
     replay_buffer_size: int = 1_000_000
-    """Capacity of the replay buffer in transitions (>= 1). A full buffer replaces the oldest
-    transitions. Memory is allocated for at most `total_steps` transitions."""
+    """Capacity of the replay buffer in transitions (>= 1). If the buffer is full, the oldest
+    transitions are overwritten. Memory is allocated for at most `total_steps` transitions."""
 
     replay_buffer_storage: Literal["memory", "disk", "device"] = field(
         default="memory", metadata=ON_RESUME
@@ -173,11 +174,11 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     def _check_effects(self) -> None:
         """Raise if a setting would have no effect."""
         if self.initial_sampling_policy is not None and self.initial_action_repeat > 1:
-            problem = "only applies to random actions: remove it, or initial_sampling_policy"
+            problem = "only for random actions: remove this setting or initial_sampling_policy"
             raise ConfigError("initial_action_repeat", problem, self.initial_action_repeat)
         for key, origin in RESERVED_SETTINGS.items():
             if key in self.replay_buffer_node:
-                problem = f"is derived from {origin}: set that instead"
+                problem = f"derived from {origin}: change the origin instead"
                 raise ConfigError(f"replay_buffer.{key}", problem, self.replay_buffer_node[key])
 
     @property
@@ -188,7 +189,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
 
     @property
     def values_over_time(self) -> dict[str, Any]:
-        """Settings by key, including replay buffer settings that increase over the run."""
+        """Settings by key, including annealed settings of the replay buffer."""
         found, node = dict(super().values_over_time), self.replay_buffer_node
         buffer_class = locate(node[TARGET])
         if isinstance(buffer_class, HasGrowingSettings):
@@ -210,7 +211,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     def check_total_steps(self, total_steps: int, concurrency: int) -> None:
         """Raise if a run would end before its first gradient step, see `OffPolicy`."""
         update = concurrency * self.n_rollout_steps
-        # Learning starts in the update after warm-up; demonstrations may complete it at once.
+        # Learning starts in the update after warm-up; demonstrations may complete the warm-up.
         is_shown = self.initial_demonstration_trajectories is not None
         filling = 1 if is_shown else math.ceil(self.initial_buffer_size / update)
         learned_from = math.ceil(1.0 / self.update_to_data_ratio)
@@ -218,18 +219,19 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
         if 0 < total_steps <= steps:
             raise ConfigError(
                 "total_steps",
-                f"no learning would take place: the first gradient step comes after {steps} "
-                f"environment steps (algorithm.initial_buffer_size={self.initial_buffer_size}, "
+                f"the run would end before the first gradient step, which takes place after "
+                f"{steps} environment steps "
+                f"(algorithm.initial_buffer_size={self.initial_buffer_size}, "
                 f"algorithm.update_to_data_ratio={self.update_to_data_ratio}, updates of "
                 f"runner.concurrency={concurrency} x algorithm.n_rollout_steps="
-                f"{self.n_rollout_steps} steps); raise total_steps or lower these settings",
+                f"{self.n_rollout_steps} steps); increase total_steps or reduce these settings",
                 total_steps,
             )
 
     def shortened(self) -> OffPolicyConfig:
         """Return the settings of a dry run: a few steps and one gradient step per environment.
 
-        Agents that act in turns must act twice before there is a transition to learn from.
+        Agents that act in turns have a transition after their second action.
         """
         return replace(
             self,
@@ -254,7 +256,7 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
     0)."""
 
     critic_lr: float | Schedule | None = field(default=None, metadata=IN_RUN)
-    """Learning rate of the critics, > 0; null: the same as for the policy."""
+    """Learning rate of the critics, > 0; null: the learning rate of the policy."""
 
     num_critics: int = 2
     """Number of critics, in [1, 100]. Targets and policy loss use the minimum of their Q-values."""
@@ -264,8 +266,8 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
 
     update_order: Literal["joint", "critics_first"] = "joint"
     """Order of the gradient steps on a batch. `joint`: one step of critics, policy and
-    temperatures, with gradients at the same weights. `critics_first`: a step of the critics, then
-    one of policy and temperatures with the new critics, as in the papers."""
+    temperatures, with gradients at the same weights. `critics_first`: a step of the critics,
+    followed by a step of policy and temperatures with the updated critics, as in the papers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Demonstrations for a replay buffer, read from a dataset."""
+"""Demonstrations for a replay buffer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def read_demonstrations(
         distribution: Distribution of the actions.
 
     Raises:
-        ConfigError: If there are no episodes, or their spaces differ from the environments'.
+        ConfigError: If there are no episodes, or their spaces differ from the spaces of the
+            environments.
     """
     expected = env.env_observation_space, env.single_action_space
     try:
@@ -44,7 +45,7 @@ def read_demonstrations(
     except DatasetError as error:
         raise ConfigError(KEY, str(error), source) from error
     found = (dataset.metadata.observation_space, dataset.metadata.action_space)
-    problem = "it has the {kind} space {found}, the environment has {wanted}"
+    problem = "the dataset has the {kind} space {found}, the environment has {wanted}"
     check_same_spaces(KEY, problem, found, expected, source)
     rollout = trajectories_as_rollout(
         dataset,
@@ -82,7 +83,7 @@ def trajectories_as_rollout(
 
     Raises:
         ShapeError: If shapes of observations or actions do not match the spaces.
-        SpaceError: If an action is outside of the action space.
+        SpaceError: If an action is not in the action space.
     """
     metadata = DatasetMetadata(observation_space, action_space)
     leaves = metadata.leaves
@@ -115,7 +116,7 @@ def trajectories_as_rollout(
     trees = (tree_leaves(obs), tree_leaves(final_obs), tree_leaves(part.obs))
     for target, final, recorded in zip(*trees, strict=True):
         rows = torch.from_numpy(recorded)
-        # The first observation of an episode overwrites the final one of the previous episode.
+        # The first observation of an episode overwrites the final observation of the previous one.
         target[1:] = columns(rows[acted_on + 1])
         target[:-1][is_step] = columns(rows[acted_on]).to(target.dtype)[is_step]
         final[:] = rows[last + numbers + 1]

@@ -1,4 +1,4 @@
-"""Base classes and events of learners that sample from a replay buffer."""
+"""Base classes and events of learners with a replay buffer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReplayEvents(EventInterface, prefix="replay"):
 
 
 class ReplayTimeEvents(EventInterface, prefix="time"):
-    """Wall time of parts of an update, in seconds."""
+    """Wall-clock time of parts of an update, in seconds."""
 
     sample_s = Event("Sampling from the replay buffer, part of `time/update_s`.", reduce="sum")
 
@@ -41,7 +41,7 @@ class ReplayTimeEvents(EventInterface, prefix="time"):
 class PolicyAndCriticsEvents(LearnerEvents):
     """Statistics of learners with a policy and Q-functions, averaged over gradient steps.
 
-    They have no values during warm-up.
+    Nothing is recorded during warm-up.
     """
 
     critic_loss = Event("Critic loss: half the mean squared error, summed over critics.")
@@ -58,11 +58,11 @@ POLICY, CRITICS = "policy", "critics"
 
 
 class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[Config]):
-    """Base class of learners that take one gradient step per batch of transitions.
+    """Base class of off-policy learners, with one gradient step per batch of transitions.
 
-    Subclasses define the loss, `compute_loss_for_module`, and the optimizers,
-    `configure_optimizers_for_module`. Models need `normalizer` and `update_targets(tau)`, which
-    updates the target networks.
+    Subclasses define the loss (`compute_loss_for_module`) and the optimizers
+    (`configure_optimizers_for_module`). Models must have `normalizer` and `update_targets(tau)`, a
+    method that updates the target networks.
 
     Args:
         modules: Models by id, or a single model.
@@ -71,7 +71,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         seed: Seed of the random generator for the losses.
 
     Attributes:
-        gradient_steps: Number of gradient steps since training began.
+        gradient_steps: Total number of gradient steps.
         errors: |Q - y| of the last batch, `[n]`, for prioritized replay.
     """
 
@@ -84,7 +84,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     def preprocess(
         self, module_id: str, experience: Transitions, statistics: Statistics
     ) -> Transitions:
-        """Move the transitions to the device; targets are computed with the loss."""
+        """Move the transitions to the device. Targets are computed with the loss."""
         is_there = is_on(experience.rewards, self.device)
         return experience if is_there else on_device(experience, self.device)
 
@@ -92,11 +92,11 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         self, prepared: Mapping[str, Transitions], statistics: Statistics
     ) -> Iterator[Mapping[str, Transitions]]:
         """Yield all transitions as one minibatch."""
-        self.errors = None  # Belongs to the previous batch.
+        self.errors = None  # Errors of the previous batch.
         yield prepared
 
     def after_minibatch(self, number: int) -> None:
-        """Gather the errors of all learners."""
+        """Gather the TD errors of all data-parallel learners."""
         if self.errors is not None:
             self.errors = self.parallel.gather(self.errors)
 
@@ -106,7 +106,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         return self.config.target_update_interval
 
     def after_gradient_step(self) -> None:
-        """Update the target networks of the modules that took this step, if due."""
+        """If due, update the target networks of the modules trained in this step."""
         self.gradient_steps += 1
         if self.gradient_steps % self.target_update_interval == 0:
             learned = {key for (key, _), own in self.optimizers.items() if own in self.active}
@@ -126,7 +126,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
                 normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the learner and the number of gradient steps."""
+        """Return the state of the learner, including the number of gradient steps."""
         return {**super().state_dict(), "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -138,9 +138,9 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
 class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConfig, Model]):
     """Base class of learners of a policy and Q-functions, with one gradient step per batch.
 
-    Subclasses define the value targets (`targets`) and the policy loss (`policy_loss`). Both
-    gradients are computed at the same weights and are separate: targets are constants of the
-    critic loss, and critics are constants of the policy loss.
+    Subclasses define the value targets (`targets`) and the policy loss (`policy_loss`). By default,
+    both gradients are computed at the same weights. The gradients are separate: targets are
+    constants of the critic loss, and critics are constants of the policy loss.
 
     Args:
         modules: Models by id, or a single model.
@@ -153,10 +153,10 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     losses: tuple[str, ...] = (CRITICS, POLICY)
     """Losses of the next gradient step."""
     _following: Sequence[tuple[str, ...]] = ()
-    """Losses of the gradient steps on the same batch after the next one."""
+    """Losses of later gradient steps on the same batch."""
 
     def model(self, module_id: str) -> Model:
-        """Return a module with its type."""
+        """Return a module as a `PolicyAndCritics`."""
         module = self.modules[module_id]
         assert isinstance(module, PolicyAndCritics)
         return module  # type: ignore[return-value]  # the model that the settings name
@@ -173,7 +173,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             )
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Update schedules, and whether the policy is trained in the next step."""
+        """Update schedules and the losses of the next gradient step."""
         self.losses, *self._following = self.losses_by_step
         super().before_gradient_based_update(progress, statistics)
 
@@ -184,7 +184,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
 
     @property
     def losses_by_step(self) -> list[tuple[str, ...]]:
-        """Losses of each gradient step on the next batch, in order; `algorithm.update_order`."""
+        """Losses of each gradient step on the next batch; see `algorithm.update_order`."""
         if not self.updates_policy:
             return [(CRITICS,)]
         is_joint = self.config.update_order == "joint"
@@ -200,7 +200,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             yield prepared
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return the optimizers of the losses of this step; the policy loss has temperatures."""
+        """Return the optimizers for this step; temperatures are part of the policy loss."""
         return [
             optimizer
             for (module_id, name), optimizer in self.optimizers.items()
@@ -223,19 +223,19 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         return sum(terms[1:], terms[0])
 
     def after_gradient_step(self) -> None:
-        """Update the target networks, if due, after the last step on a batch."""
+        """If due, update the target networks after the last step on a batch."""
         if not self._following:
             super().after_gradient_step()
 
     def after_minibatch(self, number: int) -> None:
-        """Gather the errors of all learners, and select the losses of the next step."""
+        """Gather the TD errors of all learners, and select the losses of the next step."""
         if CRITICS in self.losses:
             super().after_minibatch(number)
         self.losses, *self._following = self._following or self.losses_by_step
 
     @abstractmethod
     def targets(self, model: Model, batch: Transitions, config: PolicyConfig) -> Tensor:
-        """Compute the targets y of the Q-values of the stored actions, without a graph, `[n]`."""
+        """Compute the targets y of the Q-values of stored actions, `[n]`, without a graph."""
 
     @abstractmethod
     def policy_loss(
@@ -281,7 +281,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         return loss
 
     def complete_batch(self, module_id: str, batch: Transitions) -> Transitions:
-        """Draw the noise that the losses need, on the CPU regardless of the device."""
+        """Sample the noise for the losses, on the CPU regardless of the device."""
         names = self.noise_columns(self.config_of(module_id))
         draw, shape = self.model(module_id).distribution.draw_noise, (len(batch.rewards),)
         cpu = torch.device("cpu")
@@ -289,5 +289,5 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         return batch.with_columns(noise) if noise else batch
 
     def noise_columns(self, config: PolicyConfig) -> Sequence[str]:
-        """Return the names of the columns of noise of the next loss, `[n, noise_size]` each."""
+        """Return the names of the noise columns of the next loss, `[n, noise_size]` each."""
         return ()

@@ -1,4 +1,4 @@
-"""Random actions of the agents whose policies learn, for the warm-up steps."""
+"""Random actions for agents with trained policies, for the warm-up steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from maze_train.spaces.agents import AgentSpaces
 
 
 class RandomAgents(JointModel):
-    """Multi-agent model in which learning policies are replaced by a `RandomPolicy` per agent.
+    """Multi-agent model in which trained policies are replaced by a `RandomPolicy` per agent.
 
-    It has the recurrent state of `model`, so that `model` can continue the episodes.
+    The recurrent state has the layout of `model`, so that `model` can continue the episodes.
 
     Args:
         model: The policies that act after the warm-up, and their agents.
         spaces: Spaces of the agents.
-        learns: Returns whether the policy with a given id learns.
+        learns: Returns whether a policy is trained, by id.
         repeat: See `RandomPolicy`.
     """
 
@@ -48,5 +48,5 @@ class RandomAgents(JointModel):
     def load_policy_state(self, state: dict[str, Any]) -> None:
         """Restore from `state`."""
         for agent, policy in self._random.items():
-            if agent in state:  # Missing if its policy was frozen.
+            if agent in state:  # Missing if the policy was frozen.
                 policy.load_policy_state(state[agent])

@@ -1,4 +1,4 @@
-"""Trainer and builder of algorithms with a replay buffer, which collect and learn concurrently."""
+"""Trainer and builder of algorithms with a replay buffer."""
 
 from __future__ import annotations
 
@@ -45,11 +45,10 @@ from maze_train.training.trainer import Trainer
 
 
 class OffPolicy(Trainer):
-    """Base class of trainers that step environments and learn from a replay buffer.
+    """Base class of trainers with a replay buffer.
 
-    The gradient steps due for the transitions of one update run in the next update, while its
-    environments step. Environment processes and the learner therefore run concurrently; results are
-    identical to sequential execution. See `OffPolicyLearner`.
+    The gradient steps for the transitions of an update run in the next update, in parallel to the
+    environment steps. Results are identical to sequential execution. See `OffPolicyLearner`.
 
     Args:
         config: Settings of the algorithm.
@@ -58,8 +57,8 @@ class OffPolicy(Trainer):
         services: Tracker, evaluator, model selection, limits, checkpoints.
         collector: Collects rollouts.
         replay_buffers: Replay buffers by module id.
-        initial_policy: Policy for the warm-up, which lasts until `initial_buffer_size` transitions
-            (with multiple agents: environment steps) were collected.
+        initial_policy: Policy for the warm-up, which ends after `initial_buffer_size` transitions
+            (with multiple agents: environment steps).
     """
 
     algorithm_config: OffPolicyConfig
@@ -79,7 +78,7 @@ class OffPolicy(Trainer):
         self._initial_policy = initial_policy
         self._has_statistics = find_normalizer(self.model) is not None
         self._stored = self.stored
-        # Number of stored transitions for which gradient steps are due.
+        # Number of transitions that count towards `gradient_steps_due`.
         self._learned_from = 0
 
     @property
@@ -88,7 +87,7 @@ class OffPolicy(Trainer):
         return self.collector.stepping
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Step the environments and take the gradient steps that are due."""
+        """Step the environments, and take the gradient steps that are due."""
         started = time.perf_counter()
         update_s = 0.0
 
@@ -108,7 +107,7 @@ class OffPolicy(Trainer):
         self._stored += steps
         if not self._fills_buffer:
             self._learned_from += steps
-        if self._has_statistics:  # Avoids sending rollouts to all learners.
+        if self._has_statistics:  # Without statistics, learners do not need rollouts.
             self.learners.foreach_learner(lambda learner: learner.observe(rollouts))  # type: ignore[attr-defined]  # an OffPolicyLearner
         self.callbacks.call("on_rollout_end", seen=rollouts)
         statistics.record(ReplayEvents.size, float(self.stored))
@@ -122,7 +121,7 @@ class OffPolicy(Trainer):
     ) -> None:
         """Set the amount of exploration of the models.
 
-        It is set to 0 for modules that are not trained.
+        For modules that are not trained, the parameter is set to 0.
 
         Args:
             how: Metric.
@@ -132,7 +131,7 @@ class OffPolicy(Trainer):
         """
         value, learner = scheduled_value(setting, progress), self.learners.first
         for key, module in modules_of(self.model).items():
-            if isinstance(module, Explores):  # Policies without networks do not.
+            if isinstance(module, Explores):  # Excludes policies without networks.
                 module.set_exploration(value if learner.may_learn(key) else 0.0)
         statistics.record(how, value)
 
@@ -147,12 +146,12 @@ class OffPolicy(Trainer):
 
     @property
     def gradient_steps_due(self) -> int:
-        """Number of gradient steps that are due for the collected transitions."""
+        """Number of gradient steps that are due."""
         due = int(self._learned_from * self.algorithm_config.update_to_data_ratio)
         return due - self.gradient_steps
 
     def _learn(self, progress: Progress, statistics: Statistics) -> float:
-        """Take the gradient steps that are due; return the duration in seconds."""
+        """Take the gradient steps that are due, and return the duration in seconds."""
         started = time.perf_counter()
         sample_s = 0.0
         for buffer in self.replay_buffers.values():
@@ -180,7 +179,7 @@ class OffPolicy(Trainer):
         errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # an OffPolicyLearner
         if errors is None:
             raise TrainingError(
-                "prioritized replay needs TD errors, but this loss does not report them: set "
+                "prioritized replay requires TD errors, but this loss does not report them: set "
                 "learner.errors = |Q - y|, [n], in the loss, or algorithm.replay_buffer=uniform"
             )
         # Errors of a skipped gradient step are not finite.
@@ -188,7 +187,7 @@ class OffPolicy(Trainer):
         buffer.update_priorities(batch.indices[finite], errors[finite])
 
     def state_dict(self) -> dict[str, Any]:
-        """State of trainer, collector and replay buffers; valid between two updates."""
+        """Return the state of trainer, collector and replay buffers; call between updates."""
         return {
             **super().state_dict(),
             "collector": self.collector.state_dict(),
@@ -230,19 +229,19 @@ class OffPolicyModel(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Description of the experience that fills the replay buffer of a module."""
+    """Description of the experience of a module."""
 
     model: OffPolicyModel
     observation_space: Any
     """Flat observation space."""
     num_envs: int
-    """Number of rollout columns: environments, or agents in them."""
+    """Number of rollout columns: environments, or agents in all environments."""
     size: int
-    """Maximum number of transitions that the buffer will hold."""
+    """Maximum number of transitions in the replay buffer."""
 
     @property
     def actions(self) -> TensorTree:
-        """One action of the agent, filled with zeros."""
+        """Example action of the agent, filled with zeros."""
         family = self.model.distribution
         params, noise = torch.zeros(family.param_size), torch.zeros(family.noise_size)
         return tree_map(torch.zeros_like, family.sample(params, noise))
@@ -252,11 +251,11 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     """Builder of the collector, the replay buffers and the warm-up policy."""
 
     def prepare(self, model: nn.Module) -> None:
-        """Build learner and replay buffers.
+        """Build the learner and the replay buffers.
 
         Raises:
-            ConfigError: If a replay buffer does not fit its storage, or a configured class has the
-                wrong type.
+            ConfigError: If a replay buffer exceeds its storage, or a configured class has the wrong
+                type.
         """
         acting: Any = model
         has_agents = agent_spaces(*self.spaces) is not None
@@ -288,7 +287,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 raise ConfigError(f"algorithm.{key}", problem, value)
 
     def _sources_of(self, model: Any, demonstrations: Rollout | None) -> dict[str, Source]:
-        """Return the source of experience of each module that has a replay buffer."""
+        """Return the source of experience of each module with a replay buffer."""
         space: Any = self.env.single_observation_space
         num_envs = self.env.num_envs
         if not isinstance(model, JointModel):
@@ -303,7 +302,8 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 self._reached_size(None, len(agents)),
             )
             for policy, agents in model.members.items()
-            if agents and member_of(models[policy], "update_targets")  # Others never learn.
+            if agents
+            and member_of(models[policy], "update_targets")  # Other models are never trained.
         }
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
@@ -311,7 +311,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         acting: Any = model
         if self.config.checkpoint.is_on:
             size = readable_nbytes(self._buffer_nbytes)
-            notify(f"note: checkpoints include the replay buffer, which grows to {size}")
+            notify(f"note: checkpoints include the replay buffer (up to {size})")
         kept = self.keeps_terminal_obs
         collector = self.make_collector(
             self.algorithm.n_rollout_steps, acting, at_end=True, keeps_terminal_obs=kept
@@ -324,10 +324,10 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         }
 
     def before_training(self, trainer: Trainer) -> None:
-        """Collect initial observation statistics, if there are too few."""
+        """Collect initial observation statistics if required."""
         normalizers = {key: source.model.normalizer for key, source in self._sources.items()}
         if any(normalizers.values()):
-            # A separate policy, because the state of the trainer's policy is part of the run.
+            # The state of the trainer's policy is part of the run, so a separate policy is used.
             self.begin_statistics(normalizers, 100, self._build_initial_policy(trainer.model))
 
     def _build_initial_policy(self, model: Any) -> RandomPolicy | WrappedPolicy | RandomAgents:
@@ -362,8 +362,8 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         if len(buffer) < rollout.num_samples:
             raise ConfigError(
                 "algorithm.replay_buffer_size",
-                f"can hold only {len(buffer)} of the {rollout.num_samples} transitions of the "
-                "demonstrations: raise it",
+                f"too small for the demonstrations: {len(buffer)} of their {rollout.num_samples} "
+                "transitions fit; increase this setting",
                 self.algorithm.replay_buffer_size,
             )
         if model.normalizer is not None:
@@ -371,24 +371,24 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             model.normalizer.update(acted_on)
 
     def _reached_size(self, demonstrations: Rollout | None, num_agents: int = 1) -> int:
-        """Return the maximum number of transitions that a buffer for these agents will hold."""
+        """Return the maximum number of transitions in a buffer for `num_agents` agents."""
         size, total_steps = self.algorithm.replay_buffer_size, self.config.total_steps
         if not total_steps:
             return size
         is_unknown = (
             self.algorithm.initial_demonstration_trajectories and self.context.has_checkpoint
         )
-        if is_unknown:  # Number of demonstrations at the start of a resumed run.
+        if is_unknown:  # The number of demonstrations of a resumed run is unknown.
             return size
         update = self.env.num_envs * self.algorithm.n_rollout_steps
         reached = -(-total_steps // update) * update
-        if demonstrations is not None:  # Row at which collection starts.
+        if demonstrations is not None:  # Rows before collection starts.
             reached += demonstrations.rewards.numel() + self.env.num_envs
         return min(size, reached * num_agents)
 
     @property
     def _buffer_class(self) -> type[BaseReplayBuffer]:
-        """Class of the replay buffers; the base class if they are built by a function."""
+        """Class of the replay buffers; the base class if a function builds the buffers."""
         key = f"algorithm.replay_buffer.{TARGET}"
         found = locate(self.algorithm.replay_buffer_node[TARGET], key)
         kind = found if isinstance(found, type) else type(found)
@@ -424,7 +424,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             raise self._too_large(f"{readable_nbytes(free)} are free ({storage})")
 
     def _too_large(self, problem: str) -> ConfigError:
-        """Return the error for a replay buffer that does not fit its storage."""
+        """Return the error for a replay buffer that exceeds its storage."""
         needed = readable_nbytes(self._buffer_nbytes)
         size = sum(source.size for source in self._sources.values())
         remedy = "set algorithm.replay_buffer_storage=disk"
@@ -432,16 +432,16 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             remedy = "set run_dir to a directory on a larger disk"
         return ConfigError(
             "algorithm.replay_buffer_size",
-            f"the replay buffer needs {needed} for {size:,} transitions, but "
-            f"{problem}: lower it, or {remedy}",
+            f"the replay buffer requires {needed} for {size:,} transitions, but "
+            f"{problem}: reduce this setting, or {remedy}",
             self.algorithm.replay_buffer_size,
         )
 
     def _single_env(self) -> Env[Any, Any]:
-        """Return an environment in this process for a buffer that needs one."""
+        """Return an environment in this process for a buffer."""
         if self.config.env.backend != "gymnasium":
             key = "algorithm.replay_buffer"
-            problem = "needs a gymnasium environment: set env.backend=gymnasium"
+            problem = "requires a gymnasium environment: set env.backend=gymnasium"
             raise ConfigError(key, problem, self.algorithm.replay_buffer)
         env = PooledVectorEnv([self.context.env_factory])
         self.context.closing.callback(close_quietly, env)
@@ -450,7 +450,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     @property
     def _buffer_dir(self) -> Path:
-        """Directory of the files of a replay buffer: the run directory or its nearest parent."""
+        """Directory for files of a replay buffer: the run directory, or an existing parent."""
         run_dir = self.context.run_dir
         return next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
 

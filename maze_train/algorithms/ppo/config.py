@@ -21,8 +21,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     name: ClassVar[str] = "ppo"
     learner_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPOLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPO"
-    # A recurrent policy shares layers with the critic. The value loss of unscaled rewards can be
-    # larger than the policy loss by orders of magnitude, so that gradient clipping suppresses the
+    # Recurrent policies share layers with the critic. With unscaled rewards, the value loss can be
+    # larger than the policy loss by orders of magnitude, and gradient clipping would suppress the
     # policy gradient.
     scales_rewards_of_recurrent: ClassVar[bool] = True
 
@@ -40,17 +40,17 @@ class PPOAlgorithmConfig(ActorCriticConfig):
 
     batch_size: int = 256
     """Number of samples per minibatch, in [1, `runner.concurrency * n_rollout_steps`]; the default
-    is lowered to the upper limit with a note. If the sizes do not divide, the last minibatch of
-    each optimization epoch is smaller. Ignored if `n_minibatches` is set."""
+    is reduced to the upper limit with a note. If the rollout is not divisible by the batch size,
+    the last minibatch of each optimization epoch is smaller. Ignored if `n_minibatches` is set."""
 
     n_minibatches: int | None = None
-    """Number of minibatches per optimization epoch, instead of `batch_size`; their sizes differ by
-    at most one sample (one sequence for recurrent policies). Must be in [1, number of samples or
-    sequences]; null: use `batch_size`."""
+    """Number of minibatches per optimization epoch, as an alternative to `batch_size`, in [1,
+    number of samples (sequences for recurrent policies)]. Sizes differ by at most one sample or
+    sequence. null: use `batch_size`."""
 
     n_optimization_epochs: int = field(default=10, metadata=IN_RUN)
-    """Number of optimization epochs (passes) over each rollout, which other libraries often call
-    `n_epochs`; each sample is used exactly this many times. Must be >= 1."""
+    """Number of optimization epochs (passes) over each rollout, often called `n_epochs` in other
+    libraries; each sample is used exactly this many times. Must be >= 1."""
 
     clip_range: float | Schedule = field(default=0.2, metadata=IN_RUN)
     """Half-width of the interval around a probability ratio of 1, > 0: a number or a schedule."""
@@ -60,11 +60,11 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     0: no clipping."""
 
     target_kl: float = field(default=0.0, metadata=IN_RUN)
-    """Approximate KL divergence above which the update of a policy stops early, before it applies
-    the minibatch. Must be >= 0; 0: no early stopping."""
+    """If the approximate KL divergence of a minibatch exceeds this value, the update of the policy
+    stops before the gradient step. Must be >= 0; 0: no early stopping."""
 
     gradient_accumulation: int = 1
-    """Number of minibatches whose gradients are averaged per optimizer step; the last step of an
+    """Number of minibatches per optimizer step, whose gradients are averaged; the last step of an
     update may have fewer. Must be >= 1."""
 
     recompute_advantages: bool = False
@@ -84,12 +84,12 @@ class PPOAlgorithmConfig(ActorCriticConfig):
         self._check_positive(clip_range=self.clip_range)
 
     def _check_positive(self, **values: float | Schedule | None) -> None:
-        """Raise if a value is not > 0; a learning rate of `adaptive_kl` is allowed."""
+        """Raise if a value is not > 0; the learning rate may also be `adaptive_kl`."""
         others = {k: v for k, v in values.items() if k != "lr" or not is_adaptive(v)}
         super()._check_positive(**others)
 
     def check_concurrency(self, concurrency: int) -> None:
-        """Raise if minibatches are larger than the rollout, or outnumber its samples."""
+        """Raise if `batch_size` or `n_minibatches` is too large for the rollout."""
         rollout = concurrency * self.n_rollout_steps
         if self.n_minibatches is not None:
             units = rollout // (self.sequence_length or 1)
@@ -102,7 +102,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
                 "batch_size",
                 f"larger than the rollout of {rollout} samples (runner.concurrency={concurrency} x "
                 f"algorithm.n_rollout_steps={self.n_rollout_steps}); use at most {rollout}, or "
-                "raise one of the two",
+                "increase one of the two settings",
                 self.batch_size,
             )
 

@@ -56,7 +56,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         super().__init__(*args, **kwargs)
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
-        """Raise if the module cannot be trained by this learner or with its value clipping."""
+        """Raise if the module, or value clipping with the module, is not supported."""
         super().check_module(module_id, module)
         value_clip_range = self.config_of(module_id).value_clip_range
         is_categorical = isinstance(module, ActorCriticModel) and module.value_head.support
@@ -71,17 +71,18 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Update schedules and reset early stopping."""
         super().before_gradient_based_update(progress, statistics)
-        self._divergences.clear()  # Left over if the previous update failed.
+        self._divergences.clear()  # Not empty if the previous update failed.
         self._stopped.clear()
         self._has_moved = False
 
     def old_log_probs(
         self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
     ) -> Tensor:
-        """Log-probabilities under the policy that acted, `[T * B]`.
+        """Log-probabilities under the behaviour policy, `[T * B]`.
 
-        Uses those stored in the rollout, if any: a multi-agent turn may have started in the
-        previous rollout, under older weights. Otherwise they are computed before the update.
+        Log-probabilities stored in the rollout take precedence, because a multi-agent turn may have
+        started in the previous rollout, with older weights. Missing log-probabilities are computed
+        before the update.
         """
         if rollout.log_probs is not None:
             return rollout.log_probs.flatten()
@@ -161,7 +162,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         batch: ActorCriticBatch,
         config: PPOAlgorithmConfig,
     ) -> Tensor:
-        """Gradient of the policy loss: -r A / n where not clipped, else 0, `[n]`."""
+        """Gradient of the policy loss, `[n]`: -r A / n, or 0 if clipped."""
         log_ratios = log_probs - batch.old_log_probs
         bounds = clip_bounds(advantages, current(config.clip_range))
         gains = log_ratios.clamp(max=MAX_LOG_RATIO).exp().mul_(advantages)
@@ -175,7 +176,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         batch: ActorCriticBatch,
         config: PPOAlgorithmConfig,
     ) -> Tensor:
-        """Value loss, 0-d, clipped if configured."""
+        """Value loss, 0-d; clipped if `value_clip_range` is set."""
         return model.value_head.loss(
             raw_values, batch.targets, batch.old_values, config.value_clip_range
         )
@@ -183,10 +184,9 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def should_stop(self, statistics: Statistics) -> bool:
         """Return whether the KL divergence of all policies exceeds `target_kl`.
 
-        A policy whose divergence exceeds `target_kl` is not trained further in this update;
-        training of the other policies continues. Learning rates of `adaptive_kl` are adapted here,
-        before each gradient step except the first, since the policy then still equals the one that
-        acted.
+        A policy with a divergence above `target_kl` is not trained further in this update; other
+        policies are still trained. This method also adapts learning rates of `adaptive_kl` before
+        each gradient step except the first, in which the divergence is 0.
         """
         divergences: dict[str, Tensor] = {}
         for module_id, divergence in self._divergences.items():
@@ -198,17 +198,17 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
                 for _, optimizer in self.get_optimizers_for_module(module_id):
                     optimizer.adapt_lr(found)
         bound = self.config.target_kl
-        if bound > 0:  # read on the host: it decides whether there is another gradient step
+        if bound > 0:  # Read on the host, to decide on another gradient step.
             self._stopped |= {key for key, found in divergences.items() if float(found) > bound}
         return bool(self._stopped) and divergences.keys() <= self._stopped
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return the optimizers of policies that `target_kl` has not stopped."""
+        """Return the optimizers of policies that were not stopped by `target_kl`."""
         learning = losses.keys() - self._stopped
         return super().active_optimizers({key: losses[key] for key in learning})
 
     def after_gradient_step(self) -> None:
-        """Record that the policy has changed since the rollout was collected."""
+        """Record that the policy has changed since the rollout."""
         super().after_gradient_step()
         self._has_moved = True
 
@@ -231,24 +231,24 @@ def minibatch_indices(
 ) -> Iterator[Tensor]:
     """Yield the indices of shuffled minibatches for one pass over `num_samples` samples.
 
-    If the sizes do not divide, the last minibatch is smaller; no sample is repeated or dropped.
-    With `count`, the first N mod count minibatches have one sample more than the others.
+    If N is not divisible by the batch size, the last minibatch is smaller; no sample is repeated or
+    dropped. With `count`, the first N mod count minibatches have an additional sample.
 
     Args:
         num_samples: N, >= 1.
         batch_size: Samples per minibatch, >= 1.
         generator: Random generator on the CPU, so that the order is the same on every device.
         device: Device of the indices.
-        count: Number of minibatches, in [1, N], instead of their size; 0: use `batch_size`.
+        count: Number of minibatches, in [1, N]; 0: use `batch_size`.
 
     Yields:
         Indices into the samples, int64.
     """
-    # Pinned, so that the copy does not synchronise the device.
+    # Copies from pinned memory do not synchronise the device.
     pinned = device.type == "cuda"
     order = send(torch.randperm(num_samples, generator=generator, pin_memory=pinned), device)
     yield from order.tensor_split(count) if count else torch.split(order, batch_size)
 
 
 class PPO(ActorCritic):
-    """Trainer of PPO, which alternates rollouts and optimization epochs; see `PPOLearner`."""
+    """Trainer of PPO: alternates rollouts and optimization epochs; see `PPOLearner`."""

@@ -35,27 +35,28 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     )
 
     entropy_coef_lr: float | Schedule | None = field(default=None, metadata=IN_RUN)
-    """Learning rate of the temperatures, > 0; null: the same as for the policy."""
+    """Learning rate of the temperatures, > 0; null: the learning rate of the policy."""
 
     policy_update_interval: int = 1
     """Number of gradient steps between updates of the policy and the temperatures (>= 1)."""
 
     entropy_coef: float = field(default=1.0, metadata=IN_RUN)
-    """Temperature (weight of the entropy), > 0: the initial value, or a constant without
+    """Temperature (weight of the entropy), > 0: the initial value, or the constant value without
     `entropy_tuning`."""
 
     entropy_tuning: bool = True
-    """Whether to tune the temperatures to the target entropy, one for each part of the action."""
+    """Whether to tune the temperatures (one for each part of the action) to the target entropy."""
 
     target_entropy_multiplier: float = field(default=1.0, metadata=IN_RUN)
-    """Factor of the target entropy: -dim(A) nats for a Box (actions scaled to [-1, 1]), 0.98 times
-    the maximum entropy for discrete actions (of the legal ones, with masks). Must be >= 0."""
+    """Factor of the target entropy, >= 0. The target entropy is -dim(A) nats for a Box (actions
+    scaled to [-1, 1]), and 0.98 times the maximum entropy over legal actions for discrete
+    actions."""
 
     @property
     def fixed_settings(self) -> dict[str, str]:
-        """Reject changes of tuned temperatures, and of the target entropy without tuning."""
+        """Temperature with tuning, and target entropy without tuning, with the reasons."""
         if self.entropy_tuning:
-            reason = "algorithm.entropy_tuning changes it; set algorithm.target_entropy_multiplier"
+            reason = "tuned by algorithm.entropy_tuning; change algorithm.target_entropy_multiplier"
             return {**super().fixed_settings, "entropy_coef": reason}
         own = ("entropy_coef_lr", "target_entropy_multiplier")
         reason = "has no effect without algorithm.entropy_tuning"
@@ -71,15 +72,15 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
                 ("target_entropy_multiplier", self.target_entropy_multiplier, 1.0),
             ):
                 if value != default:
-                    problem = "has no effect without entropy_tuning: remove it"
+                    problem = "has no effect without entropy_tuning: remove this setting"
                     raise ConfigError(key, problem, value)
 
 
 @dataclass(kw_only=True)
 class SACfDAlgorithmConfig(SACAlgorithmConfig):
-    """SAC with a replay buffer that is initialised with demonstrations.
+    """SAC with demonstrations in the initial replay buffer.
 
-    Demonstrations are required; all other settings are inherited from SAC.
+    Demonstrations are required. All other settings are the same as for SAC.
     """
 
     name: ClassVar[str] = "sacfd"
@@ -89,6 +90,6 @@ class SACfDAlgorithmConfig(SACAlgorithmConfig):
         if self.initial_demonstration_trajectories is None:
             raise ConfigError(
                 "initial_demonstration_trajectories",
-                "set it to the directory of a dataset (`maze-run rollout ... record=true` "
-                "writes one) or to minari:<id>, or choose algorithm=sac",
+                "required: the directory of a dataset (written by `maze-run rollout ... "
+                "record=true`) or minari:<id>; or choose algorithm=sac",
             )

@@ -27,7 +27,7 @@ from maze_train.nets.critics import constant
 
 
 class SAC(OffPolicy):
-    """Trainer of SAC, which learns from a replay buffer; see `SACLearner`."""
+    """Trainer of SAC; see `SACLearner`."""
 
 
 class SACEvents(PolicyAndCriticsEvents):
@@ -50,11 +50,11 @@ Source: Christodoulou (2019), arXiv:1910.07207, section 5.1.
 
 
 class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticModel]):
-    """Soft actor-critic: one gradient step of critics, policy and temperatures per batch.
+    """Learner of SAC: one gradient step of critics, policy and temperatures per batch.
 
-    The three gradients are computed at the same weights and are separate: the targets and the
-    policy's action are constants of the critic loss, critics and temperatures are constants of the
-    policy loss.
+    By default, the three gradients are computed at the same weights. The gradients are separate:
+    targets are constants of the critic loss; critics and temperatures are constants of the policy
+    loss.
 
     Source: Haarnoja et al. (2018), arXiv:1812.05905, algorithm 1.
 
@@ -94,7 +94,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         return super().compute_loss_for_module(module_id, batch, statistics)
 
     def noise_columns(self, config: SACAlgorithmConfig) -> Sequence[str]:
-        """Return the noise of the actions of the targets and of the policy, for its loss."""
+        """Return the names of the noise of target actions and of actions in the policy loss."""
         noise = {CRITICS: TARGET_NOISE, POLICY: POLICY_NOISE}
         return [noise[loss] for loss in self.losses]
 
@@ -156,13 +156,13 @@ def _temperatures(model: SoftActorCriticModel) -> Tensor:
 
 
 def _check_entropies(model: SoftActorCriticModel) -> None:
-    """Raise if a family has a fixed entropy, because its temperature would diverge."""
+    """Raise if a distribution has a fixed entropy, because its temperature would diverge."""
     for part in model.actions.parts:
         if part.has_fixed_entropy:
             raise ConfigError(
                 "model.distributions",
-                "its entropy is fixed, so the temperature cannot be tuned (td3 has no other "
-                "family): train a base_run of sac with "
+                "the entropy of the distribution is fixed, so the temperature cannot be tuned "
+                "(always the case for td3): train a base_run of sac with "
                 "'model.distributions={Box: squashed_gaussian}', or set "
                 "algorithm.entropy_tuning=false",
                 type(part).__name__,

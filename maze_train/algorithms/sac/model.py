@@ -29,7 +29,7 @@ class SoftActorCriticModel(PolicyAndCritics):
     """
 
     has_temperatures: bool = False
-    """Whether the temperatures were set or loaded."""
+    """Whether temperatures were set or loaded."""
 
     _continuous: Tensor
     _choices: Tensor
@@ -71,7 +71,7 @@ class SoftActorCriticModel(PolicyAndCritics):
 
 
 def _note_temperatures(model: nn.Module, incompatible: Any) -> None:
-    """Record that a model has loaded its temperatures."""
+    """Record that a model has loaded temperatures."""
     assert isinstance(model, SoftActorCriticModel)
     model.has_temperatures = True
 
@@ -96,7 +96,7 @@ def build_soft_actor_critic(
         num_critics: Number of critics.
 
     Raises:
-        ConfigError: If a setting is not supported, or a custom network is missing, rejects its
+        ConfigError: If a setting is not supported, or a custom network cannot be found, rejects its
             arguments, or has a wrong output.
         SpaceError: If a space is not supported by any network or distribution.
     """
@@ -110,7 +110,7 @@ def resolve_soft_actor_critic(config: ModelConfig, space: spaces.Space[Any]) -> 
     """Fill in the defaults of SAC.
 
     Args:
-        config: Model settings; resolved ones are returned unchanged.
+        config: Model settings; resolved settings are returned unchanged.
         space: Flat observation space.
     """
     return resolve_with_targets(_with_family(config), space)

@@ -38,9 +38,9 @@ SATURATED = 0.99
 
 
 class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
-    """Twin delayed DDPG: policy and target networks are updated less often than the critics.
+    """Learner of TD3: policy and target networks are updated less often than the critics.
 
-    Source: Fujimoto et al. (2018), arXiv:1802.09477, algorithm 1, except that both gradients are
+    Source: Fujimoto et al. (2018), arXiv:1802.09477, algorithm 1. By default, both gradients are
     computed at the same weights.
 
     Args:
@@ -52,7 +52,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
 
     @property
     def updates_policy(self) -> bool:
-        """Whether the next gradient step includes the policy: the last one of each interval."""
+        """Whether the next gradient step is the last of its interval and includes the policy."""
         return (self.gradient_steps + 1) % self.config.policy_update_interval == 0
 
     @property
@@ -61,7 +61,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         return self.config.target_update_interval * self.config.policy_update_interval
 
     def noise_columns(self, config: TD3AlgorithmConfig) -> Sequence[str]:
-        """Return the noise of target actions, if there is any."""
+        """Return the names of the noise of target actions, if used."""
         is_used = config.target_noise_stddev > 0 and CRITICS in self.losses
         return [TARGET_NOISE] if is_used else []
 
@@ -104,7 +104,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
 
 
 class TD3(OffPolicy):
-    """Trainer of TD3, which acts with exploration noise; see `TD3Learner`."""
+    """Trainer of TD3 with exploration noise; see `TD3Learner`."""
 
     algorithm_config: TD3AlgorithmConfig
 

@@ -30,7 +30,7 @@ STDDEV = "exploration_noise_stddev"
 
 
 class TD3Model(PolicyAndCritics):
-    """Deterministic policy, Q-functions, and target networks of both.
+    """Deterministic policy, Q-functions, and their target networks.
 
     Args:
         *parts: See `PolicyAndCritics`.
@@ -52,14 +52,14 @@ class TD3Model(PolicyAndCritics):
         self.exploration_noise_stddev.fill_(value)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`; also sets the current exploration noise."""
+        """Return distribution parameters, `[..., param_size]`, and update the exploration noise."""
         stddev = float(self.exploration_noise_stddev)
         for family in self.distribution.parts.values():
             family.noise_stddev = stddev  # type: ignore[attr-defined]  # NoisyActions
         return super().policy_params(obs)
 
     def actions_of(self, policy: Policy, inputs: TensorTree) -> Tensor:
-        """Return the actions of a policy, scaled to [-1, 1], `[n, D]`, given network inputs."""
+        """Return the actions of a policy for network inputs, scaled to [-1, 1], `[n, D]`."""
         return self.actions.critic_input(self.distribution.mode(policy(inputs)))
 
 
@@ -74,7 +74,7 @@ def build_td3(
     """Build the networks of TD3.
 
     Args:
-        config: Model settings; for null values see `build_policy_and_critics`.
+        config: Model settings; see `build_policy_and_critics` for defaults.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         seed: Seed of the initial weights; the global generator is not affected.
@@ -82,7 +82,7 @@ def build_td3(
         noise_stddev: Standard deviation of the exploration noise.
 
     Raises:
-        ConfigError: If a setting is not supported, or a custom network is missing, rejects its
+        ConfigError: If a setting is not supported, or a custom network cannot be found, rejects its
             arguments, or has a wrong output.
         SpaceError: If an action is not a bounded Box, or an observation is not supported.
     """
@@ -90,13 +90,14 @@ def build_td3(
         named = f"part {key!r} of the action space" if key else "the action space"
         if not isinstance(space, Box):
             raise SpaceError(
-                f"td3 needs Box actions, {named} is {space}: choose algorithm=sac, which also "
+                f"td3 requires Box actions, {named} is {space}: choose algorithm=sac, which also "
                 "supports discrete actions"
             )
         if not space.is_bounded() or (space.low >= space.high).any():
             raise SpaceError(
-                f"td3 needs Box actions with finite bounds, low < high, {named} is {space}: change "
-                "the bounds, or choose algorithm=ppo or algorithm=a2c, which do not need them"
+                f"td3 requires Box actions with finite bounds, low < high, {named} is {space}: "
+                "change the bounds, or choose algorithm=ppo or algorithm=a2c, which support "
+                "unbounded actions"
             )
     for key, family in config.distributions.items():
         if family != {TARGET: FAMILY}:
@@ -117,7 +118,7 @@ def resolve_td3(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
     """Fill in the defaults of TD3.
 
     Args:
-        config: Model settings; resolved ones are returned unchanged.
+        config: Model settings; resolved settings are returned unchanged.
         space: Flat observation space.
     """
     families = {"Box": {TARGET: FAMILY}, **config.distributions}
@@ -131,11 +132,11 @@ class NoisyActions(Distribution):
     """Actions x = clip(tanh(u) + σ ε, -1, 1), ε ~ N(0, 1), scaled to the bounds of a box.
 
     `params` are u, [..., D], where D is the number of elements of the box; σ is a constant. The
-    agent's actions are x, the environment's are c + h x with the centre c and the half width h of
+    agent's actions are x. The environment's actions are c + h x, with centre c and half width h of
     the bounds. The mode is tanh(u).
 
-    Densities, entropies and KL divergences refer to x before clipping; they are not defined
-    without noise.
+    Densities, entropies and KL divergences refer to x before clipping. Densities are undefined for
+    σ = 0.
 
     Source: Fujimoto et al. (2018), arXiv:1802.09477, algorithm 1.
 
