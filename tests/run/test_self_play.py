@@ -175,13 +175,13 @@ def test_where_rewards_cancel_evaluation_plays_against_random(
     shown = capsys.readouterr()
     metric = "eval/vs_random/return_mean"
     assert result.best_metric == max(row[metric] for row in result.history)
-    assert shown.err.count("the rewards of the agents cancel out") == 1
+    assert shown.err.count("the rewards of the agents sum to zero") == 1
     assert re.search(r"train length 1\.00  vs random [\d.-]+  best", shown.out)
     assert written_config("game")["evaluation"]["opponents"] == {"random": "random"}
     more = short_run("game", "ppo", **game, total_steps=600)
     assert metric in more.history[-1]
     assert len(more.history) > len(result.history)
-    assert "the rewards of the agents cancel out" not in capsys.readouterr().err
+    assert "the rewards of the agents sum to zero" not in capsys.readouterr().err
     for other in ({"env": {"_target_": "agent_envs.Peek"}}, {"evaluation.metric": EVAL_RETURN}):
         result = short_run(None, "ppo", **{**game, "resume": None, **other})
         assert metric not in result.history[-1]
