@@ -187,7 +187,7 @@ class SimulatorCollector(RolloutCollector):
 
     def _load_env_state(self, state: dict[str, Any]) -> Array:
         """Restore the running episodes; return an all-False mask of new episodes."""
-        self.env.make_calls(calls_from(state["calls"]))
+        self.env.make_calls(calls_from(state.get("calls")))
         self._reset(self._env_seed)
         self.simulator.load_state_dict(state["simulator"])
         self._obs = tree_map(lambda x: x.to(self.simulator.device), state["obs"])

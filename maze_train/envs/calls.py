@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import gymnasium
@@ -21,6 +22,11 @@ MANY_CALLS = 1_000
 
 OWNED = frozenset(("reset", "step", "render", "close", "state_dict", "load_state_dict"))
 """Methods reserved for maze_train."""
+
+FORWARDING = frozenset(
+    ("call", "call_async", "get_attr", "get_wrapper_attr", "set_attr", "set_wrapper_attr")
+)
+"""Methods of gymnasium that access an attribute by name, which would not be checked."""
 
 UNLISTED = frozenset((*dir(gymnasium.Wrapper), *dir(gymnasium.vector.VectorWrapper), *OWNED))
 """Attributes of every environment; omitted from lists in messages."""
@@ -53,16 +59,28 @@ class EnvCall:
         """Validate the call, and return a copy of it.
 
         Raises:
-            ConfigError: If the method is reserved for maze_train, or an argument is not a plain
-                value.
+            ConfigError: If the name is not allowed, or an argument is not a plain value.
         """
-        if self.name in OWNED:
-            raise ConfigError(self.key, "this method is reserved for maze_train", self.name)
+        if problem := self._refusal():
+            raise ConfigError(self.key, problem, self.name)
         try:
             args, kwargs = self._arguments()
         except EnvError as error:
             raise ConfigError(self.key, str(error), self.name) from error
         return replace(self, args=args, kwargs=kwargs)
+
+    def _refusal(self) -> str:
+        """Return why the name is not allowed, also in settings and checkpoints of others."""
+        if not self.name.isidentifier():
+            return "expected the name of a method or attribute, without dots"
+        if self.name in OWNED:
+            return "this method is reserved for maze_train"
+        if self.name in FORWARDING:
+            return "give the name itself; environments within others are searched as well"
+        # Attributes of wrappers such as `_max_episode_steps` may be set to plain values.
+        if self.name.startswith("__" if self.is_attribute else "_"):
+            return "private; expected a public name"
+        return ""
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
         args, kwargs = [*self.args], {**self.kwargs}
@@ -170,9 +188,24 @@ def new_calls(calls: Sequence[EnvCall], num_made: int) -> list[EnvCall]:
     return list(calls[num_made:])
 
 
-def calls_from(state: Sequence[Mapping[str, Any]]) -> list[EnvCall]:
-    """Return calls from a saved state."""
-    return [EnvCall(**call) for call in state]
+KINDS = MappingProxyType({name: type(value) for name, value in asdict(EnvCall("")).items()})
+"""Types of the fields of a saved call."""
+
+
+def calls_from(state: object) -> list[EnvCall]:
+    """Return calls from a saved state.
+
+    Raises:
+        ConfigError: If a call is not allowed.
+        EnvError: If the state is damaged, or from a version without calls.
+    """
+    found = []
+    for call in state if isinstance(state, list) else [state]:
+        if not isinstance(call, dict) or {k: type(v) for k, v in call.items()} != KINDS:
+            problem = f"expected a list of calls, each with {', '.join(KINDS)}"
+            raise EnvError(f"the calls of environments in the state are damaged: {problem}")
+        found.append(EnvCall(**call).checked())
+    return found
 
 
 def calls_to_state(calls: Sequence[EnvCall]) -> list[dict[str, Any]]:
@@ -268,7 +301,7 @@ class EnvCalls:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state`. The lists of calls are modified in place."""
-        self.training[:] = calls_from(state["training"])
-        self.evaluation[:] = calls_from(state["evaluation"])
+        self.training[:] = calls_from(state.get("training"))
+        self.evaluation[:] = calls_from(state.get("evaluation"))
         for helper in self.helpers:
             helper.make_calls(self.training)

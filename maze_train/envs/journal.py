@@ -18,6 +18,7 @@ import numpy as np
 
 from maze_train.core.errors import EnvError
 from maze_train.core.state import StatePart, plain_copy
+from maze_train.envs.calls import EnvCall, calls_from
 from maze_train.envs.vector import Array
 
 RECENT_NBYTES, RECENT_STEPS = 2**18, (16, 1024)
@@ -284,15 +285,16 @@ class Journal:
 
     def read_state(
         self, state: Any, obs: Mapping[str, Array]
-    ) -> tuple[int | None, list[EpisodeRecord]]:
-        """Read root seed and records from a saved state; no records before the first reset.
+    ) -> tuple[int | None, list[EnvCall], list[EpisodeRecord]]:
+        """Read root seed, calls and records from a saved state; no records before the first reset.
 
         Args:
             state: Result of `MazeVectorEnv.state_dict`.
             obs: Observation arrays of these environments, [n, ...] per leaf.
 
         Raises:
-            EnvError: If the number of environments, the actions or the observations do not match.
+            EnvError: If the state is damaged, or the number of environments, the actions or the
+                observations do not match.
         """
         n = self._n
         root = state.get("root_seed", ...) if isinstance(state, dict) else ...
@@ -301,13 +303,17 @@ class Journal:
             expected = "expected root_seed and envs"
             raise EnvError(f"the state is not from a vector environment: {expected}")
         if root is None:
-            return None, []
+            return None, [], []
         if len(envs) != n:
             raise EnvError(
                 f"the state has {len(envs)} environments, expected {n}: resume with the same "
                 "number of environments"
             )
-        return root, [record_from(env, i, self._columns, obs) for i, env in enumerate(envs)]
+        calls = calls_from(state.get("calls"))
+        found = [record_from(env, i, self._columns, obs) for i, env in enumerate(envs)]
+        for i, record in enumerate(found):
+            check_calls(record, i, len(calls))
+        return root, calls, found
 
     def load(self, records: Sequence[EpisodeRecord]) -> None:
         """Load the records after all environments were restored."""
@@ -381,6 +387,24 @@ def record_from(
     record.actions = checked_columns(record.actions, actions, name, True)
     record.obs = checked_columns(record.obs, obs, f"observation of environment {i}", False)
     return record
+
+
+def check_calls(record: EpisodeRecord, i: int, num_calls: int) -> None:
+    """Check when environment i received its calls.
+
+    Raises:
+        EnvError: If it did not receive all calls in order, between its actions.
+    """
+    before, at = record.calls, record.calls_at
+    is_valid = type(before) is int and before >= 0 and isinstance(at, list)
+    is_valid = is_valid and all(type(k) is int and k >= 0 for k in at) and at == sorted(at)
+    if is_valid and at and record.is_kept:
+        is_valid = at[-1] <= record.num_actions
+    if not is_valid or before + len(at) != num_calls:
+        raise EnvError(
+            f"the calls of environment {i} in the state are damaged: calls = {before!r}, calls_at "
+            f"= {at!r}; expected {num_calls} calls in the order of its {record.num_actions} actions"
+        )
 
 
 def checked_columns(

@@ -17,7 +17,7 @@ from maze_train.core.notices import warn
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.batch import StepReport
-from maze_train.envs.calls import CALL_ENVS, EnvCall, calls_from, calls_to_state
+from maze_train.envs.calls import CALL_ENVS, EnvCall, calls_to_state
 from maze_train.envs.facade import columns_of
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
@@ -462,15 +462,15 @@ class PooledVectorEnv(MazeVectorEnv):
     ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
         """Restore every environment; see `MazeVectorEnv.load_state_dict`."""
         journal = self._checked_journal("load_state_dict()")
-        root, records = journal.read_state(state, self._buffers.obs)
+        root, calls, records = journal.read_state(state, self._buffers.obs)
         began: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self.root_seed = None
         if root is None:
             return self._observations(), began
         journal.invalidate()
-        calls, allow = calls_from(state["calls"]), allow_new_episodes
         own = [records[part.start : part.stop] for part in self._slices]
-        found = self._call_each("restore", [(root, calls, each, allow) for each in own])
+        given = [(root, calls, each, allow_new_episodes) for each in own]
+        found = self._call_each("restore", given)
         self.calls_made[:] = calls
         problems: list[tuple[int, Difference]] = [*chain(*found)]
         self.differences = [problem for _, problem in problems]

@@ -428,7 +428,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if not n_episodes:
             return []
         evaluator = self._build_evaluator(n_episodes, "evaluation")
-        self.context.env_calls.evaluation_envs.append(evaluator)
+        if not self.context.processes.rank:  # Only the first process evaluates.
+            self.context.env_calls.evaluation_envs.append(evaluator)
         return [evaluator]
 
     def build_final_evaluator(self) -> Evaluator | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -40,13 +40,21 @@ class ChangedSettings:
         """Whether a setting was changed."""
         return bool(self._changed)
 
-    def change(self, key: str, value: Any, has_progress: bool) -> None:
+    def change(
+        self,
+        key: str,
+        value: Any,
+        has_progress: bool,
+        apply: Callable[[AlgorithmConfig], object] = lambda config: None,
+    ) -> None:
         """Change a setting.
 
         Args:
             key: Dotted name, such as `algorithm.entropy_coef`.
             value: New value, as in a configuration.
             has_progress: Whether the length of the run is known, for schedules.
+            apply: Passes settings to the learners. If it raises an error, the current settings are
+                passed again and remain.
 
         Raises:
             ConfigError: If the setting may not change while a run trains, or the value is invalid.
@@ -64,6 +72,11 @@ class ChangedSettings:
         if by_progress and not has_progress:
             problem = "the length of the run is unknown: use a number, or by: env_steps or updates"
             raise ConfigError(key, problem, value)
+        try:
+            apply(config)
+        except BaseException:
+            apply(self.current)
+            raise
         self.current = config
         self._changed.add(name)
 

@@ -144,8 +144,7 @@ class Trainer(ABC):
         """Change a setting of the algorithm; see `TrainingView.set`."""
         limits = self.limits
         is_limited = limits.total_steps or limits.max_wall_time_s or self._last_epoch
-        self.settings.change(key, value, bool(is_limited))
-        self.learners.change_settings(self.algorithm_config)
+        self.settings.change(key, value, bool(is_limited), self.learners.change_settings)
 
     @property
     def stepping(self) -> RolloutCollector | None:

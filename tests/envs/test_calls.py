@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -16,7 +18,7 @@ from toy_envs import FORKS, assert_equal_steps, here, restarted, workers
 from maze_train import ConfigError, PooledVectorEnv
 from maze_train.core.errors import EnvError
 from maze_train.envs import calls as calls_module
-from maze_train.envs.calls import CALL_ENVS, EnvCall, EnvCalls
+from maze_train.envs.calls import CALL_ENVS, EnvCall, EnvCalls, calls_to_state
 from maze_train.envs.foreign import foreign_env
 from maze_train.envs.slice import EnvSlice
 
@@ -130,6 +132,56 @@ def test_calls_are_not_undone() -> None:
             each.make_calls([LEVEL_2, LEVEL_2])
             with pytest.raises(EnvError, match="received 2 calls, but there are only 1"):
                 each.make_calls([LEVEL_2])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (EnvCall("close"), "reserved for maze_train"),
+        (EnvCall("_secret"), "private"),
+        (EnvCall("__init__", [3]), "private"),
+        (sets("__class__", 1), "private"),
+        (EnvCall("env.die"), "without dots"),
+        (EnvCall(""), "without dots"),
+        (EnvCall("call", ["_secret"]), "give the name itself"),
+        (EnvCall("set_wrapper_attr", ["__dict__", {}]), "give the name itself"),
+    ],
+)
+def test_names_that_are_not_allowed(call: EnvCall, message: str) -> None:
+    """Whoever gives them: a callback, a curriculum, or the checkpoint of somebody else."""
+    key = "curriculum.stages[0].calls"
+    with pytest.raises(ConfigError, match=rf"{re.escape(key)} = .*{message}"):
+        EnvCalls().add(replace(call, key=key), evaluate=True)
+    with PooledVectorEnv([LevelEnv]) as env:
+        env.reset(seed=0)
+        state = {**env.state_dict(), "calls": calls_to_state([call])}
+        with pytest.raises(ConfigError, match=message):
+            env.load_state_dict(state)
+    assert sets("_max_episode_steps", 7).checked()
+
+
+def test_damaged_calls_in_states() -> None:
+    """They are errors of this package, which name the environment."""
+    with PooledVectorEnv([lambda: LevelEnv(99)] * 2) as env, PooledVectorEnv([LevelEnv] * 2) as new:
+        env.make_calls([LEVEL_2])
+        env.reset(seed=0)
+        env.step([0, 0])
+        env.make_calls([LEVEL_2] * 2)
+        state = env.state_dict()
+        call = state["calls"][0]
+        for calls in ({}, "", [call], [call] * 3, [call, 3], [call, {"name": "die"}]):
+            with pytest.raises(EnvError, match=r"the calls of environment.* damaged"):
+                new.load_state_dict({**state, "calls": calls})
+        with pytest.raises(EnvError, match="expected a list of calls, each with name, args, kw"):
+            new.load_state_dict({key: state[key] for key in ("root_seed", "envs")})
+        assert (state["envs"][1]["calls"], state["envs"][1]["calls_at"]) == (1, [1])
+        for name, wrong in [
+            *(("calls", value) for value in (-1, 2, 1.0, None)),
+            *(("calls_at", value) for value in ([2], [-1], [], [1, 1], [0.5], 1, None)),
+        ]:
+            record = {**state["envs"][1], name: wrong}
+            with pytest.raises(EnvError, match="the calls of environment 1 in the state are dam"):
+                new.load_state_dict({**state, "envs": [state["envs"][0], record]})
 
 
 def random_calls(rng: np.random.Generator, *, draws: bool) -> list[EnvCall]:

@@ -10,6 +10,7 @@ from short_runs import PPO, rows, short_run
 
 from maze_train import Callback, CallbackError, ConfigError, train
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
+from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.learner.config import Progress
 from maze_train.training.changes import ChangedSettings
@@ -92,6 +93,35 @@ def test_a_fixed_temperature_may_change_on_resume() -> None:
     short_run("run", "sac", **fixed, total_steps=64)
     result = train(resume="run", total_steps=128, **{"algorithm.entropy_coef": 0.25}, **OWN)
     assert result.history[-1]["train/entropy_coef"] == pytest.approx(0.25)
+
+
+@pytest.mark.usefixtures("empty_directory")
+def test_a_change_that_a_learner_does_not_accept_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even a part of the learners; the run continues with the earlier settings."""
+    configure = PPOLearner.configure_optimizers_for_module
+
+    def refuse(self: Any, module_id: str) -> None:
+        configure(self, module_id)
+        if self.config.lr == 7.0:
+            raise ConfigError("lr", "too large", 7.0)
+
+    monkeypatch.setattr(PPOLearner, "configure_optimizers_for_module", refuse)
+
+    class Tries(Callback):
+        seen: Any = None
+
+        def on_update_end(self, run: Any) -> None:
+            with pytest.raises(ConfigError, match="too large"):
+                run.set("algorithm.lr", 7.0)
+            rates = run.algorithm.lr, run.learner.config.lr, run.learner.get_optimizer().lr
+            self.seen = rates, run.learner.config_of("default").lr
+
+    tries = Tries()
+    result = short_run(callbacks=[tries], **CONSTANT)
+    assert tries.seen == ((1e-3, 1e-3, 1e-3), 1e-3)
+    assert "settings/lr" not in result.history[-1]
 
 
 @pytest.mark.usefixtures("empty_directory")
