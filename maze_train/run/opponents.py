@@ -207,5 +207,6 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         deterministic=settings.deterministic,
         calls=builder.context.env_calls.evaluation,
     )
-    builder.context.env_calls.evaluation_envs.append(evaluator)
+    if not builder.context.processes.rank:  # Only the first process evaluates.
+        builder.context.env_calls.evaluation_envs.append(evaluator)
     return evaluator
