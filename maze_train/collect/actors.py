@@ -322,6 +322,11 @@ class DistributedActors:
             rollouts, episodes, lost, before, len(self._queue), waited_s, max(env_s)
         )
 
+    @property
+    def total_counts(self) -> StepCounts:
+        """Step counts of the actors of all processes."""
+        return self.counts
+
     def take_lost(self) -> Array:
         """Return the mask `[A * E]` of episodes lost since the last call, and clear it."""
         lost = self._lost.flatten()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from maze_train.collect.actor_worker import ActorPolicy, MakeActorEnv
+from maze_train.collect.actors import DistributedActors, GatheredRollouts, SeedOf, StepCounts
 from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key
@@ -66,6 +69,65 @@ class GatheringCollector(Collector):
         self.turns.load_state_dict(state["turns"])
         self.turns.forget(torch.from_numpy(lost))
         return lost
+
+
+class GatheringActors(DistributedActors):
+    """The share of the actors of this process; gathers the rollouts of all processes.
+
+    Args:
+        processes: The processes; each has the same number of actors.
+        make_env: See `DistributedActors`.
+        num_actors: Number of actors of all processes.
+        *args: See `DistributedActors`.
+        **workers: See `DistributedActors`.
+    """
+
+    def __init__(
+        self,
+        processes: TorchrunProcesses,
+        make_env: MakeActorEnv,
+        num_actors: int,
+        *args: Any,
+        **workers: Any,
+    ) -> None:
+        self._processes, self._total = processes, StepCounts()
+        super().__init__(make_env, num_actors // processes.count, *args, **workers)
+
+    @property
+    def total_counts(self) -> StepCounts:
+        """Step counts of the actors of all processes at the last `gather`."""
+        return self._total
+
+    def begin(self, model: nn.Module, policy: ActorPolicy, seed_of: SeedOf, **how: Any) -> None:
+        """Begin with the seeds of the actors of this process among those of all processes."""
+        first = self.num_actors * self._processes.rank
+        super().begin(model, policy, lambda actor, begun: seed_of(first + actor, begun), **how)
+
+    def gather(
+        self,
+        count: int,
+        idle: Callable[[], None] | None = None,
+        overlap: Callable[[], object] | None = None,
+    ) -> GatheredRollouts:
+        """Return the next `count` rollouts, an equal number from each process.
+
+        `idle` is not called, since processes may wait for different times.
+        """
+        processes = self._processes
+        own = super().gather(count // processes.count, overlap=overlap)
+        each = processes.gather(astuple(self.counts))
+        self._total = StepCounts(*map(sum, zip(*each, strict=True)))
+        rollouts = {key: gathered(processes, rollout) for key, rollout in own.rollouts.items()}
+        return replace(own, rollouts=rollouts, episodes=gathered_episodes(processes, own.episodes))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the actors of all processes."""
+        return self._processes.state(super().state_dict()) or {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore from `state`."""
+        super().load_state_dict(self._processes.own_state(state))
+        self.is_exact = all(self._processes.gather(self.is_exact))
 
 
 def gathered(processes: TorchrunProcesses, rollout: Rollout) -> Rollout:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from maze_train.collect.gathering import GatheringCollector
+from maze_train.collect.gathering import GatheringActors, GatheringCollector
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import CONSOLE
@@ -36,6 +36,7 @@ def with_exchange(features: BuildFeatures, processes: SingleProcess) -> BuildFea
         features,
         make_group=partial(make_learners, processes),
         gather=partial(GatheringCollector, processes),
+        make_actors=partial(GatheringActors, processes),
     )
 
 
@@ -47,6 +48,8 @@ def _check(config: TrainConfig, count: int) -> None:
     """
     algorithm, learners, runner = config.algorithm, config.learner_group, config.runner
     name, target = algorithm.name, config.env.target
+    shared = {f"algorithm.{key}": getattr(algorithm, key) for key in algorithm.shared_settings}
+    shared["runner.concurrency"] = runner.concurrency
     for key, value, is_wrong, problem in (
         (
             "algorithm",
@@ -73,11 +76,9 @@ def _check(config: TrainConfig, count: int) -> None:
             runner.envs_per_actor,
             "not supported with torchrun, whose processes collect in parallel; expected 0",
         ),
-        (
-            "runner.concurrency",
-            runner.concurrency,
-            runner.concurrency % count,
-            f"expected a multiple of the {count} processes of torchrun, which share environments",
+        *(
+            (key, number, number % count, f"expected a multiple of the {count} processes")
+            for key, number in shared.items()
         ),
         (
             "policies",

@@ -42,7 +42,8 @@ def build_actors(
         info_keys=context.config.tracking.info_keys,
     )
     calls = context.env_calls.training
-    actors = DistributedActors(
+    make_actors = context.features.make_actors or DistributedActors
+    actors: DistributedActors = make_actors(
         make_env, num_actors, num_envs, context.place, calls=calls, **workers
     )
     context.closing.callback(close_quietly, actors)

@@ -374,6 +374,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return self.config.runner.concurrency
 
     @property
+    def total_envs(self) -> int:
+        """Number of environments of all processes, the columns of a rollout."""
+        return self.env.num_envs * self.context.processes.count
+
+    @property
     def task_name(self) -> str:
         """Name of the task in names of runs."""
         return env_name(self.config.env)

@@ -181,6 +181,9 @@ class AlgorithmConfig(OptimizerSettings):
     without_torchrun: ClassVar[str] = "its trainer does not exchange experience between processes"
     """Why torchrun cannot start the processes of a run; empty: it can."""
 
+    shared_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings that must be multiples of the number of processes of torchrun."""
+
     can_have_actors: ClassVar[bool] = False
     """Whether the algorithm supports actors (`runner.envs_per_actor`)."""
 

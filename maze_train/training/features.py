@@ -74,6 +74,10 @@ class BuildFeatures:
     gather: Callable[[Collector], Collector] | None = None
     """Adds the experience of the other processes to a collector; None: there are none."""
 
+    make_actors: Callable[..., Any] | None = None
+    """Creates the actors of IMPALA that exchange rollouts with other processes; None: there are
+    none."""
+
     actors: ActorParts | None = None
     """Functions for actors; None: the learner's policy acts in all environments."""
 

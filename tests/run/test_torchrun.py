@@ -17,6 +17,7 @@ import torch.distributed as dist
 from killed_runs import differences, final_state
 
 from maze_train import load_config, train
+from maze_train.cli import main
 from maze_train.core.errors import ConfigError
 from maze_train.core.torchrun import TorchrunVariables
 from maze_train.run.train import make_runner
@@ -85,9 +86,21 @@ def assert_equal_runs(found: Path, expected: Path) -> None:
         assert row == pytest.approx(wanted, rel=1e-3, abs=1e-4)
 
 
+def assert_continues_after_a_kill(directory: Path, settings: dict[str, Any]) -> None:
+    """Compare a run in `whole` with one in which a rank was killed and torchrun restarted all."""
+    ends = "[{_target_: torchrun_parts.EndsProcess, rank: 1, update: 5}]"
+    settings = {**settings, "callbacks": ends, "run_dir": "killed"}
+    outcome = torchrun(directory, settings, 2, "--max-restarts=1")
+    assert outcome.returncode == 0, outcome.stdout
+    assert "continued from epoch_000002" in outcome.stdout
+    assert rows(directory / "killed") == rows(directory / "whole")
+    whole, killed = final_state(directory / "whole"), final_state(directory / "killed")
+    killed.pop("callbacks")
+    assert differences(killed, whole) == []
+
+
 def test_two_processes_equal_one_and_continue_after_a_kill(tmp_path: Path) -> None:
     """The result is that of one process; a killed rank makes torchrun restart from a checkpoint."""
-    ends = "[{_target_: torchrun_parts.EndsProcess, rank: 1, update: 5}]"
     outcome = torchrun(tmp_path, {**PPO, "run_dir": "whole"})
     assert outcome.returncode == 0, outcome.stdout
     assert outcome.stdout.count("torchrun: 2 learners, one per process") == 1
@@ -95,15 +108,22 @@ def test_two_processes_equal_one_and_continue_after_a_kill(tmp_path: Path) -> No
     assert "2 environments each" in (tmp_path / "whole/run.log").read_text()
     alone(tmp_path / "alone", PPO)
     assert_equal_runs(tmp_path / "whole", tmp_path / "alone")
+    assert_continues_after_a_kill(tmp_path, PPO)
 
-    settings = {**PPO, "callbacks": ends, "run_dir": "killed"}
-    outcome = torchrun(tmp_path, settings, 2, "--max-restarts=1")
-    assert outcome.returncode == 0, outcome.stdout
-    assert "continued from epoch_000002" in outcome.stdout
-    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
-    whole, killed = final_state(tmp_path / "whole"), final_state(tmp_path / "killed")
-    killed.pop("callbacks")
-    assert differences(killed, whole) == []
+
+REPLAY = {
+    "algorithm.initial_buffer_size": 80,
+    "algorithm.batch_size": 30,
+    "algorithm.n_rollout_steps": 5,
+    "algorithm.epoch_length": 8,
+}
+SAC = {**REPLAY, "algorithm": "sac", "env": "Pendulum-v1"}
+IMPALA = {
+    "algorithm": "impala",
+    "env": "CartPole-v1",
+    "algorithm.num_actors": 4,
+    "algorithm.actors_batch_size": 4,
+}
 
 
 @pytest.mark.exhaustive
@@ -113,16 +133,36 @@ def test_two_processes_equal_one_and_continue_after_a_kill(tmp_path: Path) -> No
         PPO,
         {"algorithm": "a2c", "env": "Pendulum-v1"},
         {**PPO, "runner": "local", "runner.n_workers": 2, "model.normalization.mode": "running"},
-        {**PPO, "model/rnn": "gru", "algorithm.sequence_length": 10},
+        {**PPO, "model": "vector_rnn", "model.rnn.size": 8, "algorithm.sequence_length": 10},
+        IMPALA,
+        {**SAC, "algorithm.replay_buffer": "prioritized", "algorithm.initial_action_repeat": 3},
+        {**REPLAY, "algorithm": "td3", "env": "Pendulum-v1"},
+        {**REPLAY, "algorithm": "dqn", "env": "CartPole-v1"},
     ],
-    ids=["ppo", "a2c", "local", "recurrent"],
+    ids=["ppo", "a2c", "local", "recurrent", "impala", "sac", "td3", "dqn"],
 )
 def test_four_processes_equal_one(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Also for statistics, sequences and worker processes."""
+    """Also for statistics, sequences, worker processes and replay buffers."""
     outcome = torchrun(tmp_path, {**settings, "run_dir": "four"}, 4)
     assert outcome.returncode == 0, outcome.stdout
     alone(tmp_path / "alone", settings)
     assert_equal_runs(tmp_path / "four", tmp_path / "alone")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**IMPALA, "algorithm.replay_size": 4},
+        {**SAC, "algorithm.epoch_length": 2, "algorithm.initial_buffer_size": 20},
+    ],
+    ids=["impala", "sac"],
+)
+def test_replay_continues_after_a_kill(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Checkpoints contain the actors of every process, and the replay buffers."""
+    outcome = torchrun(tmp_path, {**settings, "run_dir": "whole"})
+    assert outcome.returncode == 0, outcome.stdout
+    assert_continues_after_a_kill(tmp_path, settings)
 
 
 @pytest.mark.exhaustive
@@ -237,8 +277,23 @@ def test_variables_of_other_launchers_are_named(
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [("-m", "algorithm=ppo", "env=CartPole-v1", "seed=1,2"), ("compare", "runs=[a,b]")],
+    ids=["sweep", "compare"],
+)
+def test_torchrun_starts_only_single_runs(
+    launched: Any, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every process would start the same sweep."""
+    assert main(arguments) == 2
+    expected = "error: rank 0 of 1: torchrun: it starts the processes of one training run"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("settings", "text"),
     [
+        ({"algorithm": "impala", "algorithm.num_actors": 1}, "num_actors = 1: expected a multiple"),
         ({"algorithm": "es"}, "algorithm = 'es': not supported with torchrun: es computes no"),
         ({"learner_group.n_learners": 2}, "learner_group.n_learners = 2: each process"),
         ({"runner.envs_per_actor": 2}, "runner.envs_per_actor = 2: not supported with torchrun"),
@@ -249,7 +304,7 @@ def test_variables_of_other_launchers_are_named(
             "algorithm = 'bc': not supported with torchrun: bc learns from a dataset",
         ),
     ],
-    ids=["es", "n_learners", "actors", "concurrency", "ray", "bc"],
+    ids=["impala", "es", "n_learners", "actors", "concurrency", "ray", "bc"],
 )
 def test_what_several_processes_cannot_do_is_refused(
     launched: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], text: str

@@ -27,7 +27,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     has_snapshots: ClassVar[bool] = False
     can_have_actors: ClassVar[bool] = False  # `num_actors` replaces them.
     can_learn_meanwhile: ClassVar[bool] = True
-    without_torchrun: ClassVar[str] = "the actors of impala do not exchange rollouts yet"
+    shared_settings: ClassVar[tuple[str, ...]] = ("num_actors", "actors_batch_size")
 
     module_settings: ClassVar[tuple[str, ...]] = (
         *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold", "loss_reduction"),

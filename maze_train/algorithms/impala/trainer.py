@@ -86,7 +86,7 @@ class IMPALA(Trainer):
             self.actors.publish(self.learners.weights_seq_no)
 
     def _record_actors(self, gathered: GatheredRollouts, statistics: Statistics) -> None:
-        counts, events = self.actors.counts, ActorEvents
+        counts, events = self.actors.total_counts, ActorEvents
         statistics.record(events.queue_before, float(gathered.queue_before))
         statistics.record(events.queue_after, float(gathered.queue_after))
         statistics.record(events.steps_made, float(counts.made))

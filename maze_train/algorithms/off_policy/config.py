@@ -63,6 +63,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     """
 
     learns_for_several_agents: ClassVar[bool] = True
+    without_torchrun: ClassVar[str] = ""
     builder_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicyBuilder"
     trainer_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicy"
 

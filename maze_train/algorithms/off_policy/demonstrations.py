@@ -24,13 +24,14 @@ KEY = "algorithm.initial_demonstration_trajectories"
 
 
 def read_demonstrations(
-    source: str | dict[str, Any], env: MazeVectorEnv, distribution: Distribution
+    source: str | dict[str, Any], env: MazeVectorEnv, num_envs: int, distribution: Distribution
 ) -> Rollout:
     """Convert recorded episodes to a rollout of the environments.
 
     Args:
         source: The value of `initial_demonstration_trajectories`.
         env: Training environments.
+        num_envs: Number of environments, also of other processes.
         distribution: Distribution of the actions.
 
     Raises:
@@ -49,7 +50,7 @@ def read_demonstrations(
     check_same_spaces(KEY, problem, found, expected, source)
     rollout = trajectories_as_rollout(
         dataset,
-        env.num_envs,
+        num_envs,
         env.single_observation_space,
         env.single_action_space,
         distribution.from_env,

@@ -289,7 +289,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     def _sources_of(self, model: Any, demonstrations: Rollout | None) -> dict[str, Source]:
         """Return the source of experience of each module with a replay buffer."""
         space: Any = self.env.single_observation_space
-        num_envs = self.env.num_envs
+        num_envs = self.total_envs
         if not isinstance(model, JointModel):
             size = self._reached_size(demonstrations)
             return {DEFAULT_MODULE: Source(model, space, num_envs, size)}
@@ -351,7 +351,9 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         source = self.algorithm.initial_demonstration_trajectories
         if source is None or self.context.has_checkpoint:
             return None
-        rollout: Rollout = read_demonstrations(source, self.env, model.distribution)
+        rollout: Rollout = read_demonstrations(
+            source, self.env, self.total_envs, model.distribution
+        )
         return rollout
 
     def _add_demonstrations(self, model: OffPolicyModel, rollout: Rollout) -> None:
@@ -380,10 +382,10 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         )
         if is_unknown:  # The number of demonstrations of a resumed run is unknown.
             return size
-        update = self.env.num_envs * self.algorithm.n_rollout_steps
+        update = self.total_envs * self.algorithm.n_rollout_steps
         reached = -(-total_steps // update) * update
         if demonstrations is not None:  # Rows before collection starts.
-            reached += demonstrations.rewards.numel() + self.env.num_envs
+            reached += demonstrations.rewards.numel() + self.total_envs
         return min(size, reached * num_agents)
 
     @property
