@@ -224,6 +224,8 @@ def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     if " search " in line:  # each is its own study, whose trials are alike
         arguments += ["n_trials=1", f"study=studies/{abs(hash(line))}"]
+    if program == "torchrun":
+        program, arguments = "maze-run", arguments[arguments.index("maze_train") + 1 :]
     if program == "maze-run":
         with monkeypatch.context() as patch:
             patch.setattr(TrainingRunner, "run", build_only)

@@ -63,7 +63,7 @@ class TrainingSlice(EnvSlice):
         indices = range(first + self._first, first + self._first + len(self.envs))
         self._run = [EpisodeSeeds(seed, index, num_envs) for index in indices]
         self._next_seed = lambda i: self._run[i].next()
-        self._context.seed_generators(seed)
+        self._context.seed_generators(seed + first)
         self._clear_rows(slice(None))
         self._steps = 0
         self.resting = set()

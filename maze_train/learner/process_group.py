@@ -151,7 +151,11 @@ def join(
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     backend, store = "gloo" if gpu is None else "nccl", partial(open_store, address, count)
     make_store = partial(store, timeout_s, listener)
-    return start_group(backend, make_store, rank, count, timeout_s, address.host)
+    try:
+        start_group(backend, make_store, rank, count, timeout_s, address.host)
+    except RuntimeError:
+        return False
+    return True
 
 
 def start_group(
@@ -161,8 +165,8 @@ def start_group(
     count: int,
     timeout_s: float,
     host: str,
-) -> bool:
-    """Create the process group; return whether all members joined.
+) -> None:
+    """Create the process group.
 
     Args:
         backend: Backend of PyTorch.
@@ -171,6 +175,9 @@ def start_group(
         count: Number of members.
         timeout_s: Timeout of a collective operation in seconds.
         host: See `network_of`.
+
+    Raises:
+        RuntimeError: If a member does not join.
     """
     hook = sys.excepthook
     try:
@@ -182,11 +189,8 @@ def start_group(
                 world_size=count,
                 timeout=timedelta(seconds=timeout_s),
             )
-    except RuntimeError:
-        return False
     finally:
         sys.excepthook = hook  # PyTorch wraps the hook at each call.
-    return True
 
 
 def leave() -> None:

@@ -20,7 +20,7 @@ from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.learner.parallel import RANKS, SingleProcess
 from maze_train.learner.peers import check_modules
-from maze_train.learner.process_group import leave, start_group
+from maze_train.learner.process_group import GLOO_NETWORK, leave, start_group
 from maze_train.learner.shard import PeersLostError, Shard
 from maze_train.workers.backends import WorkerBackend
 
@@ -93,8 +93,13 @@ class TorchrunProcesses(SingleProcess):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         host = "" if variables.local_count == self.count else variables.host
         group = dist.PrefixStore(run, store)  # type: ignore[attr-defined]  # not in its list
-        if not start_group(backend, lambda: group, rank, self.count, EXCHANGE_S, host):
-            raise ProcessesLostError("another process ended before the run started")
+        try:
+            start_group(backend, lambda: group, rank, self.count, EXCHANGE_S, host)
+        except RuntimeError as error:
+            raise ProcessesLostError(
+                f"the processes could not connect ({error}): if all of them run, select a network "
+                f"that reaches all machines with {GLOO_NETWORK} and NCCL_SOCKET_IFNAME"
+            ) from error
 
     def __str__(self) -> str:
         """Return a description for the console."""

@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from maze_train.cli import main
 from maze_train.core.errors import ConfigError
 from maze_train.core.torchrun import TorchrunVariables
 from maze_train.run.train import make_runner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PARTS = Path(__file__).parents[1] / "helpers"
 LIMIT_S = 240
@@ -40,16 +44,24 @@ SHORT = {
 PPO = {"algorithm": "ppo", "env": "CartPole-v1", "algorithm.batch_size": 40}
 
 
+ENVIRONMENT = {"PYTHONPATH": str(PARTS), "OMP_NUM_THREADS": "1"}
+
+
+def command_line(settings: dict[str, Any], count: int, *options: str) -> list[str]:
+    """Return the command of a run in `count` processes."""
+    launch = ["-m", "torch.distributed.run", f"--nproc-per-node={count}", *options]
+    words = [f"{key}={value}" for key, value in {**SHORT, **settings}.items()]
+    return [sys.executable, *launch, "-m", "maze_train", *words]
+
+
 def torchrun(
     directory: Path, settings: dict[str, Any], count: int = 2, *options: str
 ) -> subprocess.CompletedProcess[str]:
     """Start a run in `count` processes and return its outcome."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *options]
-    words = [f"{key}={value}" for key, value in {**SHORT, **settings}.items()]
     return subprocess.run(
-        [sys.executable, *launch, "-m", "maze_train", *words],
+        command_line(settings, count, "--standalone", *options),
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(PARTS), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **ENVIRONMENT},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -198,6 +210,54 @@ def test_an_error_in_one_process_ends_all(
     assert outcome.returncode != 0
     assert text in outcome.stdout
     assert re.search(r"maze-run: error: rank 1 of 2: ", outcome.stdout)
+
+
+HOSTS = ("10.77.0.1", "10.77.0.2")
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[list[tuple[str, str]]]:
+    """Two network namespaces that reach each other through one cable, with their interfaces."""
+    spaces = [f"maze{os.getpid()}{end}" for end in "ab"]
+    ends = [f"mz{os.getpid()}{end}" for end in "ab"]
+    commands = [f"netns add {space}" for space in spaces]
+    cable = [f"{end} netns {space}" for end, space in zip(ends, spaces, strict=True)]
+    commands.append(f"link add {cable[0]} type veth peer name {cable[1]}")
+    for space, end, address in zip(spaces, ends, HOSTS, strict=True):
+        commands.append(f"-n {space} addr add {address}/24 dev {end}")
+        commands += [f"-n {space} link set {name} up" for name in ("lo", end)]
+    try:
+        for command in commands:
+            subprocess.run(["ip", *command.split()], check=True, capture_output=True)
+        yield list(zip(spaces, ends, strict=True))
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or str(error)
+        pytest.skip(f"no network namespaces: {reason}")
+    finally:
+        for space in spaces:
+            with suppress(OSError):
+                subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+
+
+@pytest.mark.exhaustive
+def test_two_machines_equal_one(tmp_path: Path, two_hosts: list[tuple[str, str]]) -> None:
+    """Also where the machines share nothing but a directory."""
+    settings = {**PPO, "run_dir": "two"}
+    started = []
+    for rank, (space, end) in enumerate(two_hosts):
+        options = ("--nnodes=2", f"--node-rank={rank}", f"--master-addr={HOSTS[0]}")
+        command = ["ip", "netns", "exec", space, *command_line(settings, 1, *options)]
+        environment = {**os.environ, **ENVIRONMENT, "GLOO_SOCKET_IFNAME": end}
+        with (tmp_path / f"{rank}.txt").open("w") as output:
+            outputs: dict[str, Any] = {"stdout": output, "stderr": output}
+            process = subprocess.Popen(command, cwd=tmp_path, env=environment, **outputs)
+        started.append(process)
+    codes = [process.wait(LIMIT_S) for process in started]
+    text = (tmp_path / "0.txt").read_text()
+    assert codes == [0, 0], text
+    assert "torchrun: 2 learners on 2 machines" in text
+    alone(tmp_path / "alone", PPO)
+    assert_equal_runs(tmp_path / "two", tmp_path / "alone")
 
 
 VARIABLES = {
