@@ -427,7 +427,7 @@ class ActorWorker(Worker):
         )
 
     def make_calls(self, actor: int, calls: Sequence[EnvCall]) -> None:
-        """Make the calls that the environments of an actor have not received yet."""
+        """Make the new calls in the environments of an actor."""
         self._envs[actor].make_calls(calls)
 
     def written(self) -> list[Array]:

@@ -261,13 +261,15 @@ class RolloutCollector(Collector):
         return rollout, self._finished(rollout, reports)
 
     def _noise(self, model: ActingModel) -> Tensor:
-        """Draw the noise of the actions of a rollout, `[T, B, ...]`."""
+        """Sample the noise of the actions of a rollout, `[T, B, ...]`."""
         first, total = self.env.first_env, self.env.total_envs or self.num_envs
         shape, cpu = (self.num_steps, total), torch.device("cpu")
         noise = model.draw_noise(shape, self.generator, cpu)
         if total == self.num_envs:
             return noise
-        return noise[:, first : first + self.num_envs]  # Other processes step the others.
+        return noise[
+            :, first : first + self.num_envs
+        ]  # Other environments are stepped by other processes.
 
     def _actor_and_storage(
         self, model: nn.Module, into: RolloutStorage | None

@@ -27,7 +27,7 @@ class GatheringCollector(Collector):
     of one process with all environments.
 
     Args:
-        processes: The processes; each has the same number of environments.
+        processes: The processes, with equal numbers of environments.
         own: Collector of this process.
     """
 
@@ -153,7 +153,7 @@ def gathered_episodes(processes: TorchrunProcesses, episodes: FinishedEpisodes) 
 def _gathered(
     processes: TorchrunProcesses, tree: TensorTree, sizes: Sequence[int] | None
 ) -> list[TensorTree]:
-    """Return the trees of all processes; `sizes`: numbers of their rows, if these differ."""
+    """Return the trees of all processes; `sizes` are the numbers of rows, if different."""
     found: list[dict[str, Tensor]] = [{} for _ in range(processes.count)]
     for key, leaf in leaves_by_key(tree).items():
         if sizes is not None:

@@ -173,7 +173,7 @@ class PlayerWorker(Worker):
         self._runner = EpisodeRunner(self._episodes, agent, self._recorder, self._context.count)
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make the calls that are new, see `EnvSlice.make_calls`."""
+        """Make the new calls, see `EnvSlice.make_calls`."""
         self._envs.make_calls(calls)
 
     def begin_round(self, calls: Sequence[EnvCall], *args: Any) -> None:
@@ -576,7 +576,7 @@ class RolloutGenerator(RolloutPlayer):
             raise
 
     def rollout(self, n_episodes: int, seeds: Sequence[int] | None = None) -> list[Trajectory]:
-        """Play episodes and return their trajectories, except those of lost episodes.
+        """Play episodes and return the trajectories; lost episodes have no trajectory.
 
         Args:
             n_episodes: Number of episodes, >= 1.

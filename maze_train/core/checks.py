@@ -62,7 +62,7 @@ def absolute_path(key: str, name: str) -> str:
         if unknown and not os.path.lexists(path):
             problem = f"{unknown[0]} is undefined: set the variable, or write the full path"
             raise ConfigError(key, problem, name)
-        str(path).encode()  # Files of TensorBoard and JSON contain it as UTF-8.
+        str(path).encode()  # Raises if the path is not valid UTF-8.
         path.lstat()
         path.joinpath(*["x" * (LONGEST_BELOW // 2)] * 2).lstat()
     except ValueError as error:

@@ -11,13 +11,13 @@ REMOVED = "***"
 
 NAMES = r"(?:token|password|passwd|secret|credentials?|(?:api_?)?key)"
 SECRET_KEY = re.compile(rf"(?:^|[._-]){NAMES}$", re.IGNORECASE)
-"""Names of settings and options whose values are secrets, judging by their last part."""
+"""Matches names of settings and options with secret values, by the end of the name."""
 
 SECRET_VALUE = re.compile(
     rf"""((?:^|[^a-z0-9]){NAMES}["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&)\]}}"'][^,;&)\]}}]*)""",
     re.IGNORECASE,
 )
-"""Such a name and its value, within a mapping, a query or a call."""
+"""Matches a secret name and value in a mapping, a query or a call."""
 
 URL_LOGIN = re.compile(r"://[^/@\s]+@")
 

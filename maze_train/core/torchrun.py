@@ -1,4 +1,4 @@
-"""Variables that torchrun sets in the processes that it starts."""
+"""Environment variables of processes started by torchrun."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from maze_train.core.errors import ConfigError
 
 LAUNCHED = "TORCHELASTIC_RUN_ID"
-"""Variable that torchrun sets, and other launchers do not."""
+"""Environment variable set only by torchrun, not by other launchers."""
 
 
 @dataclass(frozen=True)
 class TorchrunVariables:
-    """What torchrun tells one of its processes."""
+    """Position of a process in a job of torchrun."""
 
     rank: int
-    """Number of this process among all, from 0."""
+    """Rank of this process among all processes, from 0."""
     count: int
     """Number of processes on all machines."""
     local_rank: int
-    """Number of this process on its machine, which selects its GPU."""
+    """Rank of this process on its machine, which selects the GPU."""
     local_count: int
     """Number of processes on this machine."""
     attempt: int

@@ -98,7 +98,7 @@ class Beta(Distribution):
         return total.to(params.dtype)
 
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
-        """KL divergence of the distributions of x, which equals that of the environment's actions.
+        """KL divergence of the distributions of x, equal to the divergence of the actions.
 
         Σ_i [ log B(α_q, β_q) - log B(α_p, β_p) + (α_p - α_q) ψ(α_p) + (β_p - β_q) ψ(β_p)
               + (α_q - α_p + β_q - β_p) ψ(α_p + β_p) ]

@@ -175,7 +175,7 @@ def generator_states(layers: Sequence[Any]) -> bytes:
 
 
 def new_calls(calls: Sequence[EnvCall], num_made: int) -> list[EnvCall]:
-    """Return all calls except the first `num_made`, which an environment has received.
+    """Return the calls after the first `num_made` calls.
 
     Raises:
         EnvError: If there are fewer.
@@ -227,7 +227,7 @@ class Called(Protocol):
 class EnvCalls:
     """All environment calls of a run, in order. New environments repeat them.
 
-    A call that fails in an environment is removed again, so a checkpoint contains no such call.
+    Checkpoints do not contain calls that failed in an environment.
 
     Attributes:
         training: Calls made in training environments.
@@ -269,8 +269,8 @@ class EnvCalls:
         """Make the added calls in all environments, between two updates.
 
         Raises:
-            MazeTrainError: If a call fails; see `MazeVectorEnv.make_calls`. None of the added calls
-                is kept then.
+            MazeTrainError: If a call fails; see `MazeVectorEnv.make_calls`. The added calls are
+                then removed.
         """
         added, self._added = self._added, []
         if not added:

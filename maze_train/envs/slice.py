@@ -57,8 +57,8 @@ class SliceSettings:
     """Which final observations are stored and checked: of truncated episodes, of all, or none."""
 
     seeded_as: tuple[int, int] | None = None
-    """Number of the first environment of all slices among the environments of all processes of a
-    run, and their total number, which determine the seeds; None: there are no others."""
+    """Index of the first environment of all slices, and number of environments, in all processes of
+    a run; determine the seeds. None: there are no other environments."""
 
     whole_games: bool = False
     """Whether each episode is a whole game, independent of earlier ones: a reset never continues a

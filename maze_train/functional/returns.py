@@ -143,7 +143,7 @@ def normalize_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
     if advantages.numel() < 2:
         return advantages
     # std_mean uses a running mean, which is exact for equal elements. With `advantages.mean()`,
-    # rounding errors would be divided by rounding errors, with results near 1.
+    # rounding would change equal elements to values near 1.
     std, mean = torch.std_mean(advantages)
     return (advantages - mean) / (std + epsilon)
 

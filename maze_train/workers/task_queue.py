@@ -79,7 +79,7 @@ class TaskQueue(Generic[Result]):
         self._pool.call_all(method, *args)  # Waiting lets all workers start a round together.
 
     def ask_all(self, method: str, *args: Any) -> None:
-        """Call a method without a result of every worker, between two rounds, and wait.
+        """Call a method of every worker between two rounds, and wait until all calls end.
 
         A restarted worker repeats the call.
 

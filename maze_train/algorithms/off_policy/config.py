@@ -49,7 +49,7 @@ RESERVED_SETTINGS = MappingProxyType(
 
 @runtime_checkable
 class HasGrowingSettings(Protocol):
-    """Class of replay buffers; not the class itself, whose module imports PyTorch."""
+    """Import path of the class of replay buffers, which requires PyTorch."""
 
     growing: Mapping[str, float]
     """See `BaseReplayBuffer`."""
