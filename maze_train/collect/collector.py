@@ -267,9 +267,8 @@ class RolloutCollector(Collector):
         noise = model.draw_noise(shape, self.generator, cpu)
         if total == self.num_envs:
             return noise
-        return noise[
-            :, first : first + self.num_envs
-        ]  # Other environments are stepped by other processes.
+        # Other environments are stepped by other processes.
+        return noise[:, first : first + self.num_envs]
 
     def _actor_and_storage(
         self, model: nn.Module, into: RolloutStorage | None

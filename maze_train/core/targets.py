@@ -210,9 +210,7 @@ def _refusal(path: str, kind: str, trust: Sequence[str]) -> tuple[str, str] | No
             found = getattr(found, name, None)
             if found is None:
                 return None
-            if isinstance(
-                found, ModuleType
-            ):  # For example, a module imported by an offered module.
+            if isinstance(found, ModuleType):  # For example, a module imported by the module.
                 return f" ({name} is a separate module)", ""
     except ConfigError:
         return None
