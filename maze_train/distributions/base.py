@@ -39,7 +39,7 @@ from maze_train.core.types import Array, Device, Shape, Tensor, TensorTree
 ParamsGradient: TypeAlias = "Callable[[Tensor, float | Tensor], Tensor]"
 """Gradient of Σ (g · log_prob + h · entropy) with respect to params, `[n, param_size]`, as a
 function of g `[n]` and the scalar h. Families with an analytic gradient define
-`log_prob_and_entropy_by_hand`."""
+`analytic_log_prob_and_entropy`."""
 
 Actions: TypeAlias = Any
 """Argument type for actions: a `TensorTree`, or a narrower type in each family."""
@@ -204,7 +204,7 @@ class Distribution(ABC):
         """
         return self.log_prob(params, actions), self.entropy(params)
 
-    def log_prob_and_entropy_by_hand(
+    def analytic_log_prob_and_entropy(
         self, params: Tensor, actions: Actions
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
         """Return log-probability and entropy without a graph, and a gradient function."""

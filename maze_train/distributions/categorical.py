@@ -159,7 +159,7 @@ class Categorical(CategoricalFamily):
     def _pick(self, log_probs: Tensor, actions: Tensor) -> Tensor:
         return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
-    def log_prob_and_entropy_by_hand(
+    def analytic_log_prob_and_entropy(
         self, params: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
         """Compute log-probability and entropy without a graph, and their analytic gradient.

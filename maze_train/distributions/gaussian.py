@@ -300,7 +300,7 @@ class DiagonalGaussian(GaussianFamily):
         """Sum over dimensions of log σ_i + ½ + ½ log 2π."""
         return log_std.sum(-1) + self._entropy_constant
 
-    def log_prob_and_entropy_by_hand(
+    def analytic_log_prob_and_entropy(
         self, params: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
         """Compute log-probability and entropy without a graph, and their analytic gradient.

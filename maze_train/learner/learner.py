@@ -66,7 +66,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     """Loss settings that can be schedules, and the events that record their values."""
     most_empty_updates: ClassVar[int] = 1
     """Maximum number of consecutive updates without a finite gradient."""
-    gradients_by_hand: ClassVar[Mapping[str, object]] = {}
+    analytic_gradients: ClassVar[Mapping[str, object]] = {}
     """Settings and values for which `analytic_loss` matches the losses of this class. If a subclass
     overrides a loss without this attribute, autograd computes the gradients."""
 

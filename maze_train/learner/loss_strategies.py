@@ -20,6 +20,9 @@ LossOf: TypeAlias = Callable[[str, Batch, Statistics], Tensor]
 AnalyticLossOf: TypeAlias = Callable[[str, Batch, Statistics], tuple[Tensor, Callable[[], object]]]
 """Returns the loss without a graph, and a function that adds its gradients to `.grad`."""
 
+RENAMED = "gradients_by_hand"
+"""Name of the attribute `analytic_gradients` in version 0.2.0."""
+
 
 class Autograd(Generic[Batch]):
     """Losses and gradients by autograd; the reference for the other strategies.
@@ -101,23 +104,29 @@ def declares_gradients(
 ) -> bool:
     """Return whether each class that defines one of `methods` declares analytic gradients.
 
-    A class declares them with `gradients_by_hand`, the settings for which they are correct. A class
-    that defines only both methods of `pair`, a loss and its gradient, does not need this attribute.
+    The class attribute `analytic_gradients` contains the settings for which they are correct. A
+    class that defines only both methods of `pair`, a loss and its gradient, does not need the
+    attribute.
 
     Args:
         learner: The learner.
         config: Settings of the module.
         methods: Names of the methods replaced by analytic gradients, including `pair`.
         pair: Name of the method that computes a loss, and of the method for its gradient.
+
+    Raises:
+        TypeError: If a class has the attribute under the name of version 0.2.0.
     """
     if any(method in vars(learner) for method in methods):
         return False
     for base in type(learner).__mro__:
         defined = vars(base)
+        if RENAMED in defined:
+            raise TypeError(f"{base.__qualname__}.{RENAMED} was renamed to analytic_gradients")
         own = [method for method in methods if method in defined]
         of_pair = [method for method in pair if method in defined]
         declared: Mapping[str, object] | None
-        declared = defined.get("gradients_by_hand", None if own != of_pair else {})
+        declared = defined.get("analytic_gradients", None if own != of_pair else {})
         if len(of_pair) == 1 or declared is None:
             return False
         if any(config.value_of(key) != value for key, value in declared.items()):

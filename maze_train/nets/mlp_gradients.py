@@ -36,7 +36,7 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 OF_INPUT = ("gelu", "silu")
 
 
-def has_gradients_by_hand(net: nn.Module) -> bool:
+def supports_analytic_gradients(net: nn.Module) -> bool:
     """Return whether `forward_and_backward` supports a network.
 
     Linear layers on vectors, discrete observations, and Dicts of these are supported.
@@ -49,7 +49,7 @@ def forward_and_backward(net: nn.Module, obs: TensorTree) -> tuple[Tensor, Backw
     """Compute the outputs of a network, and return a function that computes the gradients.
 
     Args:
-        net: The network, see `has_gradients_by_hand`.
+        net: The network, see `supports_analytic_gradients`.
         obs: Observations, `[N, ...]`.
 
     Returns:

@@ -23,7 +23,7 @@ from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConf
 class OwnLosses(PPOLearner):
     """Another loss with a gradient by hand, and a method that keeps the gradients right."""
 
-    gradients_by_hand: ClassVar = {"value_clip_range": 0.0}
+    analytic_gradients: ClassVar = {"value_clip_range": 0.0}
 
     def policy_loss(self, *args):
         return 3.0 * super().policy_loss(*args)
@@ -209,5 +209,13 @@ def test_a_method_of_ones_own_turns_it_off(algorithm, method):
     learner.__class__ = type("Own", (type(learner),), own)
     assert by_hand(learner) == set()
     if method.startswith("policy_loss"):  # without the other one of the pair
-        type(learner).gradients_by_hand = {}
+        type(learner).analytic_gradients = {}
         assert by_hand(learner) == set()
+
+
+def test_the_former_name_of_the_declaration_is_an_error():
+    """The error names the new attribute."""
+    learner = make_learner("ppo")
+    learner.__class__ = type("Own", (PPOLearner,), {"gradients_by_hand": {}})
+    with pytest.raises(TypeError, match=r"Own\.gradients_by_hand was renamed to analytic_grad"):
+        by_hand(learner)

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, prune
 from maze_train.nets.blocks import ImageEncoder
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.critics import EnsembleMLP
-from maze_train.nets.mlp_gradients import has_gradients_by_hand
+from maze_train.nets.mlp_gradients import supports_analytic_gradients
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import is_batchable
 from maze_train.nets.recurrent import RecurrentNetwork
@@ -84,12 +84,12 @@ def test_changed_layers_are_called(change, i):
     model = build_policy(ModelConfig(), BOX, spaces.Discrete(3), 0)
     obs, net = torch.randn(7, 5), model.policy.net
     before = model.policy_params(obs)
-    assert has_gradients_by_hand(net)
+    assert supports_analytic_gradients(net)
     change(net.layers.layers, i)
     params = model.policy_params(obs)
     assert not torch.allclose(params, before)
     torch.testing.assert_close(params, reference(net.layers, obs))
-    assert not has_gradients_by_hand(net)
+    assert not supports_analytic_gradients(net)
     assert not is_batchable(model)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from maze_train.core.types import tree_map
 from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ACTIVATIONS, ModelConfig
-from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
+from maze_train.nets.mlp_gradients import forward_and_backward, supports_analytic_gradients
 from maze_train.nets.template import TemplateNet
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -51,7 +51,7 @@ def test_outputs_and_gradients_are_those_of_autograd(name):
     net, obs = copy.deepcopy(CASES[name])
     net = net.double()
     obs = tree_map(lambda x: x.double() if x.is_floating_point() else x, obs)
-    assert has_gradients_by_hand(net)
+    assert supports_analytic_gradients(net)
     outputs = net(obs)
     weights = torch.randn_like(outputs)
     (outputs * weights).sum().backward()
@@ -97,4 +97,4 @@ def test_other_networks_have_none():
         template(IMAGE),
         template(spaces.Dict({"a": BOX, "b": IMAGE})),
     ]
-    assert [has_gradients_by_hand(net) for net in others] == [False] * len(others)
+    assert [supports_analytic_gradients(net) for net in others] == [False] * len(others)

@@ -18,11 +18,11 @@ from maze_train.nets.mlp_gradients import (
     Backward,
     add_row_sum,
     forward_and_backward,
-    has_gradients_by_hand,
+    supports_analytic_gradients,
 )
 from maze_train.nets.policy_model import Policy
 
-FAMILY_METHOD = "log_prob_and_entropy_by_hand"
+FAMILY_METHOD = "analytic_log_prob_and_entropy"
 """Method of distribution families with an analytic gradient."""
 
 
@@ -36,8 +36,8 @@ def has_analytic_gradients(model: ActorCriticModel) -> bool:
         (type(model), type(policy), type(head)) == (ActorCriticModel, Policy, ValueHead)
         and (model.rnn, head.support) == (None, None)
         and not any(map(is_hooked, model.modules()))
-        and all(map(has_gradients_by_hand, (policy.net, model.critic)))
-        and (model.trunk is None or has_gradients_by_hand(model.trunk))
+        and all(map(supports_analytic_gradients, (policy.net, model.critic)))
+        and (model.trunk is None or supports_analytic_gradients(model.trunk))
         and (model.trunk is None or not model.critic_keys)
         and FAMILY_METHOD in vars(type(family))
         # The network outputs all parameters, or all except the log std of a Gaussian.
@@ -72,7 +72,7 @@ class AnalyticOutputs:
         """Return log-probabilities of actions and entropies of the policy, `[n]` each."""
         params, self._policy_backward = _params(self._model, self._features, self._obs)
         family = self._model.distribution
-        log_probs, entropies, self._params_gradient = family.log_prob_and_entropy_by_hand(
+        log_probs, entropies, self._params_gradient = family.analytic_log_prob_and_entropy(
             params, actions
         )
         return log_probs, entropies

@@ -83,7 +83,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     scheduled_settings: ClassVar[Mapping[str, Event]] = {
         "entropy_coef": ActorCriticEvents.entropy_coef
     }
-    gradients_by_hand: ClassVar[Mapping[str, object]] = {}
+    analytic_gradients: ClassVar[Mapping[str, object]] = {}
     config: Config
     is_burning_in = False
     """Whether only the critic is trained."""

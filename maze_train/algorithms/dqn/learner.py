@@ -22,7 +22,7 @@ from maze_train.learner.apis import HasPolicy, HasTargets
 from maze_train.learner.config import Progress
 from maze_train.learner.events import LearnerEvents
 from maze_train.learner.loss_strategies import declares_gradients
-from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
+from maze_train.nets.mlp_gradients import forward_and_backward, supports_analytic_gradients
 
 
 class DQNEvents(LearnerEvents):
@@ -56,7 +56,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
-    gradients_by_hand: ClassVar[Mapping[str, object]] = {}
+    analytic_gradients: ClassVar[Mapping[str, object]] = {}
 
     def model(self, module_id: str) -> DQNModel:
         """Return a module as a `DQNModel`."""
@@ -98,7 +98,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         """Return whether a module is a multilayer perceptron with an analytic loss gradient."""
         model = self.model(module_id)
         is_known = declares_gradients(self, self.config_of(module_id), METHODS)
-        return is_known and not model.num_quantiles and has_gradients_by_hand(model.policy)
+        return is_known and not model.num_quantiles and supports_analytic_gradients(model.policy)
 
     def analytic_loss(
         self, module_id: str, batch: Transitions, statistics: Statistics

@@ -76,7 +76,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     """
 
     most_empty_updates: ClassVar[int] = 100
-    gradients_by_hand: ClassVar[Mapping[str, object]] = {"loss_reduction": "mean"}
+    analytic_gradients: ClassVar[Mapping[str, object]] = {"loss_reduction": "mean"}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._outputs: dict[str, tuple[Tensor, Tensor]] = {}

@@ -47,7 +47,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         **ActorCriticLearner.scheduled_settings,
         "clip_range": ActorCriticEvents.clip_range,
     }
-    gradients_by_hand: ClassVar[Mapping[str, object]] = {"value_clip_range": 0.0}
+    analytic_gradients: ClassVar[Mapping[str, object]] = {"value_clip_range": 0.0}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._divergences: dict[str, Tensor] = {}
