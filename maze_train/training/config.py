@@ -166,7 +166,7 @@ class AlgorithmConfig(OptimizerSettings):
     """Source of experience: an environment or a dataset. With a dataset, the environment is
     optional and only used for evaluation."""
 
-    learns_for_several_agents: ClassVar[bool] = False
+    supports_multi_agent: ClassVar[bool] = False
     """Whether the algorithm supports multi-agent environments."""
 
     has_snapshots: ClassVar[bool] = False

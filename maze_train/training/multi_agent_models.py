@@ -197,10 +197,10 @@ def make_joint_model(
     several = agent_spaces(observation_space, action_space)
     if several is None:
         return make_model(algorithm, config, policies, observation_space, action_space, seed)
-    if not algorithm.learns_for_several_agents:
+    if not algorithm.supports_multi_agent:
         problem = (
             "trains a single agent, but the environment has several; choose an algorithm with "
-            "learns_for_several_agents"
+            "supports_multi_agent (in version 0.2.0: learns_for_several_agents)"
         )
         raise ConfigError("algorithm", problem, algorithm.name)
     return build_joint_model(model_maker(algorithm), config, several, policies, seed)

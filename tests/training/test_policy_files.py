@@ -436,7 +436,7 @@ class OwnConfig(PPOAlgorithmConfig):
     """Settings of an algorithm of a user."""
 
     name: ClassVar[str] = "own"
-    learns_for_several_agents: ClassVar[bool] = False
+    supports_multi_agent: ClassVar[bool] = False
 
 
 MANY, FEW = (spaces.Box(-1.0, 1.0, (size,), np.float32) for size in (4, 2))

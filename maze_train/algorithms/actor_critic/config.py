@@ -16,7 +16,7 @@ from maze_train.training.config import DRY_RUN_STEPS, AlgorithmConfig
 class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Base class of the settings of actor-critics."""
 
-    learns_for_several_agents: ClassVar[bool] = True
+    supports_multi_agent: ClassVar[bool] = True
     has_snapshots: ClassVar[bool] = True
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
     builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.trainer.ActorCriticBuilder"

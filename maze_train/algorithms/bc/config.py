@@ -30,7 +30,7 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     default_total_steps: ClassVar[int] = 0
     least_epoch_length: ClassVar[int] = 0
     learns_from: ClassVar[Literal["env", "dataset"]] = "dataset"
-    learns_for_several_agents: ClassVar[bool] = True
+    supports_multi_agent: ClassVar[bool] = True
     without_torchrun: ClassVar[str] = (
         "bc learns from a dataset, not in environments; use learner_group.n_learners"
     )

@@ -32,7 +32,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
         "es computes no gradients; its workers run in parallel with runner=local or runner=ray"
     )
     uses_accelerators: ClassVar[bool] = False
-    learns_for_several_agents: ClassVar[bool] = True
+    supports_multi_agent: ClassVar[bool] = True
 
     n_rollouts_per_update: int = 64
     """Minimum number of episodes per update, two per perturbation. Must be even and >= 2."""

@@ -62,7 +62,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     An update steps the environments and takes gradient steps on earlier transitions.
     """
 
-    learns_for_several_agents: ClassVar[bool] = True
+    supports_multi_agent: ClassVar[bool] = True
     without_torchrun: ClassVar[str] = ""
     builder_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicyBuilder"
     trainer_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicy"
