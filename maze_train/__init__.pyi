@@ -165,7 +165,7 @@ from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
 from maze_train.envs.atari import SignRewardWrapper as SignRewardWrapper
 from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory
-from maze_train.envs.foreign import ForeignVectorEnv as ForeignVectorEnv
+from maze_train.envs.foreign import ThirdPartyVectorEnv as ThirdPartyVectorEnv
 from maze_train.envs.monitoring import MonitoringWrapper as MonitoringWrapper
 from maze_train.envs.pooled import PooledVectorEnv as PooledVectorEnv
 from maze_train.envs.pooled import SequentialVectorEnv as SequentialVectorEnv
@@ -189,7 +189,7 @@ from maze_train.functional.vtrace import from_logits as from_logits
 from maze_train.functional.vtrace import get_log_rhos as get_log_rhos
 from maze_train.functional.vtrace import log_probs_from_logits_and_actions_and_spaces as log_probs_from_logits_and_actions_and_spaces
 from maze_train.functional.vtrace import vtrace as vtrace
-from maze_train.learner.apis import HasOwnLoss as HasOwnLoss
+from maze_train.learner.apis import HasLoss as HasLoss
 from maze_train.learner.config import Freeze as Freeze
 from maze_train.learner.config import GradientSettings as GradientSettings
 from maze_train.learner.config import LearnerGroupConfig as LearnerGroupConfig

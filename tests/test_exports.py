@@ -24,3 +24,5 @@ def test_every_name_can_be_imported():
         assert getattr(maze_train, name) is getattr(importlib.import_module(module), name)
     with pytest.raises(AttributeError, match="no attribute 'PPP'"):
         maze_train.PPP  # noqa: B018  # reading it is the test
+    with pytest.raises(AttributeError, match="it was renamed to HasLoss"):
+        _ = maze_train.HasOwnLoss

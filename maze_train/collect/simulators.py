@@ -59,7 +59,7 @@ class SimulatorCollector(RolloutCollector):
         return self.simulator.device
 
     def _reset(self, seed: int) -> TensorTree:
-        """Return the first observations of new episodes, seeded as in `ForeignVectorEnv`."""
+        """Return the first observations of new episodes, seeded as in `ThirdPartyVectorEnv`."""
         self.env.root_seed = seed
         return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
 

@@ -75,7 +75,7 @@ def make_foreign_env(
         max_episode_steps: Upper bound (>= 1) on the length of an episode. A smaller limit of the
             environment remains in force.
         device: Device of a simulator; ignored if the settings select a device.
-        info_keys: See `ForeignVectorEnv`.
+        info_keys: See `ThirdPartyVectorEnv`.
 
     Raises:
         ConfigError: If the settings select no vector environment, or the backend does not support
@@ -103,7 +103,7 @@ def make_foreign_env(
         )
 
 
-class ForeignVectorEnv(MazeVectorEnv, ABC):
+class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
     """Base class of adapters of third-party vector environments.
 
     With `atari_training`, `AtariLives` ends an episode when a life is lost. The raw return `r` and
@@ -311,7 +311,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
             raise EnvError(f"environment {self.first_env + i} failed at {step}: {error}") from error
 
 
-class SameStepVectorEnv(ForeignVectorEnv):
+class SameStepVectorEnv(ThirdPartyVectorEnv):
     """Adapter of Gymnasium vector environments with autoreset mode SAME_STEP."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], **settings: Any) -> None:
@@ -423,7 +423,7 @@ class DisabledVectorEnv(SameStepVectorEnv):
     Args:
         env: The environment.
         max_episode_steps: Maximum length of an episode, >= 1; None disables truncation.
-        **settings: See `ForeignVectorEnv`.
+        **settings: See `ThirdPartyVectorEnv`.
     """
 
     def __init__(
@@ -453,13 +453,13 @@ class DisabledVectorEnv(SameStepVectorEnv):
         return columns
 
 
-class SimulatorVectorEnv(ForeignVectorEnv):
+class SimulatorVectorEnv(ThirdPartyVectorEnv):
     """Adapter of simulators.
 
     Args:
         simulator: The simulator; closed together with the adapter.
         max_episode_steps: Maximum allowed length of an episode; None disables the check.
-        **settings: See `ForeignVectorEnv`.
+        **settings: See `ThirdPartyVectorEnv`.
     """
 
     def __init__(
@@ -525,7 +525,7 @@ class SimulatorVectorEnv(ForeignVectorEnv):
 
 def foreign_env(
     env: VectorEnv[Any, Any, Any], *, max_episode_steps: int | None = None, **settings: Any
-) -> ForeignVectorEnv:
+) -> ThirdPartyVectorEnv:
     """Adapt any Gymnasium vector environment to `MazeVectorEnv`.
 
     The behaviour at the end of an episode depends on the autoreset mode of the environment:
@@ -541,7 +541,7 @@ def foreign_env(
         env: The vector environment. `metadata["autoreset_mode"]` declares the autoreset mode.
             Closing the adapter closes the environment.
         max_episode_steps: Maximum length of an episode, >= 1; mode DISABLED only.
-        **settings: See `ForeignVectorEnv`.
+        **settings: See `ThirdPartyVectorEnv`.
 
     Raises:
         ConfigError: If `max_episode_steps` is given for another mode.

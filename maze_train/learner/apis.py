@@ -64,7 +64,7 @@ class Explores(Protocol):
 
 
 @runtime_checkable
-class HasOwnLoss(Protocol):
+class HasLoss(Protocol):
     """Module with a custom loss, which replaces the loss of the algorithm."""
 
     def compute_self_supervised_loss(

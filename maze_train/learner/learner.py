@@ -15,7 +15,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
 from maze_train.core.types import Tensor
-from maze_train.learner.apis import HasOwnLoss, check_apis
+from maze_train.learner.apis import HasLoss, check_apis
 from maze_train.learner.components import FUNCTION, merged, read, select, write
 from maze_train.learner.config import Freeze, OptimizerSettings, Progress, Schedule
 from maze_train.learner.events import LearnerEvents, statistics_of
@@ -327,7 +327,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         loss: Tensor | Mapping[str, Tensor]
         if module_id in self.modules.with_loss:
             module = self.modules[module_id]
-            assert isinstance(module, HasOwnLoss)
+            assert isinstance(module, HasLoss)
             loss = module.compute_self_supervised_loss(batch, statistics)
         elif self.loss_function is not None:
             loss = self.loss_function(self, module_id, batch, statistics)

@@ -16,7 +16,7 @@ from torch import nn
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, TrainingError, nearest
 from maze_train.core.types import Tensor, precise_dtype
-from maze_train.learner.apis import HasOwnLoss, HasPolicy
+from maze_train.learner.apis import HasLoss, HasPolicy
 from maze_train.learner.config import (
     Freeze,
     GradientSettings,
@@ -319,7 +319,7 @@ class LearnerModules(dict[str, nn.Module]):
         self[module_id] = module.to(device)
         if has_modes(module):
             self.with_modes.add(module_id)
-        if isinstance(module, HasOwnLoss):
+        if isinstance(module, HasLoss):
             self.with_loss.add(module_id)
         if isinstance(module, HasPolicy) and isinstance(module.policy, Policy):
             self.policies[module_id] = module.policy

@@ -59,7 +59,7 @@ def test_metrics() -> None:
     assert result.summary.updates == 6
     for row in result.history:
         time_s = row["time/collect_s"] + row["time/update_s"]
-        assert 0 < row["time/learner_wait_share"] <= row["time/collect_s"] / time_s
+        assert 0 < row["time/learner_wait_fraction"] <= row["time/collect_s"] / time_s
         # Nothing is older than the last update, so there is nothing to correct.
         assert row["train/policy_lag_mean"] == row["train/policy_lag_max"] == 0
         assert row["train/rho_mean"] == pytest.approx(1.0, abs=1e-5)
@@ -146,7 +146,7 @@ def test_actors_in_processes() -> None:
     assert result.summary.env_steps == 30 * UPDATE
     for row in result.history:
         assert all(math.isfinite(value) for value in row.values())
-        assert 0 <= row["time/learner_wait_share"] <= 1
+        assert 0 <= row["time/learner_wait_fraction"] <= 1
         assert 0 <= row["train/policy_lag_mean"] <= row["train/policy_lag_max"] <= 6
         assert 0 <= row["actors/queue_after"] <= row["actors/queue_before"] + 2
         assert row["actors/steps_dropped"] == 0

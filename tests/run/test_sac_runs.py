@@ -333,7 +333,7 @@ def test_metrics(action: str) -> None:
     # One for four transitions after the initial phase.
     steps = sum(float(r.get("train/gradient_steps") or 0) for r in result.history)
     assert steps == (192 - 32) // 4
-    assert row["replay/picks_per_transition"] == pytest.approx(steps * 8 / (192 - 8))
+    assert row["replay/samples_per_transition"] == pytest.approx(steps * 8 / (192 - 8))
     assert row["train/policy_entropy"] <= 2 * math.log(2)  # uniform, in [-1, 1] and over 2 choices
     target = {"box": -2.0, "tuple": -1.0 + 0.98 * math.log(2)}[action]
     assert row["train/target_entropy"] == pytest.approx(target, rel=1e-6)

@@ -56,7 +56,7 @@ class ActorEvents(EventInterface, prefix="actors"):
 class ActorTimeEvents(EventInterface, prefix="time"):
     """Wall-clock time of updates."""
 
-    learner_wait_share = Event(
+    learner_wait_fraction = Event(
         "Fraction of time in which the learner waits for a batch, or collects it (`runner=dev`)."
     )
 

@@ -76,7 +76,7 @@ class IMPALA(Trainer):
         statistics.record(TimeEvents.collect_s, collected - started)
         statistics.record(TimeEvents.update_s, ended - collected)
         share = gathered.waited_s / (ended - started)
-        statistics.record(ActorTimeEvents.learner_wait_share, share, ended - started)
+        statistics.record(ActorTimeEvents.learner_wait_fraction, share, ended - started)
         self._record_actors(gathered, statistics)
         return steps
 

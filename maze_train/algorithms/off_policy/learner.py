@@ -26,7 +26,7 @@ class ReplayEvents(EventInterface, prefix="replay"):
     """Statistics of the replay buffer."""
 
     size = Event("Number of transitions in the replay buffer.", reduce="last")
-    picks_per_transition = Event(
+    samples_per_transition = Event(
         "Mean number of times each collected transition has been sampled.",
         reduce="last",
     )

@@ -170,7 +170,7 @@ class OffPolicy(Trainer):
                 if batch.weights is not None:
                     self._update_priorities(self.replay_buffers[key], batch)
         picks = self.gradient_steps * self.algorithm_config.batch_size / self._stored
-        statistics.record(ReplayEvents.picks_per_transition, picks)
+        statistics.record(ReplayEvents.samples_per_transition, picks)
         statistics.record(ReplayTimeEvents.sample_s, sample_s)
         return time.perf_counter() - started
 
