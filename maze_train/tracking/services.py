@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from html import escape
 from http.client import HTTPException
@@ -33,7 +35,8 @@ from maze_train.core.targets import import_extra
 from maze_train.core.text import flattened
 from maze_train.core.types import Array
 from maze_train.tracking.media import animation
-from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
+from maze_train.tracking.mlflow_model import MODEL, save_model
+from maze_train.tracking.tracker import ENV_STEPS, TOTAL_S, MetricsWriter, RunInfo
 
 FILMS = "*.mp4"
 """Patterns of files in the run directory that are uploaded in addition to the best policy."""
@@ -52,6 +55,8 @@ DEFAULT_PROJECT = "maze_train"
 PARENT_RUN, GROUP_TAG = "mlflow.parentRunId", "group_of_runs"
 """Tags of MLflow runs: the id of the parent run, and the group of a parent run."""
 
+DATA_DIR = "WANDB_DATA_DIR"
+
 MOST_VALUES = 10_000
 """Maximum number of values for which NumPy selects the bins of a histogram."""
 
@@ -62,9 +67,24 @@ _MLFLOW_PARAM_LENGTH = 500  # Limit of MLflow versions before 2.8 on a database.
 class ServiceWriter(MetricsWriter):
     """Base class of the writers for experiment trackers, with the files to upload."""
 
+    is_kept = False  # The run directory is complete without the service.
+
     def __init__(self) -> None:
         self._run_dir: Path | None = None
         self._is_finished = False
+
+    @abstractmethod
+    def _log_row(self, row: Mapping[str, float], timestamp: float) -> None:
+        """Log a row, unless the service has it because its epoch is repeated after a resume."""
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Log one row."""
+        self._log_row(row, time.time())
+
+    def _write_past(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Log the rows before a checkpoint, at the times relative to the last one."""
+        for row in rows:
+            self._log_row(row, time.time() + row.get(TOTAL_S, 0.0) - rows[-1].get(TOTAL_S, 0.0))
 
     def _known_run(self, run: RunInfo, key: str) -> str | None:
         """Return the id of this run in a service; None for a new run.
@@ -135,6 +155,7 @@ class WandbWriter(ServiceWriter):
         self._name = name or os.environ.get("WANDB_NAME")
         self._init = init
         self._run: Any = None
+        self._folder: Path | None = None
         self._env_steps = 0
 
     def start(self, run: RunInfo) -> None:
@@ -151,14 +172,16 @@ class WandbWriter(ServiceWriter):
         self._run_dir = run.run_dir
         key = f"wandb:{self._init.get('entity', '')}/{self._project}"
         known = self._known_run(run, key)
-        if run.run_dir is not None:
-            make_folders(run.run_dir / WANDB)
+        given = self._init.get("dir") or os.environ.get("WANDB_DIR")
+        self._folder = Path(given) if given else run.run_dir
+        if self._folder is not None:
+            make_folders(self._folder / WANDB)
         arguments: dict[str, Any] = {
             "project": self._project,
             "name": self._name or run.name or run.title or None,
             "group": run.group or None,
             "config": run.config,
-            "dir": None if run.run_dir is None else str(run.run_dir),
+            "dir": None if self._folder is None else str(self._folder),
             # Without this argument, a second run in the process would replace the first run.
             "reinit": "create_new",
         }
@@ -175,8 +198,8 @@ class WandbWriter(ServiceWriter):
             raise ConfigError("WandbWriter", problem, self._init or self._project) from error
         self._remove_links()
         self._keep_id(run, key, self._run.id)
-        for row in run.past_rows if known is None else ():
-            self.write(row)
+        if known is None:
+            self._write_past(run.past_rows)
 
     def _remove_links(self) -> None:
         """Remove wandb's links to the home directory; run directories must not contain links."""
@@ -185,11 +208,10 @@ class WandbWriter(ServiceWriter):
                 if path.is_symlink():
                     path.unlink()
 
-    def write(self, row: Mapping[str, float]) -> None:
-        """Log one row. Rows of epochs that are repeated after a resume are not logged again."""
+    def _log_row(self, row: Mapping[str, float], timestamp: float) -> None:
         self._env_steps = int(row[ENV_STEPS])
         if self._env_steps >= self._run.step:
-            self._run.log(dict(row), step=self._env_steps)
+            self._run.log({**row, "_timestamp": timestamp}, step=self._env_steps)
 
     def log_image(self, name: str, image: Array, env_steps: int) -> bool:
         """Log an image."""
@@ -222,9 +244,25 @@ class WandbWriter(ServiceWriter):
             self._run.log(films, step=self._env_steps)
         if policy := self._best_policy:
             artifact = self._wandb.Artifact(f"policy-{self._run.id}", type="model")
-            for name, path in policy.items():
-                artifact.add_file(str(path), name)
-            self._run.log_artifact(artifact, aliases=[BEST])
+            with self._data_below():
+                for name, path in policy.items():
+                    artifact.add_file(str(path), name)
+                self._run.log_artifact(artifact, aliases=[BEST])
+
+    @contextmanager
+    def _data_below(self) -> Iterator[None]:
+        """Let wandb copy artifacts to the directory of its files instead of the home directory.
+
+        With the copies there, an offline run can be uploaded from another machine.
+        """
+        if self._folder is None or DATA_DIR in os.environ:
+            yield
+            return
+        os.environ[DATA_DIR] = str(self._folder.absolute() / WANDB)  # There is no argument for it.
+        try:
+            yield
+        finally:
+            del os.environ[DATA_DIR]
 
     def close(self) -> None:
         """End the run; an unfinished run is marked as failed."""
@@ -249,6 +287,8 @@ class MLflowWriter(ServiceWriter):
         experiment: Name of the experiment; None: `MLFLOW_EXPERIMENT_NAME`, or `maze_train`.
         name: Name of the run; None: in a sweep the settings that vary, otherwise the title of the
             run.
+        registered_model: Name of a registered model in MLflow, which gets the best policy as a new
+            version at the end of the run; None: the policy is not registered.
 
     Raises:
         MissingExtraError: If mlflow is not installed.
@@ -259,8 +299,10 @@ class MLflowWriter(ServiceWriter):
         tracking_uri: str | None = None,
         experiment: str | None = None,
         name: str | None = None,
+        registered_model: str | None = None,
     ) -> None:
         super().__init__()
+        self._model = registered_model
         self._mlflow = import_extra("mlflow", "mlflow", "MLflowWriter")
         self._tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", DEFAULT_PROJECT)
@@ -288,8 +330,7 @@ class MLflowWriter(ServiceWriter):
         except OSError as error:
             uri = without_login(self._tracking_uri or "") or None
             raise ConfigError("MLflowWriter.tracking_uri", str(error), uri) from error
-        for row in run.past_rows:
-            self.write(row)
+        self._write_past(run.past_rows)
 
     def _open(self, run: RunInfo) -> None:
         uri, artifacts = self._tracking_uri, None
@@ -365,21 +406,20 @@ class MLflowWriter(ServiceWriter):
             self._client.delete_run(run_id)
         return kept
 
-    def write(self, row: Mapping[str, float]) -> None:
-        """Log one row. Rows of epochs that are repeated after a resume are not logged again."""
-        metric = self._mlflow.entities.Metric
-        now_ms = int(time.time() * 1000)
+    def _log_row(self, row: Mapping[str, float], timestamp: float) -> None:
         step = int(row[ENV_STEPS])
         if step <= self._last_step:
             return
-        metrics = [
-            metric(mlflow_name(name), float(value), now_ms, step) for name, value in row.items()
-        ]
         with self._calls():
-            self._client.log_batch(self._run_id, metrics=metrics)
+            self._log_metrics(row, timestamp, step)
             if self._group:  # Only now, since other writers could have prevented the start.
                 self._join(self._group)
                 self._group = ""
+
+    def _log_metrics(self, values: Mapping[str, float], timestamp: float, step: int) -> None:
+        metric, time_ms = self._mlflow.entities.Metric, int(timestamp * 1000)
+        metrics = [metric(mlflow_name(k), float(v), time_ms, step) for k, v in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
 
     def log_image(self, name: str, image: Array, env_steps: int) -> bool:
         """Store an image as an artifact."""
@@ -411,15 +451,34 @@ class MLflowWriter(ServiceWriter):
         return True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Log the outcome as tags, and upload policy and videos."""
+        """Log the outcome as metrics and tags, and upload policy and videos."""
         self._note_outcome(summary)
+        outcome = {f"summary.{name}": value for name, value in flattened(summary).items()}
+        numbers = {
+            name: value
+            for name, value in outcome.items()
+            if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+        }
         with self._calls():
-            for name, value in flattened(summary).items():
-                self._client.set_tag(self._run_id, mlflow_name(f"summary.{name}"), str(value))
+            self._log_metrics(numbers, time.time(), int(summary.get(ENV_STEPS, 0)))
+            for name in outcome.keys() - numbers:
+                self._client.set_tag(self._run_id, mlflow_name(name), str(outcome[name]))
             policy = {f"{BEST}/{name}": path for name, path in self._best_policy.items()}
             for name, path in {**policy, **self._films}.items():
                 folder = name.rpartition("/")[0] or None
                 self._client.log_artifact(self._run_id, str(path), folder)
+            if self._model and policy and self._run_dir is not None:
+                self._register(self._model, self._run_dir.absolute() / BEST)
+
+    def _register(self, name: str, policy: Path) -> None:
+        """Store a policy as an MLflow model, as the next version of a registered model."""
+        with TemporaryDirectory() as folder:
+            save_model(policy, Path(folder))
+            self._client.log_artifacts(self._run_id, str(Path(folder, MODEL)), MODEL)
+        with suppress(self._mlflow.MlflowException):  # The registered model exists.
+            self._client.create_registered_model(name)
+        source = f"{self._client.get_run(self._run_id).info.artifact_uri}/{MODEL}"
+        self._client.create_model_version(name, source, self._run_id)
 
     def close(self) -> None:
         """End the run; an unfinished run is marked as failed."""

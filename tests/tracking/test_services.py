@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import socket
@@ -11,7 +12,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -19,13 +22,21 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from maze_train import ConfigError, MetricsWriter, MLflowWriter, RunInfo, Tracker, WandbWriter
+from maze_train import (
+    ConfigError,
+    MetricsWriter,
+    MLflowWriter,
+    RunInfo,
+    Tracker,
+    WandbWriter,
+    load_policy,
+    train,
+)
 from maze_train.core.folders import check_enclosed
 from maze_train.tracking.services import check_answers, mlflow_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 # What the packages themselves warn of is not for these tests to judge.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -282,7 +293,8 @@ def test_mlflow_in_the_run_directory(
     params = run.data.params
     assert (len(params), params["algorithm.lr"], params["algorithm._"]) == (253, "0.1", "[]")
     assert params["algorithm.text"] == "x" * 500
-    assert run.data.tags["summary.final_test.best.epoch"] == "3"
+    assert run.data.metrics["summary.final_test.best.epoch"] == 3
+    assert run.data.tags["summary.stop_reason"] == "total_steps"
     history = client.get_metric_history(run.info.run_id, "league/main_3/win_rate")
     assert [(point.step, point.value) for point in history] == [(300, 0.5), (600, 0.5)]
     (loss,) = client.get_metric_history(run.info.run_id, "train/loss")
@@ -381,7 +393,7 @@ def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "own.db").unlink()
         for _ in range(2):
             tracker.write(ROW)
-    assert tracker.missing == ["MLflowWriter"]
+    assert tracker.missing == []  # The run directory is complete.
     assert len(warnings) == 1
     assert warnings[0].startswith("MLflowWriter is no longer updated; training continues: ")
 
@@ -509,3 +521,81 @@ def test_what_callbacks_log(tmp_path: Path) -> None:
     stored = (tmp_path / "m").rglob("callback/*/step_000000000007.*")
     found = {f"{path.parent.name}{path.suffix}" for path in stored}
     assert found == {"image.png", "values.json", "video.gif", "text.md"}
+
+
+def test_a_run_that_is_uploaded_from_another_machine(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of the policy that wandb uploads is below the run, not in the home directory."""
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_DATA_DIR")
+    monkeypatch.setenv("HOME", "/dev/null")  # As in some containers.
+    warnings = list[str]()
+    info = RunInfo(run_dir=run_dir, title="PPO on X", config=CONFIG)
+    with Tracker([WandbWriter()], info, warn=warnings.append) as tracker:
+        tracker.write(ROW)
+        tracker.finish({"stop_reason": "total_steps"})
+    assert (warnings, tracker.missing) == ([], [])
+    (artifact,) = (r.artifact for r in records(run_dir) if r.HasField("artifact"))
+    (entry,) = artifact.manifest.contents
+    assert run_dir in Path(entry.local_path).parents
+    assert Path(entry.local_path).read_bytes() == b"best/policy.pt"
+    assert "WANDB_DATA_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("service", ["wandb", "mlflow"])
+def test_times_of_earlier_rows(tmp_path: Path, service: str) -> None:
+    """Rows before a resume keep their distances in time in a new run of the service."""
+    pytest.importorskip(service)
+    past = tuple({**ROW, "env_steps": 10 * s, "time/total_s": float(s)} for s in (10, 30))
+    writer = WandbWriter() if service == "wandb" else MLflowWriter()
+    before = time.time()
+    with Tracker([writer], RunInfo(run_dir=tmp_path, past_rows=past, resumed_at_step=300)):
+        pass
+    if service == "wandb":
+        rows = [items(r.history.item) for r in records(tmp_path) if r.HasField("history")]
+        times = [row["_timestamp"] for row in rows]
+    else:
+        client, (run,) = runs_of_mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}")
+        history = client.get_metric_history(run.info.run_id, "epoch")
+        times = [point.timestamp / 1000 for point in history]
+    assert times[1] - times[0] == pytest.approx(20.0, abs=1.0)
+    assert before - 0.1 <= times[1] <= time.time()
+
+
+def test_the_policy_is_a_registered_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded from the registry, it acts as the policy of the run; its signature has the spaces."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path / 'own.db'}"
+    result = train(
+        "CartPole-v1",
+        total_steps=64,
+        run_dir="run",
+        evaluation={"n_episodes": 1},
+        **{
+            "tracking.progress": "quiet",
+            "tracking.writers": [
+                {
+                    "_target_": "maze_train.MLflowWriter",
+                    "tracking_uri": uri,
+                    "registered_model": "cartpole",
+                }
+            ],
+            "algorithm.n_rollout_steps": 16,
+            "algorithm.batch_size": 16,
+            "algorithm.epoch_length": 1,
+            "runner.concurrency": 2,
+        },
+    )
+    assert result.missing == ()
+    (version,) = mlflow.MlflowClient(uri).search_model_versions("name = 'cartpole'")
+    found = mlflow.MlflowClient(uri).get_run(version.run_id)
+    assert found.data.metrics["summary.best_metric"] == result.best_metric
+    model = mlflow.pyfunc.load_model(f"{found.info.artifact_uri}/model")
+    obs = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    assert (model.predict(obs) == load_policy("run").act(obs, deterministic=True)).all()
+    (inputs,) = model.metadata.signature.inputs.inputs
+    assert (inputs.type, inputs.shape) == (np.dtype(np.float32), (-1, 4))
+    with pytest.raises(mlflow.MlflowException, match="type"):
+        model.predict(obs.astype(np.int64))
