@@ -133,7 +133,7 @@ class PushConfig(Settings):
 
     film: str | None = None
     """Video of the policy to upload, an .mp4 file; null: the newest video of this policy from the
-    rollouts of its run (`maze-run rollout run=<run> video=true`), if there is one."""
+    rollouts of its run (`maze-run rollout run=<run> video=true`), if any."""
 
     share: list[str] = field(default_factory=list)
     """Text settings to upload, by dotted name or pattern, such as `[env.kwargs.map_name]`. Numbers,

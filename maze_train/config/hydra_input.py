@@ -404,7 +404,7 @@ def key_of(override: str) -> str:
 
 
 def words_of(overrides: Sequence[str]) -> str:
-    """Return the settings in overrides as on the command line, without those of Hydra."""
+    """Return the overrides as on the command line, without the settings of Hydra."""
     return " ".join(word.lstrip("+") for word in filter_overrides(overrides))
 
 

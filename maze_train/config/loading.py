@@ -203,7 +203,7 @@ def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
     settings: a key with this name in another section, or for a name from another library.
 
     Raises:
-        ConfigError: If `load_config` raises it, or a required option is not chosen.
+        ConfigError: If a setting is invalid (see `load_config`), or a required option is missing.
     """
     values = nested_values(cls, node)
     for field in fields(cls):

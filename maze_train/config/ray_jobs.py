@@ -31,7 +31,7 @@ class JobWorker(Worker):
     """Runs jobs sequentially on its machine, each in a separate process.
 
     Args:
-        folders: Directories that the jobs need.
+        folders: Directories required by the jobs.
         context: Context of the worker.
     """
 
@@ -74,7 +74,7 @@ class WorkerJobs(JobPool[StartedJob]):
         ended: Called with each job that ended.
         place: Backend of the workers; must allow restarts.
         n_jobs: Maximum number of parallel jobs.
-        folders: Directories that the jobs need.
+        folders: Directories required by the jobs.
     """
 
     def __init__(

@@ -31,10 +31,10 @@ def config_text(config: TrainConfig) -> str:
 
 
 def check_text(text: str) -> None:
-    """Check that a configuration can be read again once it is written.
+    """Check that a configuration file will be readable.
 
     Raises:
-        ConfigError: If it cannot, for example because it is too large.
+        ConfigError: If the text would not be valid, for example because it is too large.
     """
     try:
         plain_values(text)

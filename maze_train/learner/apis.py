@@ -50,7 +50,7 @@ class HasTargets(Protocol):
 
 @runtime_checkable
 class HasNormalizer(Protocol):
-    """Module that may normalize observations."""
+    """Module that can have an observation normalizer."""
 
     normalizer: ObservationNormalizer | None
 

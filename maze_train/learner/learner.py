@@ -528,8 +528,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> None:
         """Register an optimizer for parameters of a module that require a gradient.
 
-        If these parameters already have an optimizer of this name, its learning rate and clipping
-        change, and `optimizer` has no effect.
+        If these parameters already have an optimizer of this name, only its learning rate and
+        clipping are changed.
 
         Args:
             module_id: The module.

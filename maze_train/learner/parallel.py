@@ -69,17 +69,18 @@ class SingleLearner:
 
 
 RANKS = "ranks"
-"""Key of a state with one part per process."""
+"""Key of states with one part per process."""
 
 
 class SingleProcess:
-    """The only process of a run; see `TorchrunProcesses` for several that train one policy.
+    """Interface between the processes of a run, for a run with a single process.
 
-    Every process makes the same calls in the same order.
+    `TorchrunProcesses` implements it for several processes. Every process must make the same calls
+    in the same order.
     """
 
     rank = 0
-    """Number of this process; the first one writes all files and the console."""
+    """Rank of this process; the process with rank 0 writes all files and prints to the console."""
 
     count = 1
     """Number of processes."""
@@ -88,37 +89,37 @@ class SingleProcess:
     """Whether the run may have other processes."""
 
     def device(self, name: str) -> str:
-        """Return the device of this process for the name of a kind of device."""
+        """Return the device of this process for a device name such as `cuda`."""
         return name
 
     def first(self, function: Callable[[], T]) -> T:
-        """Return the result of a function that only the first process calls."""
+        """Call a function in the first process and return the result in all processes."""
         return function()
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all processes, in all processes."""
+        """Return the values of all processes; every process must call this method."""
         return [value]
 
     def largest(self, number: int) -> int:
-        """Return the largest number of all processes, in all processes."""
+        """Return the largest number of all processes; every process must call this method."""
         return number
 
     def state(self, own: T) -> T | dict[str, list[T]] | None:
-        """Return the states of all processes for a checkpoint; None in all but the first."""
+        """Return the states of all processes for a checkpoint in the first process, else None."""
         return own
 
     def own_state(self, state: Any) -> Any:
         """Return the state of this process from a result of `state`.
 
         Raises:
-            ConfigError: If another number of processes saved it.
+            ConfigError: If the state was saved by another number of processes.
         """
         count = len(state[RANKS]) if isinstance(state, dict) and RANKS in state else 1
         if count != self.count:
             raise ConfigError(
                 "resume",
-                f"{count} processes trained this run and {self.count} cannot continue it, because "
-                "each process has environments and random generators of its own; use "
+                f"this run was trained by {count} processes and cannot be resumed with "
+                f"{self.count}, because each process has separate environments; use "
                 + ("maze-run" if count == 1 else f"torchrun with {count} processes in total"),
             )
         return state if self.count == 1 else state[RANKS][self.rank]
@@ -127,11 +128,11 @@ class SingleProcess:
         """Check that a value is the same in all processes.
 
         Raises:
-            ConfigError: If it is not.
+            ConfigError: If the values differ.
         """
 
     def started(self, run_dir: str) -> None:
-        """Note the directory of the run, for a restart."""
+        """Store the directory of the run for a restart."""
 
     def leave(self, *error: object) -> None:
         """End the exchange with the other processes; a second call does nothing."""

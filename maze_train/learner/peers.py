@@ -221,7 +221,7 @@ class PeerLearners:
             check_gpus(settings, learner.device)
 
     def check_modules(self) -> None:
-        """Raise ConfigError if several learners do not compute the results of one."""
+        """Raise ConfigError if results would depend on the number of learners."""
         check_modules(self._learner, self.n_learners)
 
     @property
@@ -391,7 +391,7 @@ class PeerLearners:
 
 
 def check_modules(learner: Learner[Any, Any, Any], n_learners: int) -> None:
-    """Check that several learners compute the same results as one.
+    """Check that results do not depend on the number of learners.
 
     Raises:
         ConfigError: If a layer mixes samples or is stochastic.

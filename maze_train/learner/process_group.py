@@ -1,4 +1,4 @@
-"""Process groups of PyTorch: where their members meet, and how they join and leave."""
+"""Process groups of PyTorch: rendezvous, joining and leaving."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def open_store(address: Address, count: int, timeout_s: float, listener: int | N
 
 @contextmanager
 def network_of(host: str) -> Iterator[None]:
-    """Use the loopback interface for connections if `host` is empty: all run on one machine."""
+    """Use the loopback interface for connections if `host` is empty (a single machine)."""
     if host:
         yield  # Default interface, or set by environment variables.
         return
@@ -171,7 +171,7 @@ def start_group(
     Args:
         backend: Backend of PyTorch.
         make_store: Opens the store in which the members meet.
-        rank: Number of this member.
+        rank: Rank of this member.
         count: Number of members.
         timeout_s: Timeout of a collective operation in seconds.
         host: See `network_of`.

@@ -1,4 +1,4 @@
-"""Processes that torchrun starts, which train one policy together."""
+"""Training of one policy by several processes of torchrun."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ CONNECT_S, MEET_S = 10.0, 600.0
 """Maximum time in seconds to reach the store of torchrun, and to wait for the other processes."""
 
 EXCHANGE_S = 7 * 86_400.0
-"""Maximum time in seconds of an exchange. Processes wait while the first one evaluates or writes;
-torchrun detects lost processes and machines earlier."""
+"""Maximum time in seconds of an exchange. Processes wait while the first process evaluates or
+writes; torchrun detects lost processes and machines earlier."""
 
 
 class StopTogether(Exception):  # noqa: N818 (a message, not an error)
     """Carries an exception of the first process to the other processes.
 
     Args:
-        error: The exception, which every process raises.
+        error: The exception to raise in every process.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -47,18 +47,18 @@ class StopTogether(Exception):  # noqa: N818 (a message, not an error)
 
 
 class ProcessesLostError(TrainingError):
-    """Another process of the run ended, which ends this one, too."""
+    """Raised if another process of the run has ended."""
 
 
 class TorchrunProcesses(SingleProcess):
-    """One process per learner, each with a share of the environments.
+    """One process per learner, each with a part of the environments.
 
-    All processes hold identical learners, replay buffers and counters: experience and statistics
+    All processes have identical learners, replay buffers and counters: experience and statistics
     are exchanged, so every process learns from the experience of all environments, and `Shard`
     averages the gradients. Only environments and global random generators differ.
 
     Args:
-        variables: What torchrun told this process.
+        variables: Environment variables set by torchrun.
 
     Raises:
         ConfigError: If no torchrun answers, another process has the same rank, or a process does
@@ -68,7 +68,7 @@ class TorchrunProcesses(SingleProcess):
     is_shared = True
 
     def __init__(self, variables: TorchrunVariables) -> None:
-        leave()  # The group of an earlier run that failed.
+        leave()  # Leave the group of an earlier run that failed.
         self.variables = variables
         self.rank, self.count = variables.rank, variables.count
         store = _store(variables)
@@ -89,7 +89,7 @@ class TorchrunProcesses(SingleProcess):
         if missing:
             problem = f"did not start a run within {MEET_S:g} s; every process must start it"
             raise ConfigError("RANK", problem, missing)
-        # CUDA tensors are exchanged by NCCL, which connects on first use, others by gloo.
+        # NCCL (which connects on first use) exchanges CUDA tensors, gloo all other tensors.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         host = "" if variables.local_count == self.count else variables.host
         group = dist.PrefixStore(run, store)  # type: ignore[attr-defined]  # not in its list
@@ -117,17 +117,17 @@ class TorchrunProcesses(SingleProcess):
         if number >= found:
             raise ConfigError(
                 "algorithm.device",
-                f"{self.variables.local_count} processes need a GPU each, and this machine has "
-                f"{found}; use --nproc-per-node {found}, or algorithm.device=cpu",
+                f"{self.variables.local_count} processes need a GPU each, but this machine has "
+                f"only {found}; use --nproc-per-node {found}, or algorithm.device=cpu",
                 name,
             )
         torch.cuda.set_device(number)
         return f"cuda:{number}"
 
     def first(self, function: Callable[[], T]) -> T:
-        """Return the result of a function that only the first process calls.
+        """Call a function in the first process and return the result in all processes.
 
-        A `StopTogether` raises its error in every process.
+        If the function raises `StopTogether`, its error is raised in every process.
         """
         outcome: list[Any] = [None, None]
         if self.rank == 0:
@@ -142,7 +142,7 @@ class TorchrunProcesses(SingleProcess):
         return result
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all processes, in all processes."""
+        """Return the values of all processes; every process must call this method."""
         values: list[Any] = [None] * self.count
         self._exchange(dist.all_gather_object, values, value)
         return values
@@ -158,13 +158,13 @@ class TorchrunProcesses(SingleProcess):
         return [each.view(tensor.dtype) for each in found]
 
     def largest(self, number: int) -> int:
-        """Return the largest number of all processes, in all processes."""
+        """Return the largest number of all processes; every process must call this method."""
         found = torch.tensor([number])
         self._exchange(dist.all_reduce, found, dist.ReduceOp.MAX)
         return int(found)
 
     def state(self, own: T) -> T | dict[str, list[T]] | None:
-        """Return the states of all processes for a checkpoint; None in all but the first."""
+        """Return the states of all processes for a checkpoint in the first process, else None."""
         if self.count == 1:
             return own
         states: list[Any] | None = [None] * self.count if self.rank == 0 else None
@@ -175,20 +175,20 @@ class TorchrunProcesses(SingleProcess):
         """Check that a value is the same in all processes.
 
         Raises:
-            ConfigError: If it is not.
+            ConfigError: If the values differ.
         """
         values = self.gather(value)
         if others := [rank for rank, other in enumerate(values) if other != values[0]]:
-            problem = f"differs between rank 0 and {others}: start all processes with the same "
+            problem = f"differs between rank 0 and {others}; start all processes with the same "
             problem += "command, and share the run directory between machines"
             raise ConfigError(key, problem)
 
     def started(self, run_dir: str) -> None:
-        """Note the directory of the run, for a restart."""
+        """Store the directory of the run for a restart."""
         self._store.set(self._dir_key, run_dir)
 
     def leave(self, *error: object) -> None:
-        """Leave the process group; the other processes detect it."""
+        """Leave the process group; the other processes detect this."""
         leave()
 
     def _exchange(self, call: Callable[..., object], *args: Any) -> None:
@@ -199,7 +199,7 @@ class TorchrunProcesses(SingleProcess):
 
 
 class ProcessShard(Shard):
-    """Shard of one process, whose statistics are merged in every process.
+    """Shard of one process of torchrun; statistics are merged in every process.
 
     Args:
         processes: The processes.
@@ -227,7 +227,7 @@ def make_learners(
     settings: LearnerGroupConfig,
     place: WorkerBackend,
 ) -> Learners:
-    """Return the learner of this process, which shares minibatches with the other processes.
+    """Return the learner of this process, with minibatches sharded over all processes.
 
     Raises:
         ConfigError: If the modules do not support several learners.
@@ -238,7 +238,7 @@ def make_learners(
 
 
 def restarted_run(variables: TorchrunVariables) -> str | None:
-    """Return the directory that this run had in an earlier attempt; None if it had none."""
+    """Return the directory of the run in an earlier attempt; None in the first attempt."""
     store = _store(variables)
     number = store.add(f"maze_train/{variables.attempt}/runs/{variables.rank}", 0) + 1
     key = _dir_key(number)
@@ -253,7 +253,7 @@ def _store(variables: TorchrunVariables) -> Any:
     """Return the store of torchrun.
 
     Raises:
-        ConfigError: If it does not answer.
+        ConfigError: If torchrun does not answer.
     """
     host, port = variables.host, variables.port
     try:
@@ -267,7 +267,7 @@ def _store(variables: TorchrunVariables) -> Any:
             multi_tenant=True,
         )
     except (OSError, RuntimeError) as error:
-        problem = f"{LAUNCHED} is set, but torchrun does not answer at port {port} ({error}): unset"
+        problem = f"{LAUNCHED} is set, but torchrun does not answer at port {port} ({error}); unset"
         problem += f" {LAUNCHED} to train in one process, or start this process by torchrun"
         raise ConfigError("MASTER_ADDR", problem, host) from error
 

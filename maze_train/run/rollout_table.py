@@ -33,19 +33,19 @@ def roll_out_each(configs: Mapping[str, RolloutConfig]) -> float:
 
     Args:
         configs: Configurations by the name of the policy, with the same output directory (None:
-            `outputs/rollouts/<date>_<time>`). The results of a policy go to the folder of its name.
+            `outputs/rollouts/<date>_<time>`). Results are written to one folder per policy.
 
     Returns:
-        The largest mean return; NaN if no policy has one.
+        The largest mean return; NaN if no policy has a return.
 
     Raises:
-        ConfigError: If the output directory already contains a table. See `RolloutRunner.run`.
+        ConfigError: If the output directory already contains a table; see also `RolloutRunner.run`.
         MazeTrainError: See `RolloutRunner.run`.
     """
     given = next(iter(configs.values())).output_dir
     was_there = given is not None and Path(given).exists()
     if given is not None and Path(given, POLICIES_TABLE).exists():
-        problem = f"already contains results ({POLICIES_TABLE}): name another directory, or null"
+        problem = f"already contains results ({POLICIES_TABLE}); use another directory, or null"
         raise ConfigError("output_dir", problem, given)
     output = results_directory("output_dir", given, Path(OUTPUTS, ROLLOUTS).absolute())
     found: dict[str, RolloutSummary] = {}
@@ -58,7 +58,7 @@ def roll_out_each(configs: Mapping[str, RolloutConfig]) -> float:
             _write(found, output)
         elif not was_there:
             for folder, _, _ in os.walk(output, topdown=False):
-                with suppress(OSError):  # It contains results.
+                with suppress(OSError):  # The folder may contain results.
                     os.rmdir(folder)
     returns = [own.return_mean for own in found.values() if not math.isnan(own.return_mean)]
     return max(returns, default=math.nan)

@@ -213,7 +213,7 @@ class TrainingRunner:
 
     @contextlib.contextmanager
     def _locked_directory(self) -> Iterator[RunDirectory]:
-        """Create the run directory, if it is a new one, and lock it, in the first process."""
+        """Create (for a new run) and lock the run directory; only in the first process."""
         checkpoint = None if self.resumption is None else self.resumption.checkpoint
         self.processes.check_same("configuration", self.config_text)
         self.processes.check_same("resume", checkpoint and checkpoint.path.name)
@@ -493,7 +493,7 @@ class TrainingRunner:
         return f"rank {rank}/{name}" if rank else name
 
     def _writers(self) -> list[MetricsWriter]:
-        """Build the writers of metrics; none except in the first process."""
+        """Build the metrics writers; only the first process has writers."""
         if self.processes.rank:
             return []
         return self._assembly.writers(self.config.tracking)

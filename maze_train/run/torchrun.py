@@ -1,4 +1,4 @@
-"""Runs whose processes torchrun starts."""
+"""Runs with several processes, started by torchrun."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from maze_train.training.features import BuildFeatures
 
 
 def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunProcesses:
-    """Join the other processes of the run; only the first process prints notes from then on.
+    """Join the other processes of the run, and limit notes to the first process.
 
     Raises:
-        ConfigError: If a setting does not allow several processes; see also `TorchrunProcesses`.
+        ConfigError: If a setting does not support several processes; see also `TorchrunProcesses`.
     """
     _check(config, variables.count)
     processes = TorchrunProcesses(variables)
@@ -30,7 +30,7 @@ def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunProcess
 
 
 def with_exchange(features: BuildFeatures, processes: SingleProcess) -> BuildFeatures:
-    """Return the parts of an algorithm that exchange experience and gradients."""
+    """Return the optional parts of an algorithm with exchange of experience and gradients."""
     assert isinstance(processes, TorchrunProcesses)
     return replace(
         features,
@@ -41,10 +41,10 @@ def with_exchange(features: BuildFeatures, processes: SingleProcess) -> BuildFea
 
 
 def _check(config: TrainConfig, count: int) -> None:
-    """Check that a run may be trained by several processes.
+    """Check that the settings support several processes.
 
     Raises:
-        ConfigError: If a setting does not allow it.
+        ConfigError: If a setting does not support several processes.
     """
     algorithm, learners, runner = config.algorithm, config.learner_group, config.runner
     name, target = algorithm.name, config.env.target
@@ -74,7 +74,7 @@ def _check(config: TrainConfig, count: int) -> None:
             "runner.envs_per_actor",
             runner.envs_per_actor,
             runner.envs_per_actor,
-            "not supported with torchrun, whose processes collect in parallel; expected 0",
+            "not supported with torchrun, since its processes collect in parallel; expected 0",
         ),
         *(
             (key, number, number % count, f"expected a multiple of the {count} processes")
@@ -90,8 +90,8 @@ def _check(config: TrainConfig, count: int) -> None:
             "env",
             target,
             isinstance(target, InlineObject) and target.is_instance(),
-            "a vector environment given as an instance cannot be shared by the processes of "
-            "torchrun; expected a class or function",
+            "an instance of a vector environment cannot be shared by the processes of torchrun; "
+            "use a class or function",
         ),
     ):
         if is_wrong:

@@ -229,8 +229,8 @@ COLORS = (
     *(BLUE, RED, "#d7bc07", "#541039", "#12d1fa"),
     *("#b75b93", "#37227d", "#a1bd8d", "#7d4e00", "#57606a"),
 )
-"""Colours of the curves, one per curve. The first eight are distinguishable with each
-type of colour blindness."""
+"""Colours of the curves. The first eight colours are distinguishable with each type of colour
+blindness."""
 
 LINES = ("-", "--", "-.", ":")
 """Line styles of the curves, repeated."""

@@ -72,7 +72,7 @@ class Score(NamedTuple):
         return f"{self.mean:.2f} +/- {self.std:.2f}"
 
     def results(self) -> dict[str, float]:
-        """Return the entries of `results.json`, which leaderboards read."""
+        """Return the entries of `results.json`, in the format of leaderboards."""
         named = {"mean_reward": self.mean, "std_reward": self.std}
         return {**named, "n_eval_episodes": self.episodes}
 

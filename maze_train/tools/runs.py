@@ -82,7 +82,7 @@ class Run:
     and `?` if changes were not recorded."""
 
     outcome: Mapping[str, Any] = field(default_factory=dict)
-    """Content of summary.json; empty if it is missing."""
+    """Content of summary.json; empty if the file is missing."""
 
     def tested(self, metric: str) -> float | None:
         """Return the result of the best policy in the test after training; None without a test."""

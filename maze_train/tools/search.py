@@ -473,7 +473,7 @@ class _Search:
         new_figure(1.0, 1.0)
 
     def _write(self, is_final: bool = True, with_picture: bool = True) -> SearchResult:
-        """Write the tables; while the study runs, only report if that fails."""
+        """Write the tables; while the study runs, errors are only printed as a warning."""
         result = self._result()
         has_picture = with_picture and bool(result.best)
         figure = draw_search(result, self.study, self.space) if has_picture else None
@@ -482,7 +482,7 @@ class _Search:
         except ConfigError as error:
             if is_final:
                 raise
-            warn(f"{error}; the search continues, and writes these files later")
+            warn(f"{error}; the search continues and will write these files later")
         return result
 
     def _result(self) -> SearchResult:

@@ -379,7 +379,7 @@ class MLflowWriter(ServiceWriter):
         return True
 
     def _join(self, group: str) -> None:
-        """Make this run a child of the parent run of its group."""
+        """Set the parent run of the group as the parent of this run."""
         run = self._client.get_run(self._run_id)
         if PARENT_RUN not in run.data.tags:
             parent = self._parent(run.info.experiment_id, group)
@@ -387,7 +387,7 @@ class MLflowWriter(ServiceWriter):
 
     def _parent(self, experiment: str, group: str) -> str:
         """Return the id of the parent run of a group; the first run of the group creates it."""
-        tag = quote(group, safe=" ,=+")  # The filter has no escapes for quotes.
+        tag = quote(group, safe=" ,=+")  # Quotes cannot be escaped in the filter.
         text = f"tags.`{GROUP_TAG}` = '{tag}'"
 
         def oldest() -> str | None:
@@ -511,7 +511,7 @@ class MLflowWriter(ServiceWriter):
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
-        """Turn MLflow errors into OSError, without the login of the server."""
+        """Convert MLflow errors to OSError, without the login of the server."""
         try:
             yield
         except self._mlflow.MlflowException as error:
@@ -528,7 +528,7 @@ def check_answers(uri: str) -> None:
     if not uri.startswith(("http://", "https://")):
         return
     try:
-        # The URI is given by the user, never by a stored configuration.
+        # The URI is set by the user, never by a stored configuration.
         with urlopen(without_login(uri, ""), timeout=ANSWER_S):
             pass
     except HTTPError:

@@ -30,8 +30,8 @@ OF_NUMBERS = ("env", "model", "algorithm", "runner", "seed", "total_steps")
 
 SESSION_FILE = "events.out.tfevents.0000000000.hparams"
 """Event file of the hyperparameters. TensorBoard uses the first hyperparameters of a run, so a
-resumed run replaces the file. It sorts before the file of metrics, because TensorBoard may ignore
-new data in all files of a directory but the last one."""
+resumed run replaces the file. The name sorts before the file of metrics, because TensorBoard may
+only read new data from the last file of a directory."""
 
 
 class TensorBoardWriter(MetricsWriter):
@@ -54,7 +54,7 @@ class TensorBoardWriter(MetricsWriter):
         for row in run.past_rows:
             self._last.update(row)
         if run.run_dir is not None:
-            import torch.utils.tensorboard  # noqa: F401  # May draw random numbers.
+            import torch.utils.tensorboard  # noqa: F401  # The import may use random generators.
 
     def _opened(self) -> SummaryWriter | None:
         """Return the open event file; None if the run has no directory.
@@ -66,10 +66,10 @@ class TensorBoardWriter(MetricsWriter):
             from torch.utils.tensorboard import SummaryWriter
 
             purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
-            make_folders(run.run_dir / run.name)  # TensorBoard follows links.
+            make_folders(run.run_dir / run.name)  # TensorBoard itself follows links.
             self._writer = SummaryWriter(str(run.run_dir / run.name), purge_step=purge_step)
             settings = dump_yaml(plain_json(run.config))
-            self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code.
+            self._writer.add_text("config", indent(settings, "    "))  # Code in Markdown.
             self._open_session(run.run_dir / run.name / SESSION_FILE)
         return self._writer
 
@@ -88,7 +88,7 @@ class TensorBoardWriter(MetricsWriter):
                 start.hparams[key].bool_value = value
             elif isinstance(value, int | float):
                 start.hparams[key].number_value = value
-            elif value is not None:  # A text "None" would make a column of numbers one of texts.
+            elif value is not None:  # "None" would change a column of numbers to text.
                 start.hparams[key].string_value = str(value)
         self._add_to_session(SESSION_START_INFO_TAG, session_start_info=start)
 
@@ -117,7 +117,7 @@ class TensorBoardWriter(MetricsWriter):
             if name != ENV_STEPS:
                 writer.add_scalar(name, value, step)
         self._last.update(row)
-        writer.flush()  # Errors of later writes occur in its thread.
+        writer.flush()  # Without flush, errors would occur in the thread of the writer.
 
     def log_image(self, name: str, image: Array, env_steps: int) -> bool:
         """Add an image."""
@@ -160,7 +160,7 @@ class TensorBoardWriter(MetricsWriter):
             self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Add the status, and the best, last and tested value of the selection metric."""
+        """Add the status, and the best, last and test value of the selection metric."""
         if self._writer is None:
             return
         from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS

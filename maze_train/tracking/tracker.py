@@ -264,11 +264,11 @@ class Tracker:
     def _forward(
         self, call: Callable[[MetricsWriter], Result], retries: bool = False
     ) -> list[Result]:
-        """Call all writers; return the results of those that did not fail.
+        """Call all writers; return the results of the writers that did not fail.
 
         Args:
-            call: The call.
-            retries: Whether writers that recover write all missing rows in this call.
+            call: Function to call with each writer.
+            retries: Whether the call writes all missing rows of writers that recover.
         """
         results = []
         for writer in tuple(self._writers):

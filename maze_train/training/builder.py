@@ -195,7 +195,7 @@ class BuildContext(Generic[Config]):
         """Build vector environments that are closed at the end of the run.
 
         Args:
-            num_envs: Number of environments; for training, of all processes, which share them.
+            num_envs: Number of environments; for training, over all processes of the run.
             training: Whether the environments are used for training; otherwise for evaluation,
                 without wrappers that change rewards or episode ends.
             keeps_terminal_obs: Whether final observations of terminated episodes are stored.

@@ -219,16 +219,16 @@ class TrainingView:
         self._trainer.tracker.log("text", tag, lambda w: w.log_text(tag, text, step))
 
     def _place(self, name: str) -> tuple[str, int]:
-        """Return the tag and the step at which content is stored."""
+        """Return the tag and the step of logged content."""
         return f"{PREFIX}/{name}", self.progress.env_steps
 
     def call_envs(self, method: str, /, *args: Any, evaluate: bool = False, **kwargs: Any) -> None:
         """Call a method of every training environment after the current update.
 
-        The call is made when the current methods of all callbacks have returned; calls in `on_step`
-        and `on_rollout_end` wait for `on_update_end`. The method is looked up in the wrappers,
-        starting with the outermost, and then in the environment. Resumed runs, restarted workers
-        and new environments repeat all calls at the same steps.
+        The call is made after the current methods of all callbacks have returned; calls in
+        `on_step` and `on_rollout_end` are made after `on_update_end`. The method is looked up in
+        the wrappers, starting with the outermost, and then in the environment. Resumed runs,
+        restarted workers and new environments repeat all calls at the same steps.
 
         Args:
             method: Name of the method.

@@ -179,7 +179,7 @@ class AlgorithmConfig(OptimizerSettings):
     learners."""
 
     without_torchrun: ClassVar[str] = "its trainer does not exchange experience between processes"
-    """Why torchrun cannot start the processes of a run; empty: it can."""
+    """Reason why the algorithm does not support torchrun; empty: supported."""
 
     shared_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that must be multiples of the number of processes of torchrun."""

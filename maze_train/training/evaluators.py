@@ -177,7 +177,7 @@ class RolloutEvaluator(Evaluator):
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls in the environments, which are built if necessary; see `Called`."""
+        """Make calls in the environments; build the environments if necessary; see `Called`."""
         self._calls = calls
         with generators_kept():
             self._environments()
@@ -201,7 +201,7 @@ class RolloutEvaluator(Evaluator):
         return {} if states is None else {"own_states": list(states), "num_called": num_called}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`; the environments are built again, since calls cannot be undone."""
+        """Restore a result of `state_dict`; environments are rebuilt to undo calls."""
         self._own_states = state.get("own_states")
         self._num_called = state.get("num_called", 0)
         self.close()
@@ -499,7 +499,7 @@ class BestModelSelection(ModelSelectionBase):
             self.write_best()
 
     def write_best(self) -> None:
-        """Write the best policy to disk, if there is one."""
+        """Write the best policy to disk, if any."""
         if self._best_weights is not None:
             self._write(self._best_dir, self._best_weights, self.best_score, self.best_epoch)
 

@@ -47,16 +47,16 @@ class AgentParts(NamedTuple):
 
 
 class ProcessParts(NamedTuple):
-    """Parts of a trainer that several processes share, with those of a single process."""
+    """Parts of a trainer that depend on the number of processes; the defaults are for one."""
 
     make_store: Callable[..., CheckpointStore] = CheckpointStore
     """Creates the checkpoints; same arguments as `CheckpointStore`."""
 
     make_interruption: Callable[[Callable[[], str]], Interruption] = Interruption
-    """Creates the handler of signals; same arguments as `Interruption`."""
+    """Creates the signal handler; same arguments as `Interruption`."""
 
     adapt_evaluator: Callable[[Evaluator | None, Interruption], Evaluator | None] = _unchanged
-    """Adapts an evaluator, if there is one."""
+    """Adapts an evaluator for several processes; None is returned unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class BuildFeatures:
     """Creates a learner group; None: one learner with synchronous updates."""
 
     gather: Callable[[Collector], Collector] | None = None
-    """Adds the experience of the other processes to a collector; None: there are none."""
+    """Adds the experience of the other processes to a collector; None: a single process."""
 
     make_actors: Callable[..., Any] | None = None
     """Creates the actors of IMPALA that exchange rollouts with other processes; None: there are

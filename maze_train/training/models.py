@@ -161,11 +161,11 @@ def with_networks(
 ) -> dict[str, Any]:
     """Return the settings of a run with the defaults of the networks, such as `hidden_sizes`.
 
-    Defaults of custom networks are unknown and stay null.
+    Unknown defaults of custom networks remain null.
 
     Args:
         settings: All settings as plain values.
-        model: Their section `model`.
+        model: Section `model` of the settings.
         algorithm: Algorithm that provides the defaults.
         own_spaces: Observation and action space of one environment.
     """

@@ -81,7 +81,7 @@ def check_id(policy: str) -> None:
 
 
 def _problem_of_id(name: str) -> str:
-    """Return why a name cannot be the ID of a policy; empty if it can."""
+    """Return the reason why a policy ID is invalid; empty for a valid ID."""
     if hasattr(nn.ModuleDict, name):
         return "not a valid PyTorch module name"
     return "" if name and not MARKS.search(name) else "expected a name without . / @ :"

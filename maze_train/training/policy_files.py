@@ -52,7 +52,7 @@ class HasValues(Protocol):
     """Model with state values."""
 
     def values(self, obs: TensorTree, *state: Tensor) -> Tensor:
-        """Return the values of observations, `[...]`, given recurrent states if there are any."""
+        """Return the values of observations, `[...]`; recurrent models require their states."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Parts of a trainer in a run with several processes."""
+"""Signals, evaluators and checkpoints of a run with several processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from maze_train.training.outcome import Interrupted, Interruption, Position
 
 
 class CommonInterruption(Interruption):
-    """A signal to any process interrupts all processes, at the same point.
+    """Signal handler that interrupts all processes if any process receives a signal.
 
     Args:
         processes: The processes.
@@ -30,30 +30,30 @@ class CommonInterruption(Interruption):
         self._processes = processes
 
     def check(self) -> None:
-        """Raise `Interrupted` if a process received a signal; every process must call it."""
+        """Raise `Interrupted` if any process received a signal; called by every process."""
         self._noted = self._processes.largest(self._noted)
         super().check()
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
-        """Check for a signal; later ones interrupt only `in_first`."""
+        """Check for a signal; later signals only interrupt `in_first`."""
         self.check()
         yield
 
     @contextmanager
     def in_first(self) -> Iterator[None]:
-        """Raise on signals within this block, which only the first process runs."""
+        """Context manager of the first process in which signals raise immediately."""
         with self._switched(False):
             super().check()
             yield
 
 
 class FirstEvaluator(Evaluator):
-    """Evaluates in the first process; all processes receive the metrics.
+    """Evaluator that runs in the first process and returns the metrics in all processes.
 
     Args:
         processes: The processes.
-        own: The evaluator.
+        own: Evaluator of the first process.
         interruption: Signals that end an evaluation.
     """
 
@@ -75,11 +75,11 @@ class FirstEvaluator(Evaluator):
         return self._processes.first(evaluate)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the evaluator of this process."""
+        """Return the state of the evaluator."""
         return self._own.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state."""
+        """Restore the state of the evaluator."""
         self._own.load_state_dict(state)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class FirstEvaluator(Evaluator):
 
 
 class CommonCheckpoints(CheckpointStore):
-    """Checkpoints that the first process writes.
+    """Checkpoints of a run with several processes; only the first process writes.
 
     Args:
         processes: The processes.
@@ -101,7 +101,7 @@ class CommonCheckpoints(CheckpointStore):
         self._processes = processes
 
     def is_overdue(self, steps_before: int = 0, steps: int = 0) -> bool:
-        """Return the answer of the first process, whose clock counts."""
+        """Return the result of the first process, since clocks may differ."""
         return self._processes.first(partial(super().is_overdue, steps_before, steps))
 
     def save(self, state: dict[str, Any], position: Position) -> Path | None:
@@ -112,7 +112,7 @@ class CommonCheckpoints(CheckpointStore):
         return path
 
     def clean(self) -> None:
-        """Remove files left by killed processes, in the first process."""
+        """Remove files left by killed processes; only the first process removes files."""
         if not self._processes.rank:
             super().clean()
 
@@ -122,7 +122,7 @@ class CommonCheckpoints(CheckpointStore):
 
 
 def common_parts(processes: SingleProcess) -> ProcessParts:
-    """Return the parts of a trainer that several processes share."""
+    """Return the parts of a trainer for several processes."""
 
     def adapt_evaluator(own: Evaluator | None, interruption: Interruption) -> Evaluator | None:
         assert isinstance(interruption, CommonInterruption)

@@ -120,7 +120,7 @@ class Trainer(ABC):
         self.final_eval_return_mean = math.nan
         self.stop_reason = ""
         self.has_started = False
-        """Whether `on_run_start` of all callbacks succeeded, maybe before the run was resumed."""
+        """Whether `on_run_start` of all callbacks succeeded, in this or an earlier process."""
         self.exact = True
         """Whether the results are identical to an uninterrupted run."""
         self._score: float | None = None
@@ -352,20 +352,20 @@ class Trainer(ABC):
         self._check_callbacks()
 
     def _check_callbacks(self) -> None:
-        """Raise the error of a callback, in any process.
+        """Raise the error of a callback in any process.
 
         Raises:
-            CallbackError: It names class and method, or another process.
+            CallbackError: If a callback failed. The message names class and method, or the process.
         """
         if self.callbacks and self.processes.largest(self.callbacks.has_failed):
             self.callbacks.check()
             raise CallbackError("a callback failed in another process, which shows the error")
 
     def _call(self, hook: str, row: dict[str, float] | None = None) -> None:
-        """Call a method of all callbacks, then make the calls of environments that they added.
+        """Call a method of all callbacks, then call the environments as requested by callbacks.
 
-        Checkpoints are written later, so they contain no call that fails. The first process whose
-        callbacks end training ends it in all.
+        Checkpoints are written later, so they contain no failed call. If a callback ends training
+        in one process, all processes stop.
         """
         self.callbacks.call(hook, row)
         self.env_calls.make()
@@ -374,7 +374,7 @@ class Trainer(ABC):
             self.stop_reason = next(filter(None, reasons), "")
 
     def _now(self) -> float:
-        """Return the time of the first process in seconds, so that all reach limits together."""
+        """Return the time of the first process in seconds, so that all processes stop together."""
         return self.processes.first(time.perf_counter)
 
     def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
@@ -496,7 +496,7 @@ class Trainer(ABC):
         self._evaluated_at, self._evaluated = state.get("evaluated", (0, {}))
         for name in PROGRESS:
             setattr(self, name, state["progress"][name])
-        # Both are missing in checkpoints of earlier versions.
+        # Checkpoints of earlier versions lack both entries.
         self.exact = bool(state.get("exact", True))
         self.has_started = bool(state.get("has_started", self.updates))
         self.load_experience(state)
