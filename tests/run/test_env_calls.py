@@ -124,15 +124,16 @@ def test_calls_that_end_a_run(hook: str, call: Any, error: Any, message: str) ->
         short_run(callbacks=[CallOnce(hook, *call)], **LEVELS)
 
 
+RESTART = {"runner.on_worker_failure": "restart"}
 FAILING: dict[str, tuple[dict[str, Any], str, str]] = {
     "ppo": ({}, "on_epoch_end", "fail"),
     "ppo, evaluation": ({"evaluation.interval": 4}, "on_epoch_end", "louder"),
     "ppo, actors": ({"runner.envs_per_actor": 1}, "on_epoch_end", "fail"),
     "es": ({}, "on_epoch_end", "jump"),
     "sac": ({}, "on_epoch_end", "fail"),
-    "impala, processes": (FORK, "on_epoch_end", "fail"),
+    "impala, processes": ({**FORK, **RESTART}, "on_epoch_end", "fail"),
     "ppo, processes": (LOCAL, "on_epoch_end", "jump"),
-    "es, processes": (LOCAL, "on_epoch_end", "fail"),
+    "es, processes": ({**LOCAL, **RESTART}, "on_epoch_end", "fail"),
     "impala": ({}, "on_evaluation_end", "fail"),
     "bc": ({}, "on_epoch_end", "fail"),
 }
@@ -140,8 +141,13 @@ FAILING: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.usefixtures("empty_directory")
 @pytest.mark.parametrize("case", everyday(6, FAILING))
-def test_runs_can_be_resumed_after_a_call_that_failed(case: str) -> None:
-    """Every checkpoint was written before the call, and the corrected callback goes on."""
+def test_runs_can_be_resumed_after_a_call_that_failed(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every checkpoint was written before the call, and the corrected callback goes on.
+
+    A worker is restarted once, since another restart would not help.
+    """
     how, hook, method = FAILING[case]
     algorithm = case.partition(",")[0]
     given = {**SMALL, **LEVELS, "algorithm": algorithm, **ALGORITHMS[algorithm], **how}
@@ -153,6 +159,7 @@ def test_runs_can_be_resumed_after_a_call_that_failed(case: str) -> None:
     caller.first_epoch = 1
     with pytest.raises((ConfigError, EnvError), match=r"jump|louder|no such floor"):
         train(**given, callbacks=[caller], run_dir="run")
+    assert capsys.readouterr().err.count("it is restarted") <= 2  # workers
     caller.call = ("set_level", 1.0)
     assert go_on(resume="run", callbacks=[caller], trust=TRUST).summary.epochs == 4
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -225,3 +228,34 @@ def test_environments_of_actors_are_numbered_through():
     with make_runner(load_config({**values, "runner.concurrency": 6})) as runner:
         workers = runner.builder.source.pool.workers
         assert [env.first_env for worker in workers for env in worker._envs.values()] == [0, 3]
+
+
+class DiesOnce(SpacesEnv):
+    """Writes down the seed of each episode; one process dies in its third episode."""
+
+    episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        with Path("seeds").open("a") as file:
+            file.write(f"{os.getpid()} {seed}\n")
+        self.episodes += 1
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        if self.episodes == 3:
+            with suppress(FileExistsError):
+                Path("died").touch(exist_ok=False)
+                os._exit(7)
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_a_restarted_actor_plays_new_episodes() -> None:
+    """It does not repeat those that were learned from before it died."""
+    how = {"runner.on_worker_failure": "restart", "runner.check_repeatability": "never"}
+    train_return = {"evaluation.n_episodes": 0, "evaluation.metric": "train/episode_return_mean"}
+    impala_run(env=DiesOnce, **FORK, **how, **train_return, total_steps=12 * UPDATE)
+    lines = [line.split() for line in Path("seeds").read_text().splitlines()]
+    seeds = [seed for process, seed in lines if process != str(os.getpid())]
+    assert len({process for process, _ in lines} - {str(os.getpid())}) == 3
+    assert len(set(seeds)) == len(seeds) > 12
