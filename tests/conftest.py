@@ -1,4 +1,4 @@
-"""The order of the tests, one thread for all of them, and what a test may not leave behind."""
+"""Order of the tests, a single PyTorch thread, and detection of leftovers."""
 
 from __future__ import annotations
 

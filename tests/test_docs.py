@@ -1,4 +1,4 @@
-"""What the documents say is so: links lead somewhere, snippets run, commands are accepted.
+"""Documentation: links are valid, code blocks run, commands are accepted.
 
 A fenced block of Python is run, page by page in one namespace and an empty directory. One with a
 file name after the language is written there instead, as is YAML. Commands of `bash` blocks are

@@ -1,4 +1,4 @@
-"""Events and the statistics collected under them."""
+"""Events, and the statistics recorded for events."""
 
 from __future__ import annotations
 

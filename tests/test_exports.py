@@ -1,4 +1,4 @@
-"""The public names, which `maze_train/__init__.pyi` lists."""
+"""The public names listed in `maze_train/__init__.pyi`."""
 
 from __future__ import annotations
 

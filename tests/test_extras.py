@@ -1,4 +1,4 @@
-"""Optional packages: one that is missing, and one that is broken."""
+"""Missing and broken optional packages."""
 
 from __future__ import annotations
 

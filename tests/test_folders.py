@@ -1,4 +1,4 @@
-"""Writing below a run, a study or a sweep: no symbolic link is followed, wherever it lies."""
+"""Symbolic links in run, study and sweep directories are not followed."""
 
 from __future__ import annotations
 

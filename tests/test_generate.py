@@ -1,4 +1,4 @@
-"""What is generated from the configuration classes is complete and current."""
+"""Files generated from configuration classes are complete and current."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines for people."""
+"""Notes, warnings and errors for the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source distribution holds what it should; installed, it works from any directory."""
+"""Contents of the source distribution, and use after installation."""
 
 from __future__ import annotations
 

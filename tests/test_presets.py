@@ -1,4 +1,4 @@
-"""Every preset of `conf/experiment/` is a run that can begin; those of each kind make one."""
+"""All presets of `conf/experiment/` are valid; some of each kind are built."""
 
 from __future__ import annotations
 

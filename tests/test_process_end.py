@@ -1,4 +1,4 @@
-"""How a real `maze-run` ends: exit codes, what it says, and that nothing is left behind."""
+"""End of a real `maze-run`: exit codes, messages, clean-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`maze-run rollout`, with a runner that plays nothing."""
+"""`maze-run rollout` with a runner that plays no episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a real `maze-run rollout` ends: exit codes, complete files, and nothing left behind."""
+"""End of a real `maze-run rollout`: exit codes, complete files, clean-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the parts of a run are, and which policy a name leads to."""
+"""Paths in a run directory, and lookup of policies by name."""
 
 from __future__ import annotations
 

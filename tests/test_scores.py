@@ -1,4 +1,4 @@
-"""Scores of presets: runs that continue, rows that grow stale, and the page."""
+"""Scores of presets: resumed runs, outdated rows, and the page."""
 
 from __future__ import annotations
 

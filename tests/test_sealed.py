@@ -1,4 +1,4 @@
-"""Sealed JSON: any change to a file is noticed."""
+"""Sealed JSON: any change of a file is detected."""
 
 from __future__ import annotations
 

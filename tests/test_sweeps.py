@@ -1,4 +1,4 @@
-"""Sweeps: their comparison, and jobs in parallel; with runners that do not train."""
+"""Sweeps: comparison of runs and parallel jobs, with runners that do not train."""
 
 from __future__ import annotations
 

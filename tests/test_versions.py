@@ -1,4 +1,4 @@
-"""Which versions files name."""
+"""Versions in files."""
 
 from __future__ import annotations
 

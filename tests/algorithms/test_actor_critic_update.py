@@ -1,4 +1,4 @@
-"""Updates of A2C, PPO and IMPALA against sums over episodes and samples, in double precision."""
+"""Updates of A2C, PPO and IMPALA match a slow reference in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of algorithms: what is refused, and what follows from those that are accepted."""
+"""Validation of algorithm settings, and their effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of behavioral cloning against formulas written out, in double precision."""
+"""The loss of behavioral cloning matches its formulas in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of imitation, counted by hand."""
+"""Metrics of imitation match values computed by hand."""
 
 from __future__ import annotations
 

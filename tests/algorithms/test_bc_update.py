@@ -1,4 +1,4 @@
-"""Updates of behavioral cloning against a plain training loop, in double precision."""
+"""Updates of behavioral cloning match a plain training loop in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders of algorithms: what they make of the settings of a run, and what they refuse."""
+"""Builders of algorithms: parts built from settings, and errors."""
 
 from __future__ import annotations
 

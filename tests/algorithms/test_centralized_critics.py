@@ -1,4 +1,4 @@
-"""Critics that see what all agents observe: values by hand, advantages without variance."""
+"""Centralised critics: values, advantages, normalisation and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations that the critic alone reads: updates, policies that do without, refusals."""
+"""Observations of the critic only: updates, policies without these keys, errors."""
 
 from __future__ import annotations
 

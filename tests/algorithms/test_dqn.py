@@ -1,4 +1,4 @@
-"""DQN: updates against a slow reference in float64, known values, exploration."""
+"""DQN: updates match a slow reference in float64; known values; exploration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer of evolution strategies: which pairs an update learns from, and what is counted."""
+"""The trainer of evolution strategies: pairs used in an update, and counters."""
 
 from __future__ import annotations
 

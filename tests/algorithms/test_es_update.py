@@ -1,4 +1,4 @@
-"""Updates of evolution strategies against loops over members and entries, in double precision."""
+"""Updates of evolution strategies match loops over members and entries in float64."""
 
 from __future__ import annotations
 

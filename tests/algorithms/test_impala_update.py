@@ -1,4 +1,4 @@
-"""What IMPALA knows next to the update: importance weights, ages of weights, replayed rollouts."""
+"""IMPALA: importance weights, policy lag, and replayed rollouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What collectors store of a memory, and sequences that are cut from it."""
+"""Recurrent states stored by collectors, and sequences in minibatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that one of several modules has of its own: each name, in each algorithm."""
+"""Settings of individual modules, for each name and each algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of observations outside of updates: in evaluations, and in saved policies."""
+"""Observation statistics in evaluations and saved policies."""
 
 from __future__ import annotations
 

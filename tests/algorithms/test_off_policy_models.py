@@ -1,4 +1,4 @@
-"""Algorithms with replay: models that are refused, and those of another run."""
+"""Off-policy algorithms: unsupported models, and models of other runs."""
 
 from __future__ import annotations
 

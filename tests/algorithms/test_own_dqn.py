@@ -1,4 +1,4 @@
-"""An off-policy algorithm of a user needs its own folder, and nothing else."""
+"""A custom off-policy algorithm requires no changes of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes over shuffled minibatches, and where they end."""
+"""PPO: passes over shuffled minibatches, and early stopping."""
 
 from __future__ import annotations
 

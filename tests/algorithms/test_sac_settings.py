@@ -1,4 +1,4 @@
-"""Settings of SAC: what they reach."""
+"""Effects of the settings of SAC."""
 
 from __future__ import annotations
 

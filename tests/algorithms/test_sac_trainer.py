@@ -1,4 +1,4 @@
-"""The SAC trainer: when gradient steps are taken, what acts, what statistics are of."""
+"""The SAC trainer: schedule of gradient steps, acting policy, statistics."""
 
 from __future__ import annotations
 

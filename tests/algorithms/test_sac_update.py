@@ -1,4 +1,4 @@
-"""Whole updates of SAC against a slow reference, in float64."""
+"""Updates of SAC match a slow reference in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TD3: updates against a slow reference in float64, exploration, and what is refused."""
+"""TD3: updates match a slow reference in float64; exploration; errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actors that are waited for: one rollout of all, the same however many workers they have."""
+"""Synchronous actors: results do not depend on the number of workers."""
 
 from __future__ import annotations
 

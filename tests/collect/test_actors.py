@@ -1,4 +1,4 @@
-"""Actors: what arrives, in turns in this process and as they come elsewhere; failures, ends."""
+"""Actors: order of rollouts in one and several processes, failures, shutdown."""
 
 from __future__ import annotations
 

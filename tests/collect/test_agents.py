@@ -1,4 +1,4 @@
-"""What acts in environments: policies of users in all their forms, chance, models."""
+"""Agents: custom policies of all kinds, random policies, models."""
 
 from __future__ import annotations
 

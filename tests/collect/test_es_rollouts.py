@@ -1,4 +1,4 @@
-"""Pairs of a population: the same results in one process and in several, whatever befalls these.
+"""Rollouts of a population: identical results in one process and in several, despite failures.
 
 What happens to workers that fail is shown in `test_player.py`, whose workers are the same.
 """

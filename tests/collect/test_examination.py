@@ -1,4 +1,4 @@
-"""What environments of one process share is found out by stepping two of them."""
+"""Detection of state shared between the environments of a process."""
 
 from __future__ import annotations
 

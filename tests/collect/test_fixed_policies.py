@@ -1,4 +1,4 @@
-"""Acting models without networks: random actions, policies of users, also among several agents."""
+"""Acting models without networks: random and custom policies, also multi-agent."""
 
 from __future__ import annotations
 

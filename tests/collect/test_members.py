@@ -1,4 +1,4 @@
-"""Populations: each member plays what it would alone, whoever plays next to it and when."""
+"""Members of a population act independently of other members and of the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All processes read one stream of normal numbers, and no vector of noise leaves the table."""
+"""All processes use one table of normal noise; noise vectors stay within the table."""
 
 from __future__ import annotations
 

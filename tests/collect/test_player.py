@@ -1,4 +1,4 @@
-"""Episodes: a function of policy and seed, to the bit, wherever they are played; recordings."""
+"""Episodes are determined by policy and seed, bit-for-bit, on every runner; recordings."""
 
 from __future__ import annotations
 

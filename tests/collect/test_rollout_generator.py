@@ -1,4 +1,4 @@
-"""Episodes from Python: every form of environment and policy, the same numbers everywhere."""
+"""Episodes from Python: all forms of environments and policies, identical results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos: what was shown is in the file, which is complete or not there."""
+"""Videos contain the rendered frames, and are complete or missing."""
 
 from __future__ import annotations
 

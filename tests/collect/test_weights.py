@@ -1,4 +1,4 @@
-"""Weights in memory that the learner and actors share."""
+"""Weights in memory shared between learner and actors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `maze-run` answers at once, and what it imports for it."""
+"""Output and imports of `maze-run --help` and similar options."""
 
 from __future__ import annotations
 

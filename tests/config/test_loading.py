@@ -1,4 +1,4 @@
-"""Plain values become validated configuration dataclasses, or a message that helps."""
+"""Conversion of plain values to validated configuration dataclasses, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of settings in other libraries are answered with ours."""
+"""Suggestions for names of settings in other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments reach Hydra in the form that it accepts."""
+"""Conversion of arguments to the override syntax of Hydra."""
 
 from __future__ import annotations
 

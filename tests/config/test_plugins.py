@@ -1,4 +1,4 @@
-"""Registered environments are options of `env`, without YAML."""
+"""Registered environments are options of `env` without YAML files."""
 
 from __future__ import annotations
 

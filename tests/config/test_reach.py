@@ -1,4 +1,4 @@
-"""Settings of a stranger that reach the network or other directories are refused."""
+"""Untrusted settings that access the network or other directories raise an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a rollout: what they mean, what is refused, where the environment comes from."""
+"""Settings of a rollout: meaning, validation, and source of the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that are made in Python by their constructors, without a configuration file."""
+"""Settings constructed in Python without a configuration file."""
 
 from __future__ import annotations
 

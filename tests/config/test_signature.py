@@ -1,4 +1,4 @@
-"""Who made a run: a key of the user, and the signature of what this user wrote."""
+"""The key of a user, and signatures of configuration files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the configuration of a run may name: what is offered, trusted, or named by the user."""
+"""Names in the configuration of a run: known, trusted, or set by the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Minibatches of a data set: every sample once per pass, whoever reads them."""
+"""Minibatches of a dataset: each sample once per pass, for all kinds of storage."""
 
 from __future__ import annotations
 

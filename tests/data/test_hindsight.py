@@ -1,4 +1,4 @@
-"""Hindsight replay: relabelled transitions against a slow reference, and what is refused."""
+"""Hindsight replay: relabelled transitions match a slow reference; errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets of Minari: what either side writes, the other reads."""
+"""Minari datasets: round trips in both directions."""
 
 from __future__ import annotations
 

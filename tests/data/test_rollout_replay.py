@@ -1,4 +1,4 @@
-"""Rollouts that are kept: which, how many, what is drawn, and what a checkpoint holds of them."""
+"""Replay of rollouts: storage, sampling, and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of mappings and mappings of stacked values."""
+"""Stacking of lists of mappings, and splitting of stacked mappings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transitions of recorded episodes: which there are, and that they are right wherever they lie."""
+"""Transitions of recorded episodes, for all kinds of storage."""
 
 from __future__ import annotations
 

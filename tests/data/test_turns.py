@@ -1,4 +1,4 @@
-"""Turns of agents, compared with a loop over steps and agents."""
+"""Turns of agents match a loop over steps and agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beta: density over the environment's action, sampling by rejection, gradients of samples."""
+"""Beta: density of environment actions, rejection sampling, gradients of samples."""
 
 from __future__ import annotations
 

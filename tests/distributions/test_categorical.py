@@ -1,4 +1,4 @@
-"""Categorical, MultiCategorical and Bernoulli where logits are large, and legal choices few."""
+"""Categorical, MultiCategorical and Bernoulli with large logits and few legal choices."""
 
 from __future__ import annotations
 

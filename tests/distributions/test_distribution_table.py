@@ -1,4 +1,4 @@
-"""Choice of the family by space type and by part, and the errors of wrong choices."""
+"""Selection of distributions by type of space and by part, and errors."""
 
 from __future__ import annotations
 

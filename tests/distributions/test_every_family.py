@@ -1,4 +1,4 @@
-"""What every family promises, asked of all of them."""
+"""Contract of distributions, tested for all families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What critics read of every family: features of continuous actions, choices of discrete ones."""
+"""Critic inputs of all families: continuous features and discrete choices."""
 
 from __future__ import annotations
 

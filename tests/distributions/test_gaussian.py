@@ -1,4 +1,4 @@
-"""DiagonalGaussian against torch.distributions and its own limits."""
+"""DiagonalGaussian matches torch.distributions; limits of log std."""
 
 from __future__ import annotations
 

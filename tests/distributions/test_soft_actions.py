@@ -1,4 +1,4 @@
-"""SoftActions: parts of any distribution as soft actor-critics read them."""
+"""SoftActions: parts of any distribution for soft actor-critics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SquashedGaussian: a density over the environment's action, safe where tanh saturates."""
+"""SquashedGaussian: density of environment actions, numerically stable at the bounds."""
 
 from __future__ import annotations
 

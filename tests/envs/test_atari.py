@@ -1,4 +1,4 @@
-"""Preprocessing of Atari games against a slow reference, and what training adds to it."""
+"""Preprocessing of Atari games matches a slow reference; training wrappers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Infos of last steps: read before the reset, by value, and only what was asked for."""
+"""Infos of last steps: copied before the reset, only requested keys."""
 
 from __future__ import annotations
 

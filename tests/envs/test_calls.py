@@ -1,4 +1,4 @@
-"""Calls of environments: what they reach, and that restored environments repeat them."""
+"""Calls of environments, and their repetition in restored environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported of environments that fail: whatever they raise, and by which remedy."""
+"""Error messages for failing environments, with remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NaN and infinities in what environments return are named, or their episodes given up."""
+"""NaN and infinite values of environments raise errors or abort the episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments with several agents as one environment: joint observations, ends, refusals."""
+"""Joint environments: observations of all agents, episode ends, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running episodes continue in other objects: by playing them again, or by their own state."""
+"""Restoring running episodes by replay or by the state of the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments that return their values in unusual forms, or leave no legal action."""
+"""Environments with unusual return values, or without a legal action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments of PettingZoo: what they mean in turns, names, and all of its classic ones."""
+"""PettingZoo environments: conversion to turns, names, classic games."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of vector environments: in this process, in others, and around foreign ones."""
+"""Contract of vector environments: in this process, in workers, and third-party."""
 
 from __future__ import annotations
 

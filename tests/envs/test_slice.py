@@ -1,4 +1,4 @@
-"""Environments that play the episodes that they are told to, one at a time each."""
+"""Slices of environments that play assigned episodes, one at a time."""
 
 from __future__ import annotations
 

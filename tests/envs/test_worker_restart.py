@@ -1,4 +1,4 @@
-"""Workers that raise, die or hang are started again, and no number of the training changes."""
+"""Restarting failed workers does not change the results of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrappers, ours and gymnasium's, alone and inside of vector environments."""
+"""Wrappers of this package and of gymnasium, also in vector environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Utilities and gradients of evolution strategies match the paper, and lead uphill."""
+"""Utilities and gradients of evolution strategies match the paper."""
 
 from __future__ import annotations
 

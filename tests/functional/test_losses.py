@@ -1,4 +1,4 @@
-"""Losses of policies and values: the formulas of their papers, and what holds for all of them."""
+"""Losses of policies and values match their papers; common properties."""
 
 from __future__ import annotations
 

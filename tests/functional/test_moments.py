@@ -1,4 +1,4 @@
-"""Moments of batches merge to the moments of all data."""
+"""Merged moments of batches equal the moments of all data."""
 
 from __future__ import annotations
 

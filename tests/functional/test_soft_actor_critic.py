@@ -1,4 +1,4 @@
-"""Losses of soft actor-critics against loops over samples, critics and joint choices."""
+"""Losses of soft actor-critics match loops over samples, critics and choices."""
 
 from __future__ import annotations
 

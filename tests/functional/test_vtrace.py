@@ -1,4 +1,4 @@
-"""V-trace agrees with its paper; what prepares its arguments agrees with the distributions."""
+"""V-trace matches the paper; its helper functions match the distributions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of actors share: environments that their processes can import, models, seeds."""
+"""Importable environments, models and seeds for tests of actors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny environments with several agents, whose turns are known."""
+"""Small multi-agent environments with known turns."""
 
 from __future__ import annotations
 

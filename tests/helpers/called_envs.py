@@ -1,4 +1,4 @@
-"""Environments that callbacks call and change, and callbacks that do."""
+"""Environments whose methods callbacks call, and these callbacks."""
 
 from __future__ import annotations
 

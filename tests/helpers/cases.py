@@ -1,4 +1,4 @@
-"""Keep the number of cases small: many values in one, and some for `make test-all` alone."""
+"""Reduction of test cases: sweeps over values, and cases for `make test-all`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `maze-run`, with runners that neither train nor play."""
+"""The command `maze-run` with runners that neither train nor play."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of populations share: environments that their processes can import, policies."""
+"""Importable environments and policies for tests of populations."""
 
 from __future__ import annotations
 

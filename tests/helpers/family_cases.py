@@ -1,4 +1,4 @@
-"""One case or more of every family, random numbers for them, and what torch has instead."""
+"""Cases of all distribution families, with random parameters and PyTorch equivalents."""
 
 from __future__ import annotations
 

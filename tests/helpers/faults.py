@@ -1,4 +1,4 @@
-"""Faults of the machine, put into the process that calls one of these."""
+"""Faults of the machine, injected into the calling process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments in which something goes wrong once, or each time."""
+"""Environments that fail once or repeatedly."""
 
 from __future__ import annotations
 

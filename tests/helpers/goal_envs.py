@@ -1,4 +1,4 @@
-"""An environment with goals, small enough for tests."""
+"""A small goal-conditioned environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in processes that are killed, and comparison of what they leave."""
+"""Runs in processes that are killed, and comparison of their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look for what is left of processes: open files, and processes themselves."""
+"""Detection of open files and processes left by tests."""
 
 from __future__ import annotations
 

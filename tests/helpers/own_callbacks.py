@@ -1,4 +1,4 @@
-"""Callbacks that a user writes."""
+"""Custom callbacks."""
 
 from __future__ import annotations
 

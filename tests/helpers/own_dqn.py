@@ -1,4 +1,4 @@
-"""Deep Q-learning as a user writes it: settings, model and learner on the off-policy base."""
+"""A custom deep Q-learning algorithm: settings, model and learner on the off-policy base."""
 
 from __future__ import annotations
 

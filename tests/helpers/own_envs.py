@@ -1,4 +1,4 @@
-"""Environments that a user writes; importable by worker processes, and quickly so."""
+"""Custom environments that worker processes can import quickly."""
 
 from __future__ import annotations
 

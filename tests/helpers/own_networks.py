@@ -1,4 +1,4 @@
-"""Networks of a user, of which some do not fit, and what a user puts around a policy."""
+"""Custom networks, some of them invalid, and policy wrappers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts other than environments that a user writes and names by `_target_`."""
+"""Custom components other than environments, named by `_target_`."""
 
 from __future__ import annotations
 

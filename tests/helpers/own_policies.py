@@ -1,4 +1,4 @@
-"""Policies that a user writes."""
+"""Custom policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments with spaces of any kind: what they observe and how they end is random but seeded."""
+"""Environments with arbitrary spaces; observations and ends are random but seeded."""
 
 from __future__ import annotations
 

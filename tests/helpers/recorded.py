@@ -1,4 +1,4 @@
-"""Small data sets of recorded episodes."""
+"""Small datasets of recorded episodes."""
 
 from __future__ import annotations
 

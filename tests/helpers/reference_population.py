@@ -1,4 +1,4 @@
-"""What members of a population do, written as the plain loop that it is.
+"""Reference for the members of a population, as a plain loop.
 
 One member after the other: a copy of the policy gets θ + σε or θ - σε, its own environment is
 reset with the seed of the pair, and the copy acts until the episode ends.

@@ -1,4 +1,4 @@
-"""SAC written from its papers, sample by sample, with automatic gradients."""
+"""SAC written from the papers, sample by sample, with autograd."""
 
 from __future__ import annotations
 

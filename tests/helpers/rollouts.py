@@ -1,4 +1,4 @@
-"""Rollouts of a moment, and what they leave on disk."""
+"""Short rollouts and their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts column by column, for tests of what stores, joins and sends them."""
+"""Comparison of rollouts column by column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table of short runs, for the claims that hold for every run: `CASES`."""
+"""Table of short runs for tests of every run: `CASES`."""
 
 from __future__ import annotations
 

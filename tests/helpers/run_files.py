@@ -1,4 +1,4 @@
-"""Directories of runs as training writes them, without training."""
+"""Run directories written without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that take a moment, and what they leave on disk."""
+"""Short runs and their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints to damage: their owner, disks that fail, processes that end in the middle."""
+"""Checkpoints to damage: a store, failing disks, killed processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of a stranger, and the commands that read one."""
+"""A run of another user, and the commands that read it."""
 
 from __future__ import annotations
 

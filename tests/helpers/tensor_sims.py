@@ -1,4 +1,4 @@
-"""Simulators of tensors and of JAX, each with the habits of one family."""
+"""Simulators in tensors and in JAX, one for each supported interface."""
 
 from __future__ import annotations
 

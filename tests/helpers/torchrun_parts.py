@@ -1,4 +1,4 @@
-"""What tests of torchrun run in its processes."""
+"""Functions that tests run in the processes of torchrun."""
 
 from __future__ import annotations
 

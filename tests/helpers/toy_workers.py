@@ -1,4 +1,4 @@
-"""Workers that tests of pools make."""
+"""Workers for tests of pools."""
 
 from __future__ import annotations
 

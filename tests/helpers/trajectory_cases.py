@@ -1,4 +1,4 @@
-"""Spaces of every kind, and random episodes in them, for tests of data sets."""
+"""Spaces of every kind with random episodes, for tests of datasets."""
 
 from __future__ import annotations
 

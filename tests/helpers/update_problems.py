@@ -1,4 +1,4 @@
-"""Small rollouts and models of every kind in float64, and updates next to the reference."""
+"""Small rollouts and models of every kind in float64, with reference updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Own optimizers step as their papers say, with gradients of PyTorch or along one given vector."""
+"""Optimizers of this package match their papers, also for a flat gradient vector."""
 
 from __future__ import annotations
 

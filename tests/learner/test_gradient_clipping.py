@@ -1,4 +1,4 @@
-"""The size of all gradients together, and its bounds."""
+"""Gradient norms and clipping."""
 
 from __future__ import annotations
 

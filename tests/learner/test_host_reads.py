@@ -1,4 +1,4 @@
-"""Between the first and the last gradient step of an update, no value is read on the host."""
+"""Within an update, no value is read on the host between gradient steps."""
 
 from __future__ import annotations
 

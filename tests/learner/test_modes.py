@@ -1,4 +1,4 @@
-"""Modes of an update: of modules in training and evaluation, and of products of matrices."""
+"""Modes of an update: training and evaluation mode, precision of matrix products."""
 
 from __future__ import annotations
 

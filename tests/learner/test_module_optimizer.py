@@ -1,4 +1,4 @@
-"""The optimizer of a module: its class and arguments, its learning rate, its state."""
+"""The optimizer of a module: class and arguments, learning rate, state."""
 
 from __future__ import annotations
 

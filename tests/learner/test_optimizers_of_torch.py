@@ -1,4 +1,4 @@
-"""Optimizers and schedulers that PyTorch has, in a learner: steps, rates, refusals."""
+"""Optimizers and schedulers of PyTorch in a learner: steps, rates, errors."""
 
 from __future__ import annotations
 

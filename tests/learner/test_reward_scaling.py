@@ -1,4 +1,4 @@
-"""Scaled rewards: division by the deviation of discounted sums, episode by episode."""
+"""Rewards are divided by the standard deviation of discounted sums per episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates in a thread: no sample is lost from sight, results come later, errors come through."""
+"""Updates in a thread: sample counts, delayed statistics, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small problems with known answers, solved from fixed seeds in seconds."""
+"""Small problems with known solutions are solved within seconds from fixed seeds."""
 
 from __future__ import annotations
 

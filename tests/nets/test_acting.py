@@ -1,4 +1,4 @@
-"""The contract of everything that acts, for all that implement it."""
+"""Contract of acting models, tested for all implementations."""
 
 from __future__ import annotations
 

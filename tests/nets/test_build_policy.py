@@ -1,4 +1,4 @@
-"""Policies without a critic: the same as in an actor-critic, and what may be put around them."""
+"""Policies without a critic equal policies of an actor-critic; policy wrappers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks, parametrizations and adapters on the layers of our networks take effect."""
+"""Hooks, parametrizations and adapters on layers of template networks take effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Critics of states and actions."""
+"""State-value critics and Q-networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks computed together match linear layers, one after the other."""
+"""Networks computed as one batch match separate linear layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks under tracing, export and the transformations of PyTorch, and as copies: the same."""
+"""Networks under tracing, export, PyTorch transformations and copying: equal results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutional encoders against sums over windows in double precision, as the papers have them."""
+"""Convolutional encoders match sums over windows in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of template networks by hand match autograd."""
+"""Analytic gradients of template networks match autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations scaled by running statistics."""
+"""Observation normalisation by running statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of a user in the place of templates, wherever a model has one."""
+"""Custom networks in place of all template networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of a policy: each computes what the policy would with its weights, next to whomever."""
+"""Batched copies of a policy equal the policy with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: sequences equal the loop of steps, with gradients, whatever computes them."""
+"""Recurrent networks: sequences equal a loop over steps, with gradients."""
 
 from __future__ import annotations
 

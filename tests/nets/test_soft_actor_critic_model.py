@@ -1,4 +1,4 @@
-"""Policies with critics of their actions: how they are built, copies, and targets that follow."""
+"""Models with Q-networks: construction, copies, and target networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of strangers, attacked in every place: nothing leaves them, and nothing in them runs.
+"""Hostile run directories: nothing is written outside, and no code in them is executed.
 
 A row of `ATTACKS` plants something below a run, a study or a sweep. Each command that reads or
 writes there meets it, and afterwards everything outside is as it was.

@@ -1,4 +1,4 @@
-"""A damaged file is named, whatever the format, and nothing in it runs.
+"""Damaged files are named in the error, for all formats, and no code in them is executed.
 
 `FORMATS` x `DAMAGE`. What a run does without a damaged checkpoint is in
 `tests/training/test_checkpoints.py`, links are planted by `test_attacks.py`.

@@ -1,4 +1,4 @@
-"""What a user sees when something goes wrong, what is lost, and that the run can be continued."""
+"""Faults during a run: messages, lost data, and resuming afterwards."""
 
 from __future__ import annotations
 

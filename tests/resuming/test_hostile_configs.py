@@ -1,4 +1,4 @@
-"""Configurations of strangers: what is planted in a run directory is never called.
+"""Hostile configurations: no planted code is executed.
 
 Every command that reads a run directory meets every plant. The marker, a file that each plant would
 create, must not be there afterwards.

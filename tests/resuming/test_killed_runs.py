@@ -1,4 +1,4 @@
-"""A run that is killed with SIGKILL and continued gives the numbers of one that was not."""
+"""Runs killed with SIGKILL and resumed equal uninterrupted runs."""
 
 from __future__ import annotations
 

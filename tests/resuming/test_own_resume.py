@@ -1,4 +1,4 @@
-"""Continued runs of one algorithm: its files, its counts, and what is lost where it must be."""
+"""Resumed runs of single algorithms: files, counters, and dropped data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run directories that are continued: by name, by checkpoint, automatically, longer, damaged."""
+"""Resuming run directories: by name, by checkpoint, automatically, longer, damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every run of these tests begins and ends with."""
+"""Set-up and clean-up of all runs in these tests."""
 
 from __future__ import annotations
 

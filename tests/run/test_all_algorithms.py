@@ -1,4 +1,4 @@
-"""Runs of every algorithm, as a user makes them: what holds whatever is trained."""
+"""Runs of every algorithm: common properties."""
 
 from __future__ import annotations
 

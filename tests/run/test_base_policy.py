@@ -1,4 +1,4 @@
-"""Training that starts from the policy of an earlier run: BC, then reinforcement learning."""
+"""Training from the policy of an earlier run: cloning, then reinforcement learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of behavioral cloning: spaces, selection, data of all kinds, and what is refused."""
+"""Runs of behavioral cloning: spaces, selection, all kinds of data, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behavioral cloning of recorded episodes of several agents."""
+"""Behavioral cloning of recorded multi-agent episodes."""
 
 from __future__ import annotations
 

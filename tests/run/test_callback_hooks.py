@@ -1,4 +1,4 @@
-"""Callbacks within epochs: after steps, rollouts and evaluations, and what they log."""
+"""Callbacks within epochs: after steps, rollouts and evaluations; logging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks: when they are called, what they change, and that a run is continued with them."""
+"""Callbacks: order of calls, changes of the run, and resuming."""
 
 from __future__ import annotations
 

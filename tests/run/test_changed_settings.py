@@ -1,4 +1,4 @@
-"""Settings that change while a run trains, or when it is resumed."""
+"""Settings that change during a run or when it is resumed."""
 
 from __future__ import annotations
 

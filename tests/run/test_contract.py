@@ -1,4 +1,4 @@
-"""What holds for every run, whatever is trained: each claim with the cases of one table."""
+"""Properties of every run, tested with the cases of one table."""
 
 from __future__ import annotations
 

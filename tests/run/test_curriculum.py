@@ -1,4 +1,4 @@
-"""Curricula: when stages begin, what they change, and that resumed runs continue in them."""
+"""Curricula: beginning of stages, changes of environments, and resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose callbacks call environments: equal on every runner, and when they are resumed."""
+"""Environment calls by callbacks: equal on every runner and after resuming."""
 
 from __future__ import annotations
 

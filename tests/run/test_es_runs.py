@@ -1,4 +1,4 @@
-"""Runs of evolution strategies as a user makes them: in one process, and in several."""
+"""Runs of evolution strategies in one process and in several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When it is told that evaluation falls behind training."""
+"""The hint for evaluation returns that lag behind training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test of a run after training."""
+"""The test after training."""
 
 from __future__ import annotations
 

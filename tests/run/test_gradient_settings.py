@@ -1,4 +1,4 @@
-"""Settings of gradient steps, from the call of a run to its weights."""
+"""Effects of settings of gradient steps on the weights of a run."""
 
 from __future__ import annotations
 

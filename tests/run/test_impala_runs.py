@@ -1,4 +1,4 @@
-"""Runs of IMPALA as a user makes them: in one process, and with actors in processes."""
+"""Runs of IMPALA in one process, and with actors in processes."""
 
 from __future__ import annotations
 

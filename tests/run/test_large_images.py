@@ -1,4 +1,4 @@
-"""Large images: a run says how long it will take, and a setting that makes it shorter."""
+"""Large images: estimated duration, and the suggested setting."""
 
 from __future__ import annotations
 

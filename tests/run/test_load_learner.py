@@ -1,4 +1,4 @@
-"""The learner of a run, from its directory alone."""
+"""Loading the learner of a run from its directory."""
 
 from __future__ import annotations
 

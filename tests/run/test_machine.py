@@ -1,4 +1,4 @@
-"""What the machine has left, read from made-up and true files of the kernel."""
+"""Available memory, read from real and fabricated kernel files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a user may replace, named by `_target_` without registration or as an object."""
+"""All replaceable components, named by `_target_` or passed as objects."""
 
 from __future__ import annotations
 

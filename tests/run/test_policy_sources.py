@@ -1,4 +1,4 @@
-"""Policies of several agents that come from elsewhere, and those that do not learn."""
+"""Multi-agent policies from other sources, and policies that are not trained."""
 
 from __future__ import annotations
 

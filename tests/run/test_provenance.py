@@ -1,4 +1,4 @@
-"""What a run records about its start, and about what it printed."""
+"""Records of the start of a run and of its console output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: the numbers of one process, failures, and what is left behind."""
+"""Runs on a Ray cluster: results equal one process; failures; clean-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps on a cluster: jobs in processes that workers start, lost places, what is left."""
+"""Sweeps on a cluster: jobs in processes of workers, lost machines, clean-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings may differ where a run is continued, and where it is looked for."""
+"""Settings that may change on resume, and the search for the run to resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts that end early, or cannot begin: what is kept, what is reported, what is left."""
+"""Rollouts that end early or cannot start: kept episodes, messages, clean-up."""
 
 from __future__ import annotations
 

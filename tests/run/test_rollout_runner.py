@@ -1,4 +1,4 @@
-"""Rollouts: who plays, what is written, and that runners make no difference."""
+"""Rollouts: policies, files, and identical results on all runners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts with each policy that a pattern matches: which they are, names, table."""
+"""Rollouts with each policy that a pattern matches: names, directories, table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of SAC as a user makes them: what they store, report and refuse."""
+"""Runs of SAC: stored data, reports and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in environments with several agents: policies by id, and what holds for every run."""
+"""Multi-agent runs: policies by id, and properties of every run."""
 
 from __future__ import annotations
 

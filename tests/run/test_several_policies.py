@@ -1,4 +1,4 @@
-"""Rollouts in which several policies play, each for some agents."""
+"""Rollouts with several policies, each for some agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells when it starts, and how little a trial does."""
+"""Notes at the start of a run, and the extent of a dry run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that torchrun starts: equal to one process, stopped, killed, restarted and refused."""
+"""Runs with torchrun: equal to one process; stopped, killed, restarted; errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run on the dev runner: what it does, writes, and refuses."""
+"""A complete run on the dev runner: behaviour, files, errors."""
 
 from __future__ import annotations
 

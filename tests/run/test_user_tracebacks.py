@@ -1,4 +1,4 @@
-"""Code of users that fails is shown with its traceback, whatever part of a run it is."""
+"""Errors in user code are shown with their traceback, in every part of a run."""
 
 from __future__ import annotations
 

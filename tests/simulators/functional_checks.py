@@ -1,4 +1,4 @@
-"""Checks of functional environments of JAX, which `test_simulators.py` runs in a process alone."""
+"""Checks of functional JAX environments, run by `test_simulators.py` in a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments that give and take tensors."""
+"""Environments with tensors as inputs and outputs."""
 
 from __future__ import annotations
 

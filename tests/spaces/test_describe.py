@@ -1,4 +1,4 @@
-"""Descriptions of spaces: their leaves, which are images, how two differ, and how one is saved."""
+"""Descriptions of spaces: leaves, images, differences, serialization."""
 
 from __future__ import annotations
 

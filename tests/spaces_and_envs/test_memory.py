@@ -1,4 +1,4 @@
-"""What was seen some steps ago: a recurrent policy recalls it, one without can only guess."""
+"""Recurrent policies recall earlier observations; other policies cannot."""
 
 from __future__ import annotations
 

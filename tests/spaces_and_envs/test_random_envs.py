@@ -1,4 +1,4 @@
-"""Any spaces: check, reset, rollout, update, save, load, act, in one process and in workers."""
+"""Arbitrary spaces: check, reset, rollout, update, save, load, act, also in workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of space with PPO, some with ES and BC: the best return is found."""
+"""Every kind of space with PPO, some with ES and BC: the optimum is reached."""
 
 from __future__ import annotations
 

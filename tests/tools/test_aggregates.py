@@ -1,4 +1,4 @@
-"""Interquartile means and bootstrap intervals, against slow ones written from the paper."""
+"""Interquartile means and bootstrap intervals match slow references from the paper."""
 
 from __future__ import annotations
 

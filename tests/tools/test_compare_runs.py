@@ -1,4 +1,4 @@
-"""Runs side by side, from directories that the tests write."""
+"""Comparison of runs, with directories written by the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that exports a policy, its settings, and what runs the file elsewhere."""
+"""The export command, its settings, and use of the file without maze_train."""
 
 from __future__ import annotations
 

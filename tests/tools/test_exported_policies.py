@@ -1,4 +1,4 @@
-"""Files of policies act as the policies do: every family and format, any number of environments."""
+"""Exported files act like their policies: all families and formats, any batch size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies on the Hugging Face hub: pushed, loaded and played, with a hub on this machine."""
+"""Policies on the Hugging Face hub: pushed, loaded and played, with a local server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches: the study, its trials and their end, with runs that do not train."""
+"""Searches: study, trials and their end, with runs that do not train."""
 
 from __future__ import annotations
 

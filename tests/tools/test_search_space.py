@@ -1,4 +1,4 @@
-"""Ranges of a search: how they are spelled, checked, and drawn from."""
+"""Ranges of a search: syntax, validation, sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Studies without processes: what prunes, what is kept, and how their trials are reported."""
+"""Studies without processes: pruning, storage, and reports of trials."""
 
 from __future__ import annotations
 

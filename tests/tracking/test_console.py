@@ -1,4 +1,4 @@
-"""What people see of a run."""
+"""Console output of a run."""
 
 from __future__ import annotations
 

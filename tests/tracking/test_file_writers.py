@@ -1,4 +1,4 @@
-"""Writers of plain files: their contents, read back."""
+"""Writers of plain files, tested by reading the files."""
 
 from __future__ import annotations
 

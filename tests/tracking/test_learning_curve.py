@@ -1,4 +1,4 @@
-"""The picture of a learning curve."""
+"""The plot of a learning curve."""
 
 from __future__ import annotations
 

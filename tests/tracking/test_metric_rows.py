@@ -1,4 +1,4 @@
-"""Rows of metrics, their order and their file, and numbers for people."""
+"""Rows of metrics: order, file, and formatting of values."""
 
 from __future__ import annotations
 

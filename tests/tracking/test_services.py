@@ -1,4 +1,4 @@
-"""Writers for experiment trackers, against the packages themselves, without a network."""
+"""Writers for experiment trackers, tested with the packages, without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tracker, the settings of tracking, and the way from one to the other."""
+"""The tracker, its settings, and the construction of writers."""
 
 from __future__ import annotations
 

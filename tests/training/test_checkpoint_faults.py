@@ -1,4 +1,4 @@
-"""Checkpoints survive processes that end in the middle, and disks that fail."""
+"""Checkpoints survive killed processes and failing disks."""
 
 from __future__ import annotations
 

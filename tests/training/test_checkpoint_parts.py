@@ -1,4 +1,4 @@
-"""Large pieces of a state are their own files, which checkpoints share until they change."""
+"""Large parts of a state are separate files, shared between checkpoints."""
 
 from __future__ import annotations
 

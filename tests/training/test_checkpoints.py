@@ -1,4 +1,4 @@
-"""Checkpoints: what is kept, and that nothing damaged or hostile is taken for one.
+"""Checkpoints: retention, and rejection of damaged or hostile files.
 
 The golden checkpoint is made by `python tests/training/test_checkpoints.py`, once for each schema.
 `tests/resuming/test_damaged_files.py` damages every file of one.

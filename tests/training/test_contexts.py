@@ -1,4 +1,4 @@
-"""Contexts of training and of tests: modes of PyTorch, and the profiler."""
+"""Contexts of training: modes of PyTorch, and the profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals ask a run to end: at once, or where it can be saved."""
+"""Signals end a run immediately, or when it can be saved."""
 
 from __future__ import annotations
 

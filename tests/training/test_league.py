@@ -1,4 +1,4 @@
-"""Who plays in self-play, and how good they are."""
+"""Opponents and ratings in self-play."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer can be stopped between any two updates, and in an evaluation, and continued."""
+"""A trainer can be stopped and resumed between updates and during evaluations."""
 
 from __future__ import annotations
 

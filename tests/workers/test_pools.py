@@ -1,4 +1,4 @@
-"""The contract of pools, of each of them."""
+"""Contract of worker pools, tested for all pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A probe finds something out in its own process, or nothing at all; nothing is left of it."""
+"""Probes return the result of a function or None, and leave no processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection with Ray: what is connected to, a head that is lost, Ctrl-C."""
+"""Connections to Ray: clusters, a lost head, Ctrl-C."""
 
 from __future__ import annotations
 

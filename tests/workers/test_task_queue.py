@@ -1,4 +1,4 @@
-"""Who gets which task, and what becomes of tasks whose worker fails."""
+"""Assignment of tasks to workers, and tasks of failed workers."""
 
 from __future__ import annotations
 
