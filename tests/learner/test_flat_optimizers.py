@@ -121,7 +121,7 @@ def update(optimizer: Optimizer, gradients: Any, lrs: list[float]) -> list[float
     ids=lambda value: str(value) if isinstance(value, dict) else value.__name__,
 )
 def test_steps_are_those_of_the_papers(cls: Any, slow: Any, settings: dict[str, Any]) -> None:
-    """Entry by entry, under changing learning rates; the momentum of RMSProp sums past steps."""
+    """Steps match the formulas of the papers entry by entry, with changing learning rates."""
     gradients, start = make_gradients(), np.arange(11.0)
     gradients[gradients == 0.0] = 0.0 if settings.get("eps") != 1e-8 else 1e-4
     directions = np.array([slow(column.tolist(), **settings) for column in gradients.T]).T
@@ -136,7 +136,7 @@ def test_steps_are_those_of_the_papers(cls: Any, slow: Any, settings: dict[str, 
 
 @pytest.mark.parametrize("cls", [SGD, Adam, Signs])
 def test_update_steps_as_step_does(cls: type[Optimizer]) -> None:
-    """The vector is cut in the order of the parameters; the frozen one is left out and stays."""
+    """A flat vector is split in the order of the parameters; frozen parameters are excluded."""
     gradients = make_gradients()
     policy, vector = Policy(), nn.Parameter(learned(Policy()))
     optimizer = cls(lr=1.0)
@@ -149,7 +149,7 @@ def test_update_steps_as_step_does(cls: type[Optimizer]) -> None:
 
 
 def test_update_takes_gradients_as_they_come() -> None:
-    """Of another dtype, strided, with a graph; they are neither changed nor kept."""
+    """Gradients with other dtypes, strides or a graph are accepted and not modified."""
     optimizers, policies = [Adam(lr=0.1) for _ in range(3)], [Policy() for _ in range(3)]
     plain = torch.arange(-5.0, 6.0)
     strided = torch.stack([plain, plain], dim=1)[:, 0]
@@ -166,7 +166,7 @@ def test_update_takes_gradients_as_they_come() -> None:
 
 
 def test_ratio_is_that_of_lengths() -> None:
-    """How far what is learned moved, by how long it was before; the frozen does not count."""
+    """The ratio is the step length divided by the length of the trained parameters before."""
     policy, optimizer = Policy(), SGD(lr=1.0, momentum=0.5)
     optimizer.setup(policy)
     before = learned(policy)
@@ -180,7 +180,7 @@ def test_ratio_is_that_of_lengths() -> None:
 
 
 def test_ratio_from_zero() -> None:
-    """A vector of zeros that moves is infinitely far; one that stays is not, nor is a step of 0."""
+    """From a zero vector, the ratio of a step is infinite; without a step it is 0."""
     policy = nn.Linear(2, 1)
     nn.init.zeros_(policy.weight)
     nn.init.zeros_(policy.bias)
@@ -193,7 +193,7 @@ def test_ratio_from_zero() -> None:
 
 
 def test_update_without_parameters_says_what_to_do() -> None:
-    """Before `setup`, and for a policy that has nothing to learn."""
+    """The error names the remedy, before `setup` and for a policy without parameters."""
     optimizer = Adam(lr=0.01)
     with pytest.raises(TrainingError, match=r"call setup\(policy\) before"):
         optimizer.update(torch.ones(3))
@@ -205,7 +205,7 @@ def test_update_without_parameters_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("shape", [(10,), (11, 1), ()])
 def test_gradients_of_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
-    """Nothing moves, and nothing is remembered."""
+    """Parameters and optimizer state are unchanged after the error."""
     policy, optimizer = Policy(), Adam()
     optimizer.setup(policy)
     with pytest.raises(ShapeError, match=r"expected \[11\]"):
@@ -215,7 +215,7 @@ def test_gradients_of_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_setup_keeps_settings_and_forgets_the_rest() -> None:
-    """A second policy starts as the first one did; the first is let go."""
+    """A second `setup` resets the state and releases the first policy."""
     optimizer = Adam(lr=0.3, betas=(0.5, 0.6), eps=0.1)
     optimizer.param_groups[0]["lr"] = 0.7
     policies = [Policy(), Policy()]
@@ -231,7 +231,7 @@ def test_setup_keeps_settings_and_forgets_the_rest() -> None:
 @pytest.mark.parametrize("cls", [SGD, Adam, partial(RMSpropTF, momentum=0.9)])
 @pytest.mark.parametrize("way", ["file", "pickle"])
 def test_state_continues(cls: type[Optimizer], way: str) -> None:
-    """Three steps, kept, and three more: as six in a row, bitwise; settings are kept, too."""
+    """Three steps, a saved state, and three more steps equal six steps bit-for-bit."""
     gradients = make_gradients()
     straight, halved = Policy().float(), Policy().float()
     optimizer, first = cls(lr=0.1), cls(lr=0.1)
@@ -256,7 +256,7 @@ def test_state_continues(cls: type[Optimizer], way: str) -> None:
 
 
 def test_groups_have_settings_of_their_own() -> None:
-    """What has no gradient is neither moved nor remembered; `update` walks the groups in order."""
+    """Parameters without a gradient are skipped; `update` processes the groups in order."""
     first, idle, second = (nn.Parameter(torch.ones(2)) for _ in range(3))
     groups = [{"params": [first, idle]}, {"params": [second], "lr": 0.2}]
     optimizer = SGD(groups, lr=0.1, momentum=0.0)
@@ -271,7 +271,7 @@ def test_groups_have_settings_of_their_own() -> None:
 
 
 def test_closure_is_evaluated_with_gradients() -> None:
-    """Its loss is returned, and the gradients that it makes match the step."""
+    """`step` returns the loss of the closure and uses its gradients."""
     param = nn.Parameter(torch.tensor([2.0]))
     optimizer = SGD([param], lr=0.1, momentum=0.0)
 

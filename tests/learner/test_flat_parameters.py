@@ -34,7 +34,7 @@ def weights(net):
 
 
 def test_parameters_become_views_of_one_vector():
-    """Values stay; parameters, their names and identities stay; memory is shared both ways."""
+    """Values, names and identities of parameters are kept; memory is shared."""
     net = make_net()
     before, names = weights(net), [name for name, _ in net.named_parameters()]
     objects = list(net.parameters())
@@ -53,7 +53,7 @@ def test_parameters_become_views_of_one_vector():
 
 @pytest.mark.parametrize("part", ["whole", "layer"])
 def test_gradients_come_back_after_a_foreign_zero_grad(part):
-    """`module.zero_grad()` drops gradients, here of a layer; the next `zero_grad` attaches them."""
+    """The next `zero_grad` restores gradients that `module.zero_grad()` has set to None."""
     net = make_net()
     flat = FlatParameters(list(net.parameters()))
     dropped = net if part == "whole" else net[0]
@@ -66,14 +66,14 @@ def test_gradients_come_back_after_a_foreign_zero_grad(part):
 
 
 def test_mixed_types_are_refused():
-    """One vector has one type."""
+    """All parameters must have the same dtype."""
     params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
     with pytest.raises(ValueError, match="one dtype and one device"):
         FlatParameters(params)
 
 
 def test_deep_copies_and_files_are_those_of_ordinary_modules():
-    """A copy of a flattened module changes alone; its file holds its weights once."""
+    """Copies of a flattened module are independent; files contain the weights once."""
     net = make_net()
     FlatParameters(list(net.parameters()))
     twin = copy.deepcopy(net)
@@ -95,7 +95,7 @@ def test_deep_copies_and_files_are_those_of_ordinary_modules():
 
 
 def test_get_and_set_are_inverse():
-    """A vector that was read can be written into another module; reading copies."""
+    """A flat copy of the parameters can be written to another module."""
     a, b = make_net(0), make_net(1)
     vector = get_flat_parameters(a)
     set_flat_parameters(b, vector)

@@ -56,7 +56,7 @@ def test_equals_the_functions_of_torch(by, bound):
 
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
 def test_gradients_that_are_small_or_zero_stay(by):
-    """Below the bound, and without one, they keep their bits; no norm of zero is a divisor."""
+    """Gradients below the bound are bit-for-bit unchanged; a zero norm causes no division by 0."""
     zeros = [torch.zeros(3), torch.zeros(2, 2)]
     for bound, before in ((1e9, gradients()), (0.0, gradients()), (0.5, zeros)):
         grads = [grad.clone() for grad in before]
@@ -74,7 +74,7 @@ def parameter(*gradient):
 
 
 def test_parameters_without_a_gradient_count_nothing():
-    """3, 4 and 12 are the sides of a box whose diagonal is 13; no gradients have the norm 0."""
+    """The norm of 3, 4 and 12 is 13; without gradients it is 0."""
     params = [parameter(), parameter(3.0, -4.0), parameter(), parameter(12.0)]
     assert compute_gradient_norm(iter(params)) == 13.0
     for nothing in ([], [parameter()], [parameter(0.0)]):
@@ -83,7 +83,7 @@ def test_parameters_without_a_gradient_count_nothing():
 
 
 def test_the_host_waits_once(monkeypatch):
-    """One number is read from the device, however many parameters there are."""
+    """A single value is read from the device, regardless of the number of parameters."""
     reads = []
     read = torch.Tensor.__float__
     monkeypatch.setattr(torch.Tensor, "__float__", lambda x: reads.append(1) or read(x))

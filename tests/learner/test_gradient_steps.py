@@ -67,7 +67,7 @@ class HalfBad(LineLearner):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["SGD", "Rprop"])
 def test_entries_that_are_not_finite_can_count_zero(name, bad):
-    """The others are applied as they are, and clipped without them."""
+    """Only non-finite entries are replaced by 0; clipping ignores them."""
     settings = {"batch_size": 10, "max_grad_norm": 0.5, "on_non_finite": "zero"}
     learner = HalfBad(
         make_module(), optimizer={"_target_": f"torch.optim.{name}"}, lr=0.1, **settings
@@ -92,7 +92,7 @@ def test_entries_that_are_not_finite_can_count_zero(name, bad):
     ("count", "groups"), [(1, "4,4,2"), (2, "4+4,2"), (3, "4+4+2"), (9, "all")]
 )
 def test_gradients_of_minibatches_are_averaged(name, count, groups):
-    """A step for each group of minibatches, of which the last one may be smaller."""
+    """One step per group of minibatches; the last group may be smaller."""
     node = {"_target_": f"torch.optim.{name}"}
     learner = LineLearner(
         make_net(), optimizer=node, max_grad_norm=0.4, gradient_accumulation=count
@@ -116,7 +116,7 @@ def test_gradients_of_minibatches_are_averaged(name, count, groups):
 
 
 def test_a_module_that_has_fewer_minibatches_takes_the_mean_of_its_own():
-    """Each optimizer averages over the minibatches that it took part in."""
+    """Each optimizer averages over the minibatches of its module."""
     modules = {"a": make_module(0), "b": make_module(1)}
     learner = LineLearner(modules, optimizer=SGD, gradient_accumulation=2)
     learner.update({"a": make_data(0, size=8), "b": make_data(1, size=4)}, Progress())
@@ -133,7 +133,7 @@ def test_a_module_that_has_fewer_minibatches_takes_the_mean_of_its_own():
 
 
 def test_a_group_with_a_gradient_that_is_not_finite_is_left_out():
-    """The whole step of it; the next group starts over."""
+    """The whole step of the group is skipped; the next group starts from zero."""
     settings = {"on_non_finite": "skip", "optimizer": SGD}
     learner = LineLearner(make_module(), batch_size=2, gradient_accumulation=2, **settings)
     data = make_data(size=8)
@@ -151,7 +151,7 @@ def test_a_group_with_a_gradient_that_is_not_finite_is_left_out():
 
 
 def test_an_update_that_failed_leaves_no_gradient_to_the_next():
-    """What was gathered for a step that did not come is forgotten."""
+    """Gradients accumulated before an error are discarded."""
 
     class Failing(LineLearner):
         fails = False
@@ -180,7 +180,7 @@ class Hooked(LineLearner):
 
 
 def test_the_hook_of_minibatches_comes_after_each():
-    """With a step, without one, and before a step of several."""
+    """`after_minibatch` is called with and without a gradient step."""
     learner = Hooked(make_module(), batch_size=4, gradient_accumulation=2)
     learner.update(make_data(), Progress())
     calls = [c for c in learner.calls if c == "apply" or c.startswith("end")]
@@ -202,7 +202,7 @@ class Watched(nn.Linear):
 
 @pytest.mark.parametrize("name", ["none", "bfloat16", "float16"])
 def test_layers_compute_in_the_type_of_autocast(name):
-    """Weights and gradients keep theirs, and are close to those of single precision."""
+    """Weights and gradients keep their dtype and are close to single precision."""
     torch.manual_seed(0)
     module = Watched()
     learner = LineLearner(module, batch_size=10, autocast=name, lr=0.05)
@@ -223,7 +223,7 @@ def test_layers_compute_in_the_type_of_autocast(name):
 
 
 def test_overflows_lower_the_scale_where_gradients_are_zeroed_too():
-    """What a smaller scale mends is not set to 0: the steps match `skip`."""
+    """Overflows are not replaced by 0: the steps equal `skip`."""
     learners = {}
     for how in ("skip", "zero"):
         learners[how] = learner = LineLearner(
@@ -241,7 +241,7 @@ def test_overflows_lower_the_scale_where_gradients_are_zeroed_too():
 
 
 def test_the_scale_of_losses_falls_at_once_and_grows_slowly():
-    """Not below 1, where a gradient that is not finite has another cause."""
+    """The scale does not fall below 1."""
     scaler, fits, overflows = LossScaler(torch.device("cpu")), torch.zeros(()), torch.ones(())
     assert scaler.scale == 2.0**16
     for number in range(1, 19):
@@ -258,7 +258,7 @@ def test_the_scale_of_losses_falls_at_once_and_grows_slowly():
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_a_scale_too():
-    """After the scale has reached 1: there is no end to lowering it otherwise."""
+    """The error is raised once the scale has reached 1."""
     learner = LineLearner(make_module(), batch_size=1, autocast="float16")
     data = make_data()
     data[:, 2] = torch.inf

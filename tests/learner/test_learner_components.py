@@ -57,7 +57,7 @@ def same(ours, theirs):
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_components_are_chosen_by_name(count):
-    """One is meant by its name, or by the beginning of it up to a slash; exclusions win."""
+    """Components are selected by name or by a prefix up to a slash; exclusions take precedence."""
     for chosen in (None, *combinations(NAMES, count)):
         for left_out in combinations(NAMES, count):
             leaves = {
@@ -71,7 +71,7 @@ def test_components_are_chosen_by_name(count):
 
 @pytest.mark.parametrize("name", ["module", "modules/", "modules/c", "optimizers/a/", "scalers/a"])
 def test_unknown_components_are_named(name):
-    """With those that there are."""
+    """The error lists the available components."""
     for chosen, left_out in (([name], ()), (None, [name])):
         with pytest.raises(ConfigError, match=rf"components = '{name}': no such .* optimizers/a/x"):
             select(STATE, chosen, left_out)
@@ -81,7 +81,7 @@ def test_unknown_components_are_named(name):
     "component", ["modules", "modules/b", "optimizers", "optimizers/a/bias", "generator"]
 )
 def test_one_component_is_taken_over(component, tmp_path):
-    """Of a learner or of its file; all others stay to the bit."""
+    """One component is loaded from a learner or a file; all others are unchanged."""
     source, target = train(make_learner(), 0, 3), train(make_learner(5), 0, 2)
     before, wanted = target.state_dict(), source.state_dict()
     expected = {**before}
@@ -97,7 +97,7 @@ def test_one_component_is_taken_over(component, tmp_path):
 
 
 def test_training_goes_on_exactly_from_a_file(tmp_path):
-    """Six updates, and three, a file, another learner, three; nothing of it is a class."""
+    """Six updates equal three updates, a file, and three updates of another learner."""
     straight = train(make_learner(), 0, 6)
     train(make_learner(), 0, 3).save_to_path(str(tmp_path / "state"))
     learner = TwoOptimizers.from_checkpoint(
@@ -111,7 +111,7 @@ def test_training_goes_on_exactly_from_a_file(tmp_path):
 
 
 def test_what_is_left_out_stays(tmp_path):
-    """A file without optimizers leaves those of the learner as they are."""
+    """A file without optimizers does not change the optimizers."""
     source, target = train(make_learner(), 0, 3), train(make_learner(5), 0, 2)
     before = target.get_state(["optimizers"])
     source.save_to_path(tmp_path / "state", not_components=["optimizers"])
@@ -123,7 +123,7 @@ def test_what_is_left_out_stays(tmp_path):
 
 
 def test_files_that_do_not_fit_change_nothing(tmp_path):
-    """Other modules, and damage."""
+    """Files with other modules or damage raise an error without changes."""
     learner = train(make_learner(), 0, 1)
     before = learner.state_dict()
     LineLearner({"c": make_module()}).save_to_path(tmp_path / "other")

@@ -199,7 +199,7 @@ def test_a_rollout_is_evaluated_in_parts(limit, most, monkeypatch):
 
 @pytest.mark.parametrize("module_id", ["default", "other"])
 def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
-    """With shards of 3 samples and 1, there is one value per minibatch for any module."""
+    """Values without a weight are weighted by the fraction of samples in the shard."""
     total = Statistics()
     for rank, value in enumerate((1.0, 5.0)):
         part = Apart(rank, 2)
@@ -392,7 +392,7 @@ def test_the_numbers_of_one_learner(name):
 
 @slow
 def test_state_of_any_number_of_learners():
-    """The same number of learners resumes exactly, another one closely; weights are broadcast."""
+    """A state resumes exactly with the same number of learners, and closely with another number."""
     with group_of(LEARNERS["ppo"], 2) as (group, update):
         update(2)
         state = group.state_dict()
@@ -411,7 +411,7 @@ def test_state_of_any_number_of_learners():
 
 @slow
 def test_updates_in_a_thread():
-    """Asynchronous updates give the results of synchronous ones, also if a learner dies."""
+    """Asynchronous updates equal synchronous updates, even if a learner dies."""
     with group_of(LEARNERS["impala"], 1) as (group, update):
         update(5)
         state = group.state_dict()
@@ -545,7 +545,7 @@ def strike(group, number, when="in an update", victim=-1):
     ],
 )
 def test_a_learner_that_is_lost(number, when, capfd):
-    """A lost learner is restarted without affecting results; the third one is not restarted."""
+    """A lost learner is restarted without affecting results, at most twice."""
     with group_of(LEARNERS["ppo"], 1) as (_, update):
         expected = update(4)
     timeout_s = PATIENCE_S if number == signal.SIGKILL else SHORT_S
@@ -642,7 +642,7 @@ def test_learners_of_one_machine_listen_on_no_network(monkeypatch):
 
 
 def test_places_where_learners_of_a_cluster_meet():
-    """Meeting places listen on the given address, and each has a random prefix."""
+    """A rendezvous listens on the given address and has a random prefix."""
     meetings = [Rendezvous("127.0.0.2") for _ in range(2)]
     assert listening([os.getpid()]) & {"0200007F", "00000000"} == {"0200007F"}
     assert len({meeting.address.name for meeting in meetings}) == 2
@@ -663,7 +663,7 @@ print(first.get("key"), stranger.check(["key"]))
 @slow
 @pytest.mark.exhaustive
 def test_learners_of_a_cluster_find_each_other():
-    """They connect by address and prefix; a client without the prefix cannot find their keys."""
+    """Learners connect by address and prefix; other clients cannot find their keys."""
     # PyTorch's store leaves a pipe open until its process ends.
     told = subprocess.run(
         [sys.executable, "-c", MEETING], capture_output=True, text=True, check=True
@@ -684,7 +684,7 @@ def test_threads_of_updates():
 
 @slow
 def test_all_processes_have_the_modes_of_the_first_one():
-    """Threads, deterministic algorithms, anomaly detection, precision of products."""
+    """Threads, determinism, anomaly detection and precision are the same in all processes."""
     torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("high")
     try:
@@ -733,7 +733,7 @@ def test_what_several_learners_refuse(monkeypatch):
 
 
 def test_learners_elsewhere_have_their_own_gpus(monkeypatch):
-    """GPUs of each learner's machine are used; NCCL requires distinct ones."""
+    """Each learner uses a GPU of its machine; NCCL requires distinct GPUs."""
     first = SimpleNamespace(device=torch.device("cuda:1"), made_from=((), {"device": "cuda:1"}))
     makers = [copy_maker(first, rank) for rank in (1, 2)]
     for count, expected in ((1, ["cuda:0", "cuda:0"]), (4, ["cuda:2", "cuda:3"])):
@@ -757,7 +757,7 @@ def test_learners_elsewhere_have_their_own_gpus(monkeypatch):
 
 @slow
 def test_a_learner_of_tensors_has_to_say_how_they_are_shared_out():
-    """The error is raised by the first learner."""
+    """Batches without a default sharding raise an error in the first learner."""
     with (
         group_of(lambda: (LineLearner(make_module()), lambda step: make_data()), 2) as (_, update),
         pytest.raises(TrainingError, match="of the type Tensor cannot be sharded"),

@@ -48,7 +48,7 @@ def updated(learner, **experience):
 
 @pytest.mark.parametrize("module_id", ["default", "a"])
 def test_terms_are_summed_and_reported(module_id):
-    """The step matches the sum; each term is a mean over minibatches, with the module's id."""
+    """The step uses the sum; each term is reported as a mean over minibatches by module."""
     module = make_module()
     learner = InTerms({module_id: module}, batch_size=10, optimizer={"_target_": "torch.optim.SGD"})
     data, twin = make_data(), make_module()
@@ -67,7 +67,7 @@ def test_terms_are_summed_and_reported(module_id):
 
 @pytest.mark.parametrize("terms", [False, True])
 def test_a_module_brings_its_own_loss(terms):
-    """Whatever the learner and the settings say of the others."""
+    """The loss of a module does not affect the losses of other modules."""
     node = {"_target_": f"{OWN}.own_loss", "scale": 7.0}
     learner = LineLearner(
         {"curious": Curious(terms), "other": make_module()}, max_grad_norm=1e-3, loss_function=node
@@ -91,7 +91,7 @@ def test_a_module_brings_its_own_loss(terms):
 
 @pytest.mark.parametrize("terms", [False, True])
 def test_a_loss_by_configuration_takes_the_place_of_the_learners(terms):
-    """A function gets learner, module id, minibatch, statistics, and its own settings."""
+    """The arguments are learner, module id, minibatch, statistics, and keyword arguments."""
     node = {"_target_": f"{OWN}.own_loss", "scale": 2.0, "terms": terms}
     sgd = {"_target_": "torch.optim.SGD"}
     ours, row = updated(LineLearner(make_module(), loss_function=node, optimizer=sgd, lr=0.05))
@@ -110,6 +110,6 @@ def test_a_loss_by_configuration_takes_the_place_of_the_learners(terms):
     ],
 )
 def test_a_loss_that_is_none_is_refused(node, message):
-    """When the learner is made."""
+    """An invalid loss raises an error when the learner is constructed."""
     with pytest.raises(ConfigError, match=message):
         LineLearner(make_module(), loss_function=node)

@@ -34,7 +34,7 @@ def alone(first=0, count=3, start=None):
 
 
 def test_modules_come_and_go_in_the_middle_of_training():
-    """Each learns as it would alone; one that comes again starts with new moments."""
+    """Each module learns as if alone; a module that is added again has a new optimizer state."""
     learner = LineLearner({"a": make_module(0)}, batch_size=10)
     train(learner, "a")
     module = learner.add_module("b", make_module(1))
@@ -58,7 +58,7 @@ def test_modules_come_and_go_in_the_middle_of_training():
 
 
 def test_a_module_is_made_from_a_function_or_from_weights():
-    """Weights fill a copy of another module, whose own stay; both learn."""
+    """Weights are loaded into a copy of another module, which is unchanged."""
     learner = LineLearner({"a": make_module(0)})
     made = learner.add_module("made", lambda: make_module(1))
     assert torch.equal(made.weight, make_module(1).weight)
@@ -76,7 +76,7 @@ def test_a_module_is_made_from_a_function_or_from_weights():
 
 
 def test_frozen_modules_are_taken_as_they_are():
-    """They need nothing that learners ask for, have no optimizer and do not learn."""
+    """Frozen modules need no attributes, have no optimizer and are not trained."""
 
     class Asks(LineLearner):
         required_apis = (HasPolicy,)
@@ -97,7 +97,7 @@ def test_frozen_modules_are_taken_as_they_are():
 
 @pytest.mark.parametrize("name", ["policy", "distribution", "update_targets", None])
 def test_the_missing_name_is_named(name):
-    """Attributes and methods are asked for; a module that has them is taken."""
+    """The error names missing attributes and methods."""
 
     class Asks(LineLearner):
         required_apis = (HasPolicy, HasTargets)
@@ -118,7 +118,7 @@ def test_the_missing_name_is_named(name):
     ids=["list", "set", "function"],
 )
 def test_policies_to_train_choose_who_learns(chosen):
-    """A collection, or a function that sees the experience; None: all. Without any: no step."""
+    """`policies_to_train` is a collection, a function of the experience, or None for all."""
     learner = LineLearner({"a": make_module(0), "b": make_module(1)})
     learner.policies_to_train = chosen
     before = {key: weights(learner, key).clone() for key in "ab"}
@@ -134,7 +134,7 @@ def test_policies_to_train_choose_who_learns(chosen):
 
 
 def test_a_module_that_does_not_fit_changes_nothing():
-    """Ids, weights and optimizers are checked; what was there stays."""
+    """Invalid ids, weights and optimizers raise an error without changes."""
     learner = LineLearner({"a": make_module(0)})
     shared = nn.Sequential(learner.modules["a"])
     cases = [
@@ -162,7 +162,7 @@ class Weighted(LineSettings):
 
 
 def test_a_removed_module_leaves_no_settings():
-    """The values of its schedules are freed, and it would get the settings of a new module."""
+    """Schedules of a removed module are freed; a new module starts with default settings."""
 
     class Scheduled(LineLearner):
         settings_class = Weighted
@@ -178,7 +178,7 @@ def test_a_removed_module_leaves_no_settings():
 
 
 def test_the_state_of_other_modules_is_refused():
-    """The message says what to do before."""
+    """The error explains which modules to add or remove before loading."""
     learner = LineLearner({"a": make_module(0)})
     learner.add_module("b", make_module(1))
     with pytest.raises(ConfigError, match=r"module_id = 'a, b': .* other modules than a: call"):
@@ -186,7 +186,7 @@ def test_the_state_of_other_modules_is_refused():
 
 
 def test_optimizers_are_found_by_module_and_name():
-    """Or named, when there is no such optimizer."""
+    """An unknown optimizer is named in the error."""
     learner = LineLearner({"default": make_module(0), "b": make_module(1)})
     found = learner.get_optimizer("b")
     assert found is learner.optimizers["b", "default"]

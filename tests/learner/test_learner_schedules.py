@@ -12,14 +12,14 @@ from maze_train.learner.optimizers import adapted_rate
 
 
 def test_a_number_is_its_own_schedule():
-    """A plain number never changes."""
+    """A number is a constant schedule."""
     assert scheduled_value(0.3, Progress()) == 0.3
     assert scheduled_value(0.3, Progress(10**9, 10**6, 5, 0.99)) == 0.3
 
 
 @pytest.mark.parametrize(("total", "per_update"), [(100, 10), (100, 30), (1, 10)])
 def test_linear_decay_starts_full_and_never_reaches_its_end(total, per_update):
-    """Trap 14: the k-th of n updates has the share 1 - (k - 1) / n of the first rate."""
+    """Trap 14: update k of n has the fraction 1 - (k - 1) / n of the initial rate."""
     schedule = Schedule(start=1e-3, end=0.0)
     values, steps = [], 0
     while steps < total:
@@ -39,7 +39,7 @@ def test_linear_decay_starts_full_and_never_reaches_its_end(total, per_update):
     ],
 )
 def test_points_are_counted_by_what_is_told(by, progress):
-    """A piecewise schedule reads the counter that it names, and no other."""
+    """A piecewise schedule uses only the counter in `by`."""
     schedule = Schedule(points=[[100, 1.0], [200, 0.5], [400, 0.1]], by=by)
     assert scheduled_value(schedule, progress) == 0.75
     assert scheduled_value(schedule, Progress()) == 1.0
@@ -53,7 +53,7 @@ def values_at(schedule, *xs):
 
 
 def test_points_by_progress():
-    """Without `by`, x is the share of the run; exact at the points, constant outside of them."""
+    """Without `by`, x is the fraction of the run; values at points are exact."""
     schedule = Schedule(points=[[0.1, 1.0], [0.5, 3.0], [0.9, -1.0]])
     values = values_at(schedule, 0.0, 0.1, 0.2, 0.5, 0.7, 0.9, 1.0)
     assert values == pytest.approx([1.0, 1.0, 1.5, 3.0, 1.0, -1.0, -1.0], rel=1e-12)
@@ -61,7 +61,7 @@ def test_points_by_progress():
 
 
 def test_both_ends_are_exact():
-    """Half way between them at 0.5; equal ends give a constant bit for bit."""
+    """Linear interpolation is exact at both ends; equal ends give a constant."""
     values = values_at(Schedule(start=0.1, end=0.3), 0.0, 0.5, 1.0)
     assert values == [0.1, pytest.approx(0.2, rel=1e-12), 0.3]
     shares = (0.0, 0.1, 1.0 / 3.0, 0.7, 1.0)
@@ -91,7 +91,7 @@ def test_both_ends_are_exact():
     ],
 )
 def test_schedules_that_mean_nothing_are_refused(settings, message):
-    """The message says what a schedule looks like."""
+    """Invalid schedules raise an error with an example."""
     with pytest.raises(ConfigError, match=message):
         Schedule(**settings)
 
@@ -106,7 +106,7 @@ def test_schedules_that_mean_nothing_are_refused(settings, message):
     ],
 )
 def test_what_is_written_is_what_was_read(given, written):
-    """In the short form where there is one; begins at 0.001."""
+    """Schedules are written in short form if possible, and round trips are exact."""
     config = load_config({"env": "CartPole-v1", "algorithm": "ppo", "algorithm.lr": given})
     node = config_to_dict(config)
     assert load_config(node) == config
@@ -131,7 +131,7 @@ def test_what_is_written_is_what_was_read(given, written):
     ],
 )
 def test_an_adaptive_learning_rate(rate, divergence, expected):
-    """Falls where the policy moves too far and grows where it hardly moves, within its bounds."""
+    """The rate decreases for large and increases for small KL divergences, within its bounds."""
     rate, divergence = torch.tensor(rate, dtype=torch.float64), torch.tensor(divergence)
     assert float(adapted_rate(Schedule.from_text("adaptive_kl"), rate, divergence)) == expected
 
@@ -145,7 +145,7 @@ def test_an_adaptive_learning_rate(rate, divergence, expected):
     ],
 )
 def test_other_settings_do_not_follow_the_divergence(algorithm, key):
-    """The message says which one does, and what is expected."""
+    """`adaptive_kl` raises an error for settings other than the learning rate of PPO."""
     place = {"runner.dataset": "there"} if algorithm == "bc" else {"env": "CartPole-v1"}
     told = (
         rf"^algorithm\.{key} = 'adaptive_kl_0\.01': adaptive_kl is only supported for algorithm\.lr"
@@ -155,7 +155,7 @@ def test_other_settings_do_not_follow_the_divergence(algorithm, key):
 
 
 def test_every_value_of_a_schedule_is_checked():
-    """A range check looks at each point."""
+    """Range checks are applied to each point."""
     check_schedule("lr", Schedule(start=1.0, end=0.0), check_at_least, 0.0)
     with pytest.raises(ConfigError, match=r"^lr = -0.1: expected a number >= 0"):
         check_schedule("lr", Schedule(points=[[0, 1], [0.5, -0.1], [1, 0]]), check_at_least, 0.0)

@@ -117,7 +117,7 @@ def train(learner, experience, first, last):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_restored_learner_continues_bit_for_bit(name, tmp_path):
-    """Five updates, a file of the state, another learner, five more: as ten in a row."""
+    """Five updates, a file, and five updates of another learner equal ten updates."""
     make, experience = LEARNERS[name], EXPERIENCE.get(name, make_data)
     straight, first, second = make(0), make(0), make(1)
     rows = train(straight, experience, 0, 10)
@@ -135,7 +135,7 @@ def test_a_restored_learner_continues_bit_for_bit(name, tmp_path):
 
 
 def test_who_learns_is_part_of_the_state():
-    """What was frozen or chosen is so again; moments of what is frozen continue where they were."""
+    """Frozen and selected modules are restored, including the optimizer state of frozen modules."""
     source, target = modules(0), modules(1)
     data = EXPERIENCE["modules"]
     train(source, data, 0, 2)
@@ -161,7 +161,7 @@ def test_who_learns_is_part_of_the_state():
 
 
 def test_a_function_that_says_who_learns_is_no_part_of_the_state():
-    """It is to be there again before the state is loaded."""
+    """A function `policies_to_train` must be set before the state is loaded."""
     source, target = line(0), line(1)
     source.policies_to_train = lambda module_id, experience: True
     with pytest.raises(ConfigError, match=r"policies_to_train = None: was a func"):
@@ -172,7 +172,7 @@ def test_a_function_that_says_who_learns_is_no_part_of_the_state():
 
 
 def test_weights_are_copies_and_are_written_in_place():
-    """What was read does not change with training; writing keeps the tensors of the module."""
+    """Returned weights are copies; `set_weights` keeps the tensors of the module."""
     learner = line(0)
     weights = learner.get_weights()
     kept = weights["default"]["weight"].clone()

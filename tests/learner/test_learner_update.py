@@ -25,7 +25,7 @@ def two(**settings):
 
 
 def test_calls_come_in_the_order_of_the_contract():
-    """Before, preprocess, then loss, gradients, clip, step; the number grows before the end."""
+    """Methods are called in the documented order; `weights_seq_no` increases before the last."""
     learner = LineLearner(with_modes(), batch_size=5)
     step = ["losses", "loss default train", "gradients", "postprocess", "apply", "after step"]
     for number in (1, 2):
@@ -38,7 +38,7 @@ def test_calls_come_in_the_order_of_the_contract():
 
 
 def test_an_update_is_plain_gradient_descent():
-    """Weights, norm and number of steps match a loop written with torch alone."""
+    """Weights, norm and number of steps match a plain PyTorch loop."""
     learner = LineLearner(make_module(), max_grad_norm=0.5, lr=0.05, seed=3)
     net, data = make_module(), make_data()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05, eps=1e-5)
@@ -57,7 +57,7 @@ def test_an_update_is_plain_gradient_descent():
 
 
 def test_the_learning_rate_is_set_before_the_step():
-    """Trap 14: the first update has the full rate, the last one of the run more than 0."""
+    """Trap 14: the first update uses the full rate, and the last update a rate above 0."""
     schedule = Schedule(start=0.5, end=0.0)
     learner = LineLearner(
         make_module(), batch_size=10, lr=schedule, optimizer={"_target_": "torch.optim.SGD"}
@@ -73,7 +73,7 @@ def test_the_learning_rate_is_set_before_the_step():
 
 
 def test_unknown_modules_are_refused_before_anything_happens():
-    """Experience without an id, or for a module that does not exist: there are others."""
+    """Experience for unknown modules raises an error that lists the modules."""
     learner = two()
     before = weights(learner)
     for experience, name in (({"a": make_data(), "c": make_data()}, "c"), (make_data(), "default")):
@@ -87,7 +87,7 @@ def test_unknown_modules_are_refused_before_anything_happens():
 
 @pytest.mark.parametrize("how", ["refused", "no experience"])
 def test_modules_not_to_be_updated_are_dropped(how):
-    """Their experience is not even preprocessed, and momentum from before does not move them."""
+    """Experience of other modules is not preprocessed, and their momentum does not move weights."""
     learner = two()
     data = {"a": make_data(0), "b": make_data(1)}
     for first in (True, False):
@@ -104,7 +104,7 @@ def test_modules_not_to_be_updated_are_dropped(how):
 
 
 def test_a_module_without_minibatch_takes_no_step():
-    """A module whose samples are used up stays while another one takes more steps."""
+    """A module without remaining samples is unchanged while other modules take steps."""
     both = two(batch_size=4)
     both.update({"a": make_data(0, size=12), "b": make_data(1, size=4)}, Progress())
     alone = LineLearner({"b": make_module(1)}, batch_size=4)
@@ -113,7 +113,7 @@ def test_a_module_without_minibatch_takes_no_step():
 
 
 def test_a_stop_comes_before_the_gradient_is_applied():
-    """The minibatch at which the learner stops changes nothing."""
+    """The minibatch at which an update stops does not change the weights."""
     stopped, short = LineLearner(with_modes(), stop_at=1), LineLearner(with_modes())
     row = stopped.update(make_data(), Progress()).reduce()
     assert row["train/gradient_steps"] == 1
@@ -170,7 +170,7 @@ def test_gradients_that_are_not_finite_end_training(bad):
     ],
 )
 def test_steps_that_are_not_finite_can_be_left_out(node, number):
-    """They change nothing and are counted; the others are as if they had not been there."""
+    """Skipped steps are counted; all other steps are unaffected."""
     settings = {"batch_size": 1, "max_grad_norm": 0.5, "optimizer": node}
     skipping = LineLearner(make_module(), on_non_finite="skip", **settings)
     others = LineLearner(make_module(), **settings)
@@ -186,7 +186,7 @@ def test_steps_that_are_not_finite_can_be_left_out(node, number):
 
 
 def test_updates_without_a_finite_step_are_counted_on():
-    """Until there is one; a learner that continues from a state ends where the one before would."""
+    """The counter of updates without a finite step is part of the state."""
     data = torch.full((10, 3), torch.inf)
     first, second = (LineLearner(make_module(), on_non_finite="skip") for _ in range(2))
     for learner in (first, second):
@@ -202,7 +202,7 @@ def test_updates_without_a_finite_step_are_counted_on():
 
 
 def test_register_optimizer_refuses_duplicates():
-    """A name is used once, and a parameter belongs to one optimizer, whose rate can change."""
+    """Names and parameters are registered once; the learning rate can be changed."""
     learner = LineLearner(make_module())
     other = [torch.nn.Parameter(torch.zeros(2))]
     with pytest.raises(ConfigError, match=r"module 'default' already has an optimizer 'default'"):
@@ -241,7 +241,7 @@ class TakesTurns(LineLearner):
 
 @pytest.mark.parametrize("grad_clip", [0.0, 0.5])
 def test_optimizers_that_are_not_active_take_no_part(grad_clip):
-    """No step, no momentum, no share in the norm or its bound: as loops of torch do it."""
+    """Inactive optimizers take no step and do not contribute to the gradient norm."""
     data, turns = make_data(), (["weight", "bias"], ["bias"], ["weight"], ["weight", "bias"])
     learner = TakesTurns(make_module(), batch_size=10, max_grad_norm=grad_clip)
     learner.turns = turns
@@ -263,7 +263,7 @@ def test_optimizers_that_are_not_active_take_no_part(grad_clip):
 
 
 def test_minibatches_that_are_cut_already():
-    """The same steps and hooks as in an update that cuts them; each is asked for in its turn."""
+    """`update_from_iterator` takes the same steps as `update` and requests minibatches lazily."""
     learner, other = (LineLearner(with_modes(), max_grad_norm=0.5) for _ in range(2))
     order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
     asked = []
@@ -286,7 +286,7 @@ def test_minibatches_that_are_cut_already():
 
 
 def test_one_minibatch_and_none():
-    """One is one step; without any, or for modules that do not learn, only hooks are called."""
+    """One minibatch is one step; without minibatches, only hooks are called."""
     learner = two(refused=("b",))
     before = learner.get_weights()
     learner.update_from_batch({"a": make_data(), "b": make_data(1)}, Progress())

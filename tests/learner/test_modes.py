@@ -84,7 +84,7 @@ def normalized(mode):
     [ModelConfig(hidden_sizes=[4], image_encoder="impala"), ModelConfig(), normalized("running")],
 )
 def test_networks_of_the_package_have_no_modes(config, space, kind):
-    """Whatever they read and act on; and training mode makes no difference to their numbers."""
+    """Outputs of template networks are equal in training and evaluation mode."""
     model = ALL[kind](config, space, spaces.Discrete(2), 0)
     assert not has_modes(model)
     obs = sampled_for(flat_space(space), 4)
@@ -103,7 +103,7 @@ def test_networks_of_the_package_have_no_modes(config, space, kind):
     ids=lambda module: type(module).__name__,
 )
 def test_some_layers_of_pytorch_have_no_modes(module):
-    """They do the same in training and evaluation."""
+    """These layers are equal in training and evaluation mode."""
     assert not has_modes(module)
 
 
@@ -128,14 +128,14 @@ def test_some_layers_of_pytorch_have_no_modes(module):
     ids=lambda module: type(module).__name__,
 )
 def test_others_have_modes_or_may_have(module):
-    """Dropout, batch statistics, and all of which it is not known, wherever they are within."""
+    """Dropout, batch norm and unknown modules are detected at any depth."""
     assert has_modes(module)
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
 @pytest.mark.parametrize("role", ["policy", "critic"])
 def test_models_with_an_own_network_have_modes(kind, role):
-    """One network of a user is enough."""
+    """A single custom network is sufficient."""
     node = {"_target_": f"{__name__}.OwnAnything"}
     model = BUILDERS[kind](ModelConfig(**{role: node}), BOX, spaces.Discrete(2), 0)
     assert has_modes(model)
@@ -153,7 +153,7 @@ class OwnAnything(nn.Module):
 
 
 def test_a_learner_switches_modules_with_modes_alone():
-    """Training mode during the steps of an update, evaluation after it; others are left alone."""
+    """Only modules with modes are switched, during the steps of an update."""
     learner = LineLearner({"a": Spy(), "b": QuietSpy(), "c": Spy()})
     for module in learner.modules.values():
         module.eval()
@@ -182,7 +182,7 @@ def _precision():
 @pytest.mark.parametrize("outside", NAMES)
 @pytest.mark.parametrize("inside", NAMES)
 def test_the_precision_holds_in_the_block(inside, outside):
-    """And is as before after it, also after an error, which is passed on."""
+    """The precision is restored after the block, also after an error."""
     torch.set_float32_matmul_precision(outside)
     for error in (None, KeyError("lost")):
         expected = pytest.raises(KeyError, match="lost") if error else nullcontext()
@@ -194,7 +194,7 @@ def test_the_precision_holds_in_the_block(inside, outside):
 
 
 def test_an_unknown_precision_is_refused():
-    """With the names that there are."""
+    """The error lists the allowed names."""
     with pytest.raises(ConfigError, match=r"precision = 'fast'.*medium"), matmul_precision("fast"):
         pass
     assert torch.get_float32_matmul_precision() == "highest"

@@ -48,7 +48,7 @@ def directory(tmp_path):
 
 
 def test_what_is_saved_is_loaded(tmp_path):
-    """Counters, score and state; by name as well. Manifests can be read by people."""
+    """Counters, score and state are restored; checkpoints can be loaded by name."""
     store, warnings = make_store(tmp_path / "checkpoints")
     store.clean()
     assert names(tmp_path) == []
@@ -76,7 +76,7 @@ def test_what_is_saved_is_loaded(tmp_path):
 
 
 def test_a_name_that_is_not_there(directory):
-    """The error lists those that are; names that lead elsewhere are not there either."""
+    """The error lists the available checkpoints."""
     store, _ = make_store(directory)
     for name in ("epoch_000003", "../epoch_000001", "", "latest"):
         with pytest.raises(RunDirectoryError, match=r"available: epoch_000002, epoch_000001"):
@@ -84,7 +84,7 @@ def test_a_name_that_is_not_there(directory):
 
 
 def test_what_can_not_be_stored(directory):
-    """JSON has no such scores; a wrong state or setting is an error: nothing is written."""
+    """Invalid scores, states and settings raise an error, and no file is written."""
     for settings in ({"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}):
         with pytest.raises(ConfigError):
             make_store(directory, **settings)
@@ -116,7 +116,7 @@ def test_what_can_not_be_stored(directory):
     ],
 )
 def test_which_checkpoints_are_kept(tmp_path, settings, scores, left):
-    """The newest, and the best; of equal scores the earlier."""
+    """The newest and the best checkpoints are kept; for equal scores, the earlier."""
     store, warnings = make_store(tmp_path, **settings)
     for epoch, score in enumerate(scores, 1):
         save(store, epoch, score=score)
@@ -126,7 +126,7 @@ def test_which_checkpoints_are_kept(tmp_path, settings, scores, left):
 
 
 def test_a_branch_that_was_left_is_removed(tmp_path):
-    """Resumed from an earlier one: what came after it belongs to nothing any more."""
+    """Checkpoints after the resumed position are removed."""
     store, warnings = make_store(tmp_path, keep_last=9, keep_best=9)
     for epoch in (1, 2, 3, 4, 5):
         save(store, epoch, tag="left", score=float(epoch))
@@ -141,7 +141,7 @@ def test_a_branch_that_was_left_is_removed(tmp_path):
 
 
 def test_an_older_branch_is_no_fall_back(directory):
-    """What `latest` names counts; what has more updates, or as many, was left."""
+    """Checkpoints at or after the position of `latest` belong to an abandoned branch."""
     store, warnings = make_store(directory, keep_last=9)
     save(store, 3)
     pointer = (directory / "latest").read_bytes()
@@ -155,7 +155,7 @@ def test_an_older_branch_is_no_fall_back(directory):
 
 
 def test_the_one_just_saved_is_never_removed(tmp_path):
-    """At the end of an epoch of which a part was saved after the same number of updates.
+    """Checkpoints at the same position have different names, so none is replaced.
 
     A later one at the same place has another name: nothing is replaced.
     """
@@ -206,7 +206,7 @@ def test_the_disk_has_all_of_it_before_it_counts(tmp_path, monkeypatch):
 
 
 def test_a_damaged_file_leaves_the_checkpoint_out(directory):
-    """It is named, and the checkpoint before is used; one that is the copy of another as well."""
+    """The warning names the damaged checkpoint, and the previous checkpoint is used."""
     newest = directory / "epoch_000002"
     shutil.copytree(newest, directory / "copy")
     (part,) = new_files(newest, directory / "epoch_000001")
@@ -225,7 +225,7 @@ def test_a_damaged_file_leaves_the_checkpoint_out(directory):
 
 @pytest.mark.parametrize("damaged", [MANIFEST, STATE])
 def test_all_are_damaged(directory, damaged):
-    """An error, not a beginning from nothing; by name it is the same."""
+    """If all checkpoints are damaged, loading raises an error."""
     for name in ("epoch_000001", "epoch_000002"):
         (directory / name / damaged).write_bytes(b"x")
     store, warnings = make_store(directory)
@@ -241,7 +241,7 @@ POINTERS = (b"", b"\xff", b"../epoch_000002\n", b"epoch_000009\n", b"/epoch_0000
 
 @pytest.mark.parametrize("pointer", [*POINTERS, None, os.mkfifo], ids=repr)
 def test_a_pointer_that_names_no_checkpoint(directory, pointer):
-    """It leads to a checkpoint of this directory, or nowhere: then the newest one counts."""
+    """An invalid pointer is ignored, and the newest checkpoint is used."""
     path = directory / "latest"
     path.unlink()
     if isinstance(pointer, bytes):
@@ -287,7 +287,7 @@ CRAFTED = [
 
 
 def test_crafted_manifests(directory):
-    """A manifest whose digest is right, but not its content."""
+    """Manifests with a valid digest but invalid content are damaged."""
     path = directory / "epoch_000002" / MANIFEST
     whole = path.read_bytes()
     for changes in CRAFTED:
@@ -300,7 +300,7 @@ def test_crafted_manifests(directory):
 
 
 def test_manifests_that_are_none(directory):
-    """Anything else where the manifest should be; one that is too long is not even read."""
+    """Other file types in place of a manifest are damaged; oversized files are not read."""
     path = directory / "epoch_000002" / MANIFEST
     store, warnings = make_store(directory)
     for data in (b"[" * 90_000, b"\xff", b"[]", b"{}", b'{"sha256": NaN}', b"9" * 5000):
@@ -333,7 +333,7 @@ def golden_state():
 
 
 def test_the_golden_checkpoint():
-    """What this schema was when it was written first; what changes the files changes its number."""
+    """The format of this schema is unchanged; changes require a new schema number."""
     store, warnings = make_store(GOLDEN)
     found = store.load()
     assert (found.epoch, found.updates, found.env_steps) == (25, 253, 32384)
@@ -348,7 +348,7 @@ def test_the_golden_checkpoint():
     [(2, r"resume the run with maze_train 9\.1, or start"), (4, "install a newer maze_train")],
 )
 def test_another_schema_is_refused(directory, schema, remedy):
-    """Not damaged, so nothing older is used in its place; and nothing of it is removed."""
+    """Checkpoints of another schema raise an error and are not removed."""
     rewrite(directory, schema=schema, versions={"maze_train": "9.1"}, something="new")
     store, warnings = make_store(directory, keep_last=1)
     text = rf"written by maze_train 9\.1 with schema {schema}, .* reads schema 3: {remedy}"

@@ -49,7 +49,7 @@ def own_value(
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_modes_hold_inside_and_are_put_back(own_value: str | None, fails: bool) -> None:
-    """Also those that were on before, and after an exception, which comes out as it was raised."""
+    """Modes are restored after the block, also after an exception, which is passed on."""
     before = modes_now()
     variable = own_value or ":4096:8"
     for given, inside in (
@@ -75,7 +75,7 @@ def root_of_one_below_zero() -> None:
 
 @pytest.mark.filterwarnings("ignore:Error detected in SqrtBackward0")  # the forward pass
 def test_operations_that_are_refused_are_errors_with_the_setting() -> None:
-    """The words match PyTorch, which names the operation."""
+    """The error contains PyTorch's message and the responsible setting."""
     index = torch.tensor([0, 0])
     for look in (True, False):
         text = r"runner.deterministic = True: put_ does not have .*; choose other"
@@ -95,7 +95,7 @@ def test_operations_that_are_refused_are_errors_with_the_setting() -> None:
 def test_the_trace_has_the_updates_that_are_named(
     tmp_path: Path, profile: list[int], made: int, expected: list[int] | None
 ) -> None:
-    """And what they computed; updates that never come leave no file."""
+    """The trace contains the selected updates; without them, no file is written."""
     profiler = UpdateProfiler(profile, tmp_path / "profile")
     for number in range(1, made + 1):
         with profiler.around(number):
@@ -115,7 +115,7 @@ def test_the_trace_has_the_updates_that_are_named(
 def test_a_trace_that_can_not_be_written_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Training is worth more."""
+    """A warning is printed and training continues."""
     (tmp_path / "profile").write_text("")
     with UpdateProfiler([1, 1], tmp_path / "profile").around(1):
         pass
@@ -124,7 +124,7 @@ def test_a_trace_that_can_not_be_written_is_told(
 
 @pytest.mark.parametrize("value", [[], [3], [0, 2], [3, 2], [1, 2, 3]], ids=str)
 def test_updates_that_are_no_range(value: Any) -> None:
-    """The first and the last one, from 1."""
+    """The setting requires the first and the last update, from 1."""
     with pytest.raises(ConfigError, match=r"profile = .*such as \[11, 20\]"):
         TrackingConfig(profile=value)
 
@@ -141,7 +141,7 @@ class ListLearner(LineLearner):
 def test_a_measured_update_learns_from_every_minibatch_once(
     learner_class: type[LineLearner], count: int
 ) -> None:
-    """Whatever `minibatches` returns, in every update."""
+    """Measuring an update does not change its minibatches."""
     plain, measured = (learner_class({"default": make_module()}) for _ in range(2))
     measured.num_minibatches = lambda prepared: count
     clock = UpdateClock(print)
@@ -171,7 +171,7 @@ def test_a_measured_update_learns_from_every_minibatch_once(
 def test_compilation_does_not_count_in_estimates(
     minibatch_s: list[float], during: list[str], after: str
 ) -> None:
-    """The first minibatch compiles, or starts a device; later updates do not."""
+    """The estimate excludes compilation and device start-up in the first minibatch."""
     now, told, left = [0.0], list[str](), list[str]()
     clock = UpdateClock(told.append, lambda: now[0])
 

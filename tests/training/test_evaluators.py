@@ -83,7 +83,7 @@ def test_random_policies_are_evaluated(deterministic):
 
 @pytest.mark.parametrize("concurrency", [1, 3, 10, 50])
 def test_exactly_n_episodes_whatever_the_concurrency(concurrency):
-    """Trap 58: those of episodes 0 to n - 1, played one by one; short ones crowd out no long."""
+    """Trap 58: episodes 0 to n - 1 are played, so short episodes are not over-represented."""
     model = make_model()
     returns, lengths = played_by_hand(model)
     assert len(set(returns)) > 4
@@ -130,7 +130,7 @@ def test_sampled_actions_are_sampled():
 
 
 def test_environments_are_built_once_and_at_most_one_per_episode(monkeypatch):
-    """The environments stay for later evaluations, and are closed once."""
+    """Environments are reused by later evaluations and closed once."""
     made = []
     evaluator = RolloutEvaluator(
         lambda n: made.append(vector(ShortOrLongEnv, n)) or made[-1], 3, concurrency=8, seed=SEED
@@ -147,7 +147,7 @@ def test_environments_are_built_once_and_at_most_one_per_episode(monkeypatch):
 
 
 def test_steps_that_only_begin_an_episode_do_not_count():
-    """Where a reset has its own step, episodes are as long as where it has none."""
+    """Reset steps of vector environments are not counted in episode lengths."""
 
     class FiveSteps(ShortOrLongEnv):
         def reset(self, *, seed=None, options=None):
@@ -163,7 +163,7 @@ def test_steps_that_only_begin_an_episode_do_not_count():
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_a_memory_is_empty_where_an_episode_begins(mode):
-    """Episodes with equal observations bring equal returns, whatever was played before."""
+    """The recurrent state is reset at the start of each episode."""
 
     class Alike(ShortOrLongEnv):
         action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -189,7 +189,7 @@ def test_a_memory_is_empty_where_an_episode_begins(mode):
 
 
 def test_policies_hear_the_end_of_all_episodes_that_began():
-    """Also of those that still run when the last one that counts has ended."""
+    """Policies are notified of the end of all episodes, including dropped episodes."""
 
     class Numbered(torch.nn.Module):
         state_size, distribution = 1, make_model().distribution
@@ -215,7 +215,7 @@ def test_policies_hear_the_end_of_all_episodes_that_began():
 
 
 def test_success_rate_is_that_of_the_episodes_that_count():
-    """The share of successful episodes among the n; absent where no environment tells."""
+    """The success rate is over the n episodes; missing if no environment reports success."""
     model = make_model()
     make_env = partial(vector, partial(ShortOrLongEnv, success=True))
     for concurrency in (1, 4):
@@ -235,7 +235,7 @@ class Failing(GreedyOfGlobals):
 
 @pytest.mark.parametrize("env", [GreedyOfGlobals, Failing])
 def test_evaluation_leaves_policy_and_generators_alone(env):
-    """Trap 59: weights, mode and the three global generators are as before, errors or not."""
+    """Trap 59: weights, mode and global generators are unchanged, even after an error."""
     model = make_model()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     evaluator = RolloutEvaluator(partial(vector, env), N, concurrency=2, seed=SEED)
@@ -253,7 +253,7 @@ def test_evaluation_leaves_policy_and_generators_alone(env):
 
 @pytest.mark.parametrize("env", [ShortOrLongEnv, GreedyOfGlobals, GreedyConstructor])
 def test_training_is_the_same_with_and_without_evaluation(env):
-    """Trap 59: the curve and the final weights do not know whether someone looked."""
+    """Trap 59: training metrics and final weights do not depend on evaluation."""
     curves, weights = [], []
     for n in (0, 4):
         evaluator = RolloutEvaluator(partial(vector, env), n, concurrency=2) if n else None
@@ -283,7 +283,7 @@ class DrawingEvaluator(Evaluator):
 
 
 def test_training_is_the_same_with_and_without_evaluators_of_a_user(tmp_path):
-    """They may draw from the global generators, as the environment does."""
+    """Custom evaluators may use the global generators without affecting training."""
     with_own = {"evaluation.evaluators": [DrawingEvaluator]}
     plain, own = (
         [
@@ -346,7 +346,7 @@ class Own(RolloutEvaluator):
     ids=["one process", "several", "simulator"],
 )
 def test_what_outlasts_an_evaluation_is_state(make_env, evaluator_class):
-    """An evaluator with the state of another one continues in the same stage of a curriculum."""
+    """An evaluator with a loaded state continues in the same stage of a curriculum."""
     env = make_env(2)
     spaces_ = env.env_observation_space, env.single_action_space
     model = build_actor_critic(ModelConfig(hidden_sizes=[4]), *spaces_, seed=0)
@@ -373,7 +373,7 @@ def test_what_outlasts_an_evaluation_is_state(make_env, evaluator_class):
 
 @pytest.mark.parametrize("kind", [LevelEnv, KeptLevelEnv])
 def test_a_loaded_state_has_its_calls_alone(kind):
-    """Later ones are not in the environments any more, whether or not these save their state."""
+    """Loading a state removes later calls, with and without states of environments."""
     calls = [EnvCall("set_level", [1.0])]
     evaluator = RolloutEvaluator(lambda n: PooledVectorEnv([kind] * n), 1, calls=calls)
     space = LevelEnv().action_space
@@ -390,13 +390,13 @@ def test_a_loaded_state_has_its_calls_alone(kind):
 
 @pytest.mark.parametrize(("n", "concurrency"), [(0, 1), (1, 0)])
 def test_no_episodes_or_environments_are_refused(n, concurrency):
-    """An evaluation has at least one episode and one environment."""
+    """At least one episode and one environment are required."""
     with pytest.raises(ConfigError, match="expected a number >= 1"):
         RolloutEvaluator(partial(vector, ShortOrLongEnv), n, concurrency=concurrency)
 
 
 def test_several_evaluators_are_joined():
-    """All are asked in order and closed; a name of two is refused: the first may select."""
+    """Evaluators run in order and are closed; duplicate metric names raise an error."""
     parts = [
         ScriptedEvaluator([1.0, 1.0], "a"),
         ScriptedEvaluator([2.0], "b"),

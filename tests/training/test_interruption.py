@@ -20,7 +20,7 @@ def send(number):
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_raises(number):
-    """A KeyboardInterrupt that says which it was."""
+    """A signal raises a KeyboardInterrupt with the number of the signal."""
     with Interruption(), pytest.raises(KeyboardInterrupt) as caught:
         send(number)
     assert isinstance(caught.value, Interrupted)
@@ -29,7 +29,7 @@ def test_a_signal_raises(number):
 
 
 def test_within_deferred_it_is_noted(capsys):
-    """It says what happens, and is raised where the code asks for it."""
+    """The signal is announced, and raised by `check`."""
     interruption = Interruption()
     with interruption, interruption.deferred():
         send(signal.SIGTERM)
@@ -40,7 +40,7 @@ def test_within_deferred_it_is_noted(capsys):
 
 
 def test_a_second_signal_raises_at_once():
-    """Whatever the first one waits for."""
+    """A second signal raises immediately."""
     interruption = Interruption()
     with interruption, interruption.deferred():
         send(signal.SIGTERM)
@@ -51,7 +51,7 @@ def test_a_second_signal_raises_at_once():
 
 
 def test_immediate_within_deferred():
-    """A signal raises there; one that was noted before raises at its beginning."""
+    """Signals raise within `immediate`; an earlier signal raises at its start."""
     interruption = Interruption()
     with interruption, interruption.deferred():
         with pytest.raises(Interrupted) as caught, interruption.immediate():
@@ -65,7 +65,7 @@ def test_immediate_within_deferred():
 
 
 def test_without_a_signal_nothing_happens():
-    """Handlers are put back."""
+    """Handlers are restored."""
     before = [signal.getsignal(number) for number in SIGNALS]
     interruption = Interruption()
     with interruption:
@@ -76,7 +76,7 @@ def test_without_a_signal_nothing_happens():
 
 
 def test_another_thread_takes_no_signals():
-    """Python lets the main thread alone have handlers."""
+    """Outside of the main thread, no handlers are installed."""
     failures = []
 
     def run():

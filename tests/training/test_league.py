@@ -47,7 +47,7 @@ def league(*added: float, **settings: Any) -> League:
     ],
 )
 def test_opponents_are_drawn_by_the_rule(draw: Any, shares: list[float]) -> None:
-    """In a share of the episodes one seat is drawn for the policy, and the other for a snapshot."""
+    """In a fraction of the episodes, one agent is the policy and the others are a snapshot."""
     seats = league(0.5, 0.0, 1.0, draw=draw, share=0.25).draw(20_000)
     against = (seats != OWN).any(1)
     assert against.float().mean() == pytest.approx(0.25, abs=0.015)
@@ -60,7 +60,7 @@ def test_opponents_are_drawn_by_the_rule(draw: Any, shares: list[float]) -> None
 
 
 def test_ratings_by_hand() -> None:
-    """A win between equals brings 8; against one who is 16 lower, a draw costs 0.368."""
+    """Elo: a win between equals adds 8; a draw against a rating 16 lower subtracts 0.368."""
     own = league(0.5)
     assert own.note([OWN, OWN + 1], [1.0, -1.0]) == [1.0]
     assert own.rating == 8.0
@@ -72,7 +72,7 @@ def test_ratings_by_hand() -> None:
 
 
 def test_a_team_is_played_by_one() -> None:
-    """Agents 0 and 2, and 1 and 3; a result counts once, for the returns of teams."""
+    """A team is controlled by one policy, and results are based on the returns of teams."""
     own = League("main", [0, 1, 2, 3], OpponentsConfig(share=0.75), seed=3, teams=[0, 1, 0, 1])
     for _ in range(2):
         own.add(lambda module_id: module_id)
@@ -92,7 +92,7 @@ TEAMMATES = {"a": "main", "b": "goalie", "c": "main", "d": "main"}
 
 
 def test_what_is_reported() -> None:
-    """Means of points against each snapshot and their number, the rating, how many there are."""
+    """Reported are mean points per snapshot, number of results, rating, and number of snapshots."""
     own = league(0.5, 0.5)
     own.rating = 12.5
     statistics = Statistics()
@@ -108,7 +108,7 @@ def test_what_is_reported() -> None:
 
 
 def test_snapshots_are_added_and_removed() -> None:
-    """After that many epochs, or with that many points in enough episodes; the oldest goes."""
+    """Snapshots are added by epochs or by win rate, and the oldest is removed."""
     own = league(add_every=2, at_win_rate=0.75, least_episodes=4, keep=2)
     assert own.is_due(0)
     assert own.add(str) == []
@@ -136,7 +136,7 @@ def test_snapshots_are_added_and_removed() -> None:
 def test_best_answers_to_all_snapshots_are_the_equilibrium_on_average(
     draw: Any, expected: list[float]
 ) -> None:
-    """Rock-paper-scissors in which rock wins 2: fictitious play; against the latest it cycles."""
+    """Rock-paper-scissors: against all snapshots, play converges; against the latest, it cycles."""
     gains = np.array([[0, -1, 2], [1, 0, -1], [-2, 1, 0]])
     own = league(draw=draw, share=1.0, keep=1000)
     own.add(lambda _: 0)
@@ -166,7 +166,7 @@ class Fixed(nn.Module):
 
 @pytest.mark.parametrize("state_size", [0, 2])
 def test_each_seat_has_the_actions_and_the_memory_of_its_policy(state_size: int) -> None:
-    """Seats stay until an episode ends; the memory of who does not act stays as it is."""
+    """Codes are constant within an episode; only agents that act change their state."""
     model: Any = JointModel({"main": Fixed(1, state_size)}, {"a": "main", "b": "main"})
     own = League("main", [0, 1], OpponentsConfig(share=0.7), seed=1)
     for action in (2, 3):
@@ -236,7 +236,7 @@ class Steps:
 
 
 def test_turns_of_snapshots_are_left_out_and_episodes_count() -> None:
-    """Agent a wins all episodes: the policy has a point where it plays a, else none."""
+    """Samples of snapshots are dropped, and results of episodes are recorded."""
     model: Any = JointModel({"main": Fixed(1, 0)}, {"a": "main", "b": "main"})
     learners: Any = SimpleNamespace(
         get_weights=lambda: {"main": {}}, add_module=lambda *_, **__: Fixed(2, 0)

@@ -43,7 +43,7 @@ def run(scores, mode="max", **settings):
     ],
 )
 def test_the_best_score_wins(scores, mode, told, best):
-    """Trap 63: larger (or smaller) scores win, NaN never, and of equal ones the earlier stays."""
+    """Trap 63: the best score is kept; NaN is ignored; for equal scores the earlier is kept."""
     selection, model, answers = run(scores, mode)
     assert answers == told
     assert selection.best_epoch == best
@@ -60,7 +60,7 @@ def test_the_best_score_wins(scores, mode, told, best):
     ("scores", "best", "told"), [([0.0, 0.0, 0.0], 3, True), ([0.0, 1.0, 0.0, 1.0], 4, False)]
 )
 def test_a_score_that_may_cancel(scores, best, told, capsys):
-    """The last of equal policies stays, also after a resume; patience counts them as before."""
+    """For equal scores in zero-sum games, the later policy is kept, also after resuming."""
     selection, _, answers = run(scores, may_cancel=True)
     assert (selection.best_epoch, answers[-1]) == (best, False)
     assert ("the first two policies have the same" in capsys.readouterr().err) is told
@@ -73,7 +73,7 @@ def test_a_score_that_may_cancel(scores, best, told, capsys):
 
 
 def test_the_best_weights_are_a_copy():
-    """Trap 63: training after the best epoch does not change what was kept, nor does resetting."""
+    """Trap 63: later training does not change the stored best weights."""
     trainer = make_ppo()
     model = trainer.model
     selection = BestModelSelection(model)
@@ -88,7 +88,7 @@ def test_the_best_weights_are_a_copy():
 
 
 def test_patience_counts_scores_without_a_new_best():
-    """NaN and equal scores use up patience, a new best renews it, 0 is endless."""
+    """NaN and equal scores use up patience, a new best score resets it, 0 disables it."""
     selection = BestModelSelection(make_model())
     exhausted = []
     for score in (1.0, 1.0, math.nan, 2.0, 0.0, 0.0, 0.0):
@@ -99,7 +99,7 @@ def test_patience_counts_scores_without_a_new_best():
 
 
 def test_best_and_regular_dumps_are_written(tmp_path):
-    """Each new best is written, and every second policy whatever its score."""
+    """Each new best policy is written, and every second policy regardless of its score."""
     written = []
 
     def save(directory, weights, score):
@@ -116,7 +116,7 @@ def test_best_and_regular_dumps_are_written(tmp_path):
 
 
 def test_state_continues():
-    """Trap 63: best score, weights and patience survive a file; equal scores do not replace."""
+    """Trap 63: best score, weights and patience are restored from a file."""
     first, _, _ = run([1.0, 3.0, 2.0])
     model = make_model()
     second = BestModelSelection(model)
@@ -133,7 +133,7 @@ def test_state_continues():
 
 
 def test_a_run_without_a_score_keeps_its_last_policy(tmp_path):
-    """When nothing was selected the current policy is kept and written, once."""
+    """Without a score, the current policy is kept and written once."""
     written = []
     model = torch.nn.Linear(2, 1)
     save = lambda directory, weights, score: written.append(score)  # noqa: E731

@@ -85,7 +85,7 @@ def batch(space, values):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_saved_policy_acts_as_the_one_that_was_saved(tmp_path, name):
-    """Weights and spaces come back; single and batched observations give the same actions."""
+    """Loaded policies return the same actions for single and batched observations."""
     policy, restored = saved(tmp_path, name)
     space, action_space = policy.observation_space, policy.action_space
     assert restored.observation_space == space
@@ -110,7 +110,7 @@ def flat(value):
 
 
 def test_a_batch_of_one_is_a_batch(tmp_path):
-    """One leading dimension stays one leading dimension."""
+    """A batch of one observation returns a batch of one action."""
     policy, _ = saved(tmp_path, "box-discrete")
     obs = np.zeros(3)
     assert np.shape(policy.act(obs)) == ()
@@ -119,7 +119,7 @@ def test_a_batch_of_one_is_a_batch(tmp_path):
 
 
 def test_sampled_actions_come_from_the_policys_own_generator():
-    """Two policies with one seed sample alike; most likely actions need no generator."""
+    """Policies with the same seed sample equal actions; deterministic actions use no generator."""
     observation_space, action_space = CASES["box-discrete"]
     model = build_actor_critic(ModelConfig(), observation_space, action_space, 0)
     a, b, c = (TrainedPolicy(model, observation_space, action_space, seed=s) for s in (1, 1, 2))
@@ -132,7 +132,7 @@ def test_sampled_actions_come_from_the_policys_own_generator():
 
 
 def test_observations_of_a_wrong_shape_are_refused(tmp_path):
-    """The error shows the shape and the space; all parts or none are a batch."""
+    """The error contains the shape and the space; all leaves of a batch are batched."""
     policy, _ = saved(tmp_path, "box-discrete")
     for obs in (np.zeros((2, 2, 3)), np.float64(1.0), np.zeros(4), np.zeros((2, 4))):
         with pytest.raises(SpaceError, match=r"neither one observation of Box.* nor a batch"):
@@ -146,7 +146,7 @@ def test_observations_of_a_wrong_shape_are_refused(tmp_path):
 
 
 def test_an_observation_without_legal_action_is_refused():
-    """Alone and in a batch, where the error tells the row; the others get legal actions."""
+    """The error names the row of the batch; other observations are accepted."""
     policy = TrainedPolicy(make_model(*MASKED), *MASKED)
     masks = np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]], np.int8)
     places = np.zeros((3, 3))
@@ -159,7 +159,7 @@ def test_an_observation_without_legal_action_is_refused():
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_an_observation_that_is_not_finite_is_refused(number):
-    """As in training, where no policy has seen such a number; the error tells the place."""
+    """Non-finite observations raise an error that names the position."""
     policy = TrainedPolicy(make_model(NESTED, ARM), NESTED, ARM)
     (obs,) = observations(NESTED, 1)
     obs["pose"][0][1] = number
@@ -193,7 +193,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_training_refuses_is_refused(case):
-    """One check serves environments and policies, whatever the policy is asked for."""
+    """Observations are validated in the same way in training and in `act`."""
     space, observation, problem = REFUSED[case]
     policy = TrainedPolicy(make_model(space, spaces.Discrete(2)), space, spaces.Discrete(2))
     for ask in (policy.act, policy.probabilities, policy.values):
@@ -209,7 +209,7 @@ def remembering_policy():
 
 
 def test_a_memory_is_emptied_where_an_episode_ended():
-    """There the policy acts as a new one would, elsewhere as if nothing had been said."""
+    """`reset(ended)` resets only the states of ended episodes."""
     first, second = np.random.default_rng(0).normal(size=(2, 2, 3))
     new, kept, policy = (remembering_policy() for _ in range(3))
     for seen in (kept, policy):
@@ -223,7 +223,7 @@ def test_a_memory_is_emptied_where_an_episode_ended():
 
 @pytest.mark.parametrize("rnn", [RecurrentConfig(size=4), None], ids=["recurrent", "feed-forward"])
 def test_predict_is_act_with_the_state_passed_in(rnn):
-    """As in Stable-Baselines3: no state is kept, and an episode starts with a state of zeros."""
+    """As in Stable-Baselines3, `predict` keeps no state and starts episodes with zeros."""
     model = build_actor_critic(ModelConfig(hidden_sizes=[8], rnn=rnn), BOX, FORCE, 1)
     kept, passed = TrainedPolicy(model, BOX, FORCE), TrainedPolicy(model, BOX, FORCE)
     state, new = None, TrainedPolicy(model, BOX, FORCE)
@@ -249,7 +249,7 @@ def test_predict_checks_the_number_of_rows():
 
 
 def test_a_loaded_policy_acts_for_agents_that_wait():
-    """For many, too, where training evaluates only those that act; files of `export` do as well."""
+    """Loaded and exported policies also return actions of agents that do not act."""
     agents = [f"a{i}" for i in range(64)]
     joint = AgentSpaces(dict.fromkeys(agents, BOX), dict.fromkeys(agents, spaces.Discrete(4)))
     model = JointModel({"main": make_model(BOX, spaces.Discrete(4))}, dict.fromkeys(agents, "main"))
@@ -265,7 +265,7 @@ def test_a_loaded_policy_acts_for_agents_that_wait():
 
 
 def test_flags_of_another_number_of_environments_are_refused(tmp_path):
-    """The error tells both sizes, whether or not there is a memory to empty."""
+    """The error contains both sizes, for recurrent and feedforward policies."""
     for policy in (remembering_policy(), saved(tmp_path, "box-discrete")[0]):
         policy.act(np.zeros((2, 3)))
         for ended in ([True], [True, False, True], True, [[True, False]]):
@@ -274,7 +274,7 @@ def test_flags_of_another_number_of_environments_are_refused(tmp_path):
 
 
 def test_the_files_hold_what_is_needed_to_act(tmp_path):
-    """Weights are tensors alone, the rest is text; later training does not change them."""
+    """Files contain tensors and text only; later training does not change them."""
     observation_space, action_space = CASES["box-discrete"]
     model = make_model(observation_space, action_space)
     writer = PolicyWriter(observation_space, action_space, "seed: 1\n")
@@ -294,7 +294,7 @@ def test_the_files_hold_what_is_needed_to_act(tmp_path):
 
 @pytest.mark.parametrize("count", range(4))
 def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
-    """The old weights or the new ones are there, with their own score or none."""
+    """Either the old or the new weights exist, with the matching score or none."""
     spaces_of_it, replace = CASES["box-discrete"], os.replace
     both = [make_model(*spaces_of_it, seed) for seed in (1, 2)]
     writer = PolicyWriter(*spaces_of_it, "seed: 1\n")
@@ -316,7 +316,7 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
 
 
 def test_a_policy_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
-    """A run saves the next one between the score and the weights: these are read."""
+    """Score and weights that are read belong together."""
     spaces_of_it = CASES["box-discrete"]
     both = [make_model(*spaces_of_it, seed) for seed in (1, 2)]
     writer = PolicyWriter(*spaces_of_it, "seed: 1\n")
@@ -364,7 +364,7 @@ def nested(levels):
     ids=lambda text: text[-40:],
 )
 def test_damaged_spaces_are_refused(tmp_path, text):
-    """The error names the file, whatever is in it, and when it is missing."""
+    """The error names the missing or damaged file."""
     for _ in range(2):
         with pytest.raises(RunDirectoryError, match=r"spaces\.json"):
             read_spaces(tmp_path)
@@ -373,7 +373,7 @@ def test_damaged_spaces_are_refused(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["box-discrete", "image-multi"])
 def test_values_and_probabilities(name):
-    """Values match the model; the most likely action is the one that is taken."""
+    """Values match the model, and the most likely action is taken."""
     observation_space, action_space = CASES[name]
     policy = TrainedPolicy(make_model(*CASES[name]), *CASES[name])
     obs = np.stack(observations(observation_space, 5))
@@ -392,7 +392,7 @@ def test_values_and_probabilities(name):
 
 
 def test_parts_of_an_action_have_their_own_probabilities():
-    """By key; illegal actions have none; continuous ones are refused."""
+    """Probabilities by key; 0 for illegal actions; continuous actions raise an error."""
     space = spaces.Dict({"move": spaces.Discrete(3), "jump": spaces.MultiBinary(2)})
     policy = TrainedPolicy(make_model(BOX, space), BOX, space)
     found = policy.probabilities(np.zeros((2, 3)))
@@ -406,7 +406,7 @@ def test_parts_of_an_action_have_their_own_probabilities():
 
 
 def test_looking_at_values_leaves_no_memory():
-    """Actions match a policy that no one asked; values depend on what it remembers."""
+    """`values` and `probabilities` use but do not change the recurrent state."""
     first, second = np.random.default_rng(0).normal(size=(2, 2, 3))
     asked, alone = remembering_policy(), remembering_policy()
     before = asked.values(second)
@@ -422,7 +422,7 @@ def test_looking_at_values_leaves_no_memory():
 
 
 def test_a_policy_without_a_critic_has_no_values():
-    """The error names those that have."""
+    """The error lists algorithms with state values."""
     model = build_policy(ModelConfig(hidden_sizes=[8]), BOX, spaces.Discrete(3), 1)
     with pytest.raises(ConfigError, match="has no state values; available for A2C, PPO"):
         TrainedPolicy(model, BOX, spaces.Discrete(3)).values(np.zeros(3))
@@ -451,7 +451,7 @@ ALIKE = AgentSpaces({"b": FEW, "c": FEW}, dict.fromkeys("bc", CHOICE))
     ids=["one agent", "two policies", "a shared policy"],
 )
 def test_weights_of_a_model_are_those_of_its_modules(pair):
-    """By the names that the model has for them."""
+    """Weights of modules are mapped to the names of the model."""
     model = several_agents.make_joint_model(
         PPOAlgorithmConfig(), ModelConfig(hidden_sizes=[3]), {}, *pair, seed=0
     )
@@ -462,7 +462,7 @@ def test_weights_of_a_model_are_those_of_its_modules(pair):
 
 
 def test_an_algorithm_for_one_agent_names_the_others():
-    """It is refused before anything is built."""
+    """The error is raised before a model is built."""
     given = {}, SEVERAL.observation_space, SEVERAL.action_space
     with pytest.raises(
         ConfigError, match=r"algorithm = 'own': trains a single agent.*with learns_for_several"

@@ -32,7 +32,7 @@ with exclusive(pathlib.Path(sys.argv[1])):
 
 
 def test_one_at_a_time(tmp_path):
-    """The second is told who is first; afterwards the place is free again."""
+    """A second process raises an error that names the first; afterwards the directory is free."""
     with exclusive(tmp_path):
         text = rf"another process \(pid {os.getpid()} on host \S+\) trains in {tmp_path}"
         with pytest.raises(RunDirectoryError, match=text), exclusive(tmp_path):
@@ -48,7 +48,7 @@ def test_one_at_a_time(tmp_path):
 
 @pytest.mark.parametrize("make_again", [False, True])
 def test_a_directory_that_was_moved(tmp_path, make_again):
-    """Nothing is written below it, nor below another one of its name; put back, all is."""
+    """Nothing is written while a directory is moved; results are written once it is restored."""
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     run.mkdir()
 
@@ -73,7 +73,7 @@ def test_a_directory_that_was_moved(tmp_path, make_again):
 
 @pytest.mark.parametrize("text", [b"", b"\xff" * 9000, b"pid 7 on host a\nb\n"])
 def test_whatever_the_lock_file_holds(tmp_path, text):
-    """It is only for people."""
+    """The content of the lock file is informative only."""
     with exclusive(tmp_path):
         (tmp_path / ".lock").write_bytes(text)
         with pytest.raises(RunDirectoryError, match="pid unknown"), exclusive(tmp_path):
@@ -83,7 +83,7 @@ def test_whatever_the_lock_file_holds(tmp_path, text):
 
 
 def test_a_run_writes_into_its_own_directory_only(tmp_path):
-    """That may be a link, but nothing below it leads elsewhere (see `test_attacks.py`)."""
+    """The run directory may be a link, but must not contain links (see `test_attacks.py`)."""
     run = tmp_path / "run"
     (run / "policies").mkdir(parents=True)
     (tmp_path / "link").symlink_to(run)
@@ -111,7 +111,7 @@ def open_locks():
 
 
 def test_temporary_folders_of_dead_processes(tmp_path, monkeypatch):
-    """The next start removes those that were marked; others, and those in use, stay."""
+    """The next start removes marked folders of dead processes, and no others."""
     folders = {name: tmp_path / f"pymp-{name}" for name in ("own", "dead", "alive", "other")}
     for name, folder in folders.items():
         folder.mkdir()
@@ -131,7 +131,7 @@ def test_temporary_folders_of_dead_processes(tmp_path, monkeypatch):
 
 
 def test_a_child_does_not_mark_the_folder_of_its_parent(tmp_path, monkeypatch):
-    """Else a kill of the child would have the folder removed while the parent uses it."""
+    """Killing a child does not remove the temporary folder of its parent."""
     monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: str(tmp_path))
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
     claim_temporary()
@@ -140,7 +140,7 @@ def test_a_child_does_not_mark_the_folder_of_its_parent(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
-    """Its folder is removed by the next process that starts workers."""
+    """The next process that starts workers removes the folder."""
     code = (
         "import os, sys; from maze_train.workers.pool import WorkerSpecs\n"
         "from maze_train.workers.process_pool import LocalProcesses\n"
@@ -158,7 +158,7 @@ def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
 
 
 def test_no_descriptor_is_left(tmp_path):
-    """Neither after success nor after a failure; and programs that are started get none."""
+    """File descriptors are closed after success and failure, and not inherited."""
     before = open_locks()  # the mark of a fork server stays
     with exclusive(tmp_path):
         own = set(open_locks()) - set(before)
@@ -172,7 +172,7 @@ def test_no_descriptor_is_left(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "    raise KeyError\n"], ids=["success", "error"])
 def test_a_forked_process_does_not_keep_the_lock(tmp_path, end):
-    """Workers that were forked may live longer than the block, however it ends."""
+    """The lock is released even if forked workers are still running."""
     code = (
         "import contextlib, os, pathlib, sys, time; from maze_train.core.files import exclusive\n"
         "with contextlib.suppress(KeyError), exclusive(pathlib.Path(sys.argv[1])):\n"
@@ -190,7 +190,7 @@ def test_a_forked_process_does_not_keep_the_lock(tmp_path, end):
 
 @pytest.mark.parametrize(("number", "locked"), [(errno.ENOLCK, True), (errno.EIO, False)])
 def test_a_file_system_without_locks(tmp_path, monkeypatch, number, locked):
-    """Training continues without; other errors are reported."""
+    """Without lock support, training continues; other errors are raised."""
 
     def fail(descriptor, operation):
         raise OSError(number, os.strerror(number))
@@ -207,7 +207,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, number, locked):
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_frees_the_lock(tmp_path):
-    """Two processes; the first has no chance to clean up."""
+    """Killing a process releases its lock."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "locked\n"
@@ -223,7 +223,7 @@ def test_a_process_that_is_killed_frees_the_lock(tmp_path):
 
 
 def test_names_are_synced_where_that_is_possible(tmp_path, monkeypatch):
-    """File systems that cannot do it are left alone; other errors are errors."""
+    """Missing support for directory syncs is ignored; other errors are raised."""
     write_synced(tmp_path / "a", b"abc")
     fsync_directory(tmp_path)
     assert (tmp_path / "a").read_bytes() == b"abc"

@@ -119,12 +119,12 @@ TREES = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=5))
 def test_a_state_comes_back_bit_for_bit(state):
-    """Types, keys, order, numbers and every bit of tensors."""
+    """Types, keys, order, values and all bits of tensors are restored."""
     assert_same(loads(dumps(state)), state)
 
 
 def test_every_type_of_tensor_and_array():
-    """Empty ones and those without dimensions; byte order; arrays that are read can be written."""
+    """Empty and 0-d tensors and arrays of all dtypes and byte orders are restored."""
     state = {}
     for shape in ((), (0,), (2, 3)):
         n = math.prod(shape)
@@ -148,13 +148,13 @@ PLAIN = (
 
 
 def test_plain_values():
-    """What other formats would change or refuse."""
+    """Plain values that other formats change or reject are restored."""
     for value in PLAIN:
         assert_same(loads(dumps({"x": value})), {"x": value})
 
 
 def test_tensors_that_share_memory():
-    """Each comes back as it looks, with memory of its own."""
+    """Views are restored as separate tensors with equal values."""
     base = torch.arange(12.0)
     complex_ones = torch.tensor([1 + 2j, 3 - 4j])
     state = {
@@ -178,13 +178,13 @@ def test_tensors_that_share_memory():
 
 
 def test_tensors_begin_where_pytorch_begins_them():
-    """Sums can depend on the alignment of memory, and a resumed run must not."""
+    """Memory alignment is preserved, since sums can depend on it."""
     tensors = loads(dumps({n: torch.ones(n) for n in range(1, 50)})).values()
     assert {tensor.data_ptr() % 64 for tensor in tensors} == {0}
 
 
 def test_parameters_and_ordered_dicts_become_plain():
-    """A state of a module comes back as dict of tensors without gradient."""
+    """The state of a module is restored as a dict of tensors without gradient."""
     state = OrderedDict(weight=torch.nn.Parameter(torch.ones(2)))
     result = loads(dumps({"module": state}))["module"]
     assert type(result) is dict
@@ -231,13 +231,13 @@ def deep(depth):
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_can_not_be_stored(value, message):
-    """Said at once, with the place."""
+    """Unsupported values raise an error that names their position."""
     with pytest.raises(TypeError, match=message):
         dumps({"a": [0, value]})
 
 
 def test_a_state_that_holds_itself():
-    """An error, not an endless loop."""
+    """A recursive state raises an error."""
     state = {}
     state["self"] = state
     with pytest.raises(TypeError, match="deeper"):
@@ -247,7 +247,7 @@ def test_a_state_that_holds_itself():
 
 
 def test_the_deepest_state_comes_back():
-    """What can be written can be read."""
+    """The deepest state that can be written can be read."""
     state = {"x": deep(62)}
     assert_same(loads(dumps(state)), state)
     nested = 1
@@ -342,14 +342,14 @@ CRAFTED = {
 
 @pytest.mark.parametrize("name", CRAFTED)
 def test_crafted_files_are_damaged(name):
-    """Whatever a file holds, the only exception is the one that names it."""
+    """Crafted files raise only the error that names the file."""
     with pytest.raises(RunDirectoryError, match=r"there\.file is damaged") as told:
         loads(CRAFTED[name], Path("there.file"))
     assert "weights_only" not in str(told.value)
 
 
 def test_other_formats_are_told():
-    """Which one it is, and the remedy."""
+    """The error names the format and the remedy."""
     for number, remedy in ((1, "use the version that wrote it"), (3, "install a newer maze_train")):
         with pytest.raises(RunDirectoryError, match=f"has format {number}, .* format 2: {remedy}"):
             loads(stored({"format": number, "state": {}}))
@@ -358,7 +358,7 @@ def test_other_formats_are_told():
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_flipped_files_give_a_state_or_the_error(data):
-    """Without checksums a flip may stay unnoticed here, but it sets nothing else off."""
+    """Flipped bits lead to a state or the documented error."""
     whole = bytearray(SAMPLE)
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
@@ -388,7 +388,7 @@ class Intruder:
 
 
 def test_files_run_no_code(tmp_path):
-    """A pickle in the place of a state, or in a tensor, is damaged and not more."""
+    """Pickles in place of a state or a tensor are treated as damage and not executed."""
     mark = tmp_path / "mark"
     pickled = pickle.dumps(Intruder(mark))
     hidden = torch.tensor(list(pickled), dtype=torch.uint8)
@@ -402,7 +402,7 @@ def test_files_run_no_code(tmp_path):
 
 
 def test_bytes_depend_on_values_only():
-    """Equal keys may be one object or several, as in a state that was loaded."""
+    """The bytes of a file do not depend on the identity of equal keys."""
     key = "agents/first"
     copy = "/".join(["agents", "first"])
     assert key is not copy

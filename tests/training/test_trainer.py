@@ -33,7 +33,7 @@ def train(limits, **services):
     ],
 )
 def test_training_ends_at_the_first_limit(limits, reason, updates, epochs):
-    """The summary names the limit; no update is made after it."""
+    """The summary names the limit, and no further update is made."""
     trainer, summary = train(limits)
     assert summary.stop_reason == reason
     assert (summary.updates, summary.epochs, summary.env_steps) == (updates, epochs, 10 * updates)
@@ -56,7 +56,7 @@ def test_patience_ends_training():
 
 
 def test_wall_time_ends_training():
-    """The limit is seen after the update that exceeds it."""
+    """Training ends after the update that exceeds the limit."""
     _, summary = train(Limits(max_wall_time_s=0.05, n_epochs=99), on_update=sleep)
     assert summary.stop_reason == "max_wall_time_s"
     assert 2 <= summary.updates <= 3
@@ -64,14 +64,14 @@ def test_wall_time_ends_training():
 
 
 def test_wall_time_includes_that_of_earlier_parts():
-    """A run that is interrupted gets no more time."""
+    """The limit includes the time before an interruption."""
     trainer, _ = train(Limits(n_epochs=1))
     trainer.wall_time_s = 100.0
     assert trainer.train(n_epochs=1).wall_time_s > 100.0
 
 
 def test_without_a_limit_training_does_not_start():
-    """Trap of an endless run: something must end it."""
+    """Without any limit, training raises an error."""
     trainer = CountingTrainer(limits=Limits())
     with pytest.raises(ConfigError, match="training would never end"):
         trainer.train()
@@ -82,7 +82,7 @@ def test_without_a_limit_training_does_not_start():
 
 
 def test_limits_default_to_those_of_the_algorithm():
-    """A trainer that is built by hand ends as its configuration says."""
+    """Without `limits`, the limits of the algorithm's settings are used."""
     trainer = make_ppo(algorithm={"n_epochs": 2}, limits=None)
     assert trainer.train().epochs == 2
 
@@ -107,7 +107,7 @@ def sleep(trainer, statistics):
 
 @pytest.mark.parametrize("limits", [Limits(total_steps=50), Limits(max_wall_time_s=0.03)])
 def test_a_run_that_is_cut_short_is_evaluated(limits):
-    """Whatever ends training, the last policy is evaluated and has a row."""
+    """The last policy is evaluated, whichever limit ends training."""
     evaluator = ScriptedEvaluator([7.0])
     trainer, summary = train(limits, evaluator=evaluator, evaluation_interval=100, on_update=sleep)
     assert summary.updates >= 1
@@ -116,7 +116,7 @@ def test_a_run_that_is_cut_short_is_evaluated(limits):
 
 
 def test_a_run_that_lost_patience_is_evaluated():
-    """Patience with a training metric may end a run between two evaluations: one more is due."""
+    """If patience ends a run between two evaluations, a final evaluation follows."""
 
     def score(trainer, statistics):
         statistics.record(ScoreEvents.episode_return_mean, -float(trainer.updates))
@@ -134,7 +134,7 @@ def test_a_run_that_lost_patience_is_evaluated():
 
 
 def test_rows_hold_counters_times_and_statistics():
-    """A row counts from the start of training; statistics match its epoch."""
+    """Counters of a row start at the beginning of training; statistics are of the epoch."""
 
     def score(trainer, statistics):
         statistics.record(ScoreEvents.episode_return_mean, float(trainer.updates))
@@ -152,7 +152,7 @@ def test_rows_hold_counters_times_and_statistics():
 
 
 def test_without_evaluator_the_training_return_selects():
-    """Epochs in which no episode ended have no score and use up no patience."""
+    """Epochs without finished episodes have no score and do not use up patience."""
 
     def score(trainer, statistics):
         if trainer.epoch in (0, 3):
@@ -171,7 +171,7 @@ def test_without_evaluator_the_training_return_selects():
 
 
 def test_progress_starts_at_zero_and_stays_below_one():
-    """Trap 14: the first update sees 0, the k-th of n the share (k - 1) / n."""
+    """Trap 14: the progress of update k of n is (k - 1) / n."""
     for limits, count in ((Limits(n_epochs=2), 4), (Limits(total_steps=40), 4)):
         trainer, _ = train(limits)
         assert [p.fraction for p in trainer.seen] == [k / count for k in range(count)]
@@ -188,7 +188,7 @@ def test_progress_starts_at_zero_and_stays_below_one():
 
 
 def test_a_metric_that_no_evaluator_reports_is_an_error():
-    """A misspelt metric would select nothing and never lose patience."""
+    """A misspelt selection metric raises an error."""
     with pytest.raises(ConfigError, match="episode_retrun_mean"):
         train(
             Limits(n_epochs=2, patience=1),

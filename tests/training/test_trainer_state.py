@@ -83,7 +83,7 @@ def outcome(trainer):
 
 @pytest.mark.parametrize("interrupt_at", everyday(2, [1, 2, 3, 4, 7, "evaluation"]))
 def test_an_interrupted_trainer_continues(tmp_path, interrupt_at, capsys):
-    """The rows and weights of two parts match one: statistics within an epoch survive."""
+    """Rows and weights of an interrupted run match, including statistics within an epoch."""
     (tmp_path / "one").mkdir()
     straight = make_trainer(tmp_path / "one")
     straight.train()
@@ -109,7 +109,7 @@ def test_an_interrupted_trainer_continues(tmp_path, interrupt_at, capsys):
 
 @pytest.mark.parametrize("limits", [Limits(total_steps=96), Limits(n_epochs=3)])
 def test_a_signal_in_the_last_update(tmp_path, limits, capsys):
-    """A limit is reached, but the epoch is not over: its evaluation and its row still come."""
+    """The epoch is still evaluated, and its row is written."""
     straight = make_trainer(tmp_path / "none", limits=limits)
     straight.checkpoints = None
     straight.train()
@@ -124,7 +124,7 @@ def test_a_signal_in_the_last_update(tmp_path, limits, capsys):
 
 
 def test_a_state_in_memory_is_a_copy(tmp_path):
-    """What training does after it was taken does not change it."""
+    """Later training does not change a state."""
     trainer = make_trainer(tmp_path)
     trainer.checkpoints = None
     trainer.train(1)
@@ -140,7 +140,7 @@ def test_a_state_in_memory_is_a_copy(tmp_path):
 
 
 def test_what_a_signal_twice_leaves(tmp_path, capsys):
-    """Nothing is saved: the last checkpoint matches the last epoch."""
+    """After a second signal, nothing is saved: the last checkpoint is of the last epoch."""
     trainer = make_trainer(tmp_path)
     update_once = trainer.update_once
 
@@ -159,7 +159,7 @@ def test_what_a_signal_twice_leaves(tmp_path, capsys):
 
 
 def test_checkpoints_are_written_when_they_are_due(tmp_path):
-    """Every that many epochs and at the end; none twice."""
+    """Checkpoints are written after every n epochs and at the end, each once."""
     trainer = make_trainer(tmp_path, interval=3)
     trainer.train()
     assert [info.epoch for info in CheckpointStore(tmp_path).list()] == [3, 4]
@@ -169,7 +169,7 @@ def test_checkpoints_are_written_when_they_are_due(tmp_path):
 
 
 def test_checkpoints_by_the_clock_come_within_epochs(tmp_path):
-    """After that many minutes there is one, wherever training stands."""
+    """Checkpoints by time are also written within epochs."""
     config = CheckpointConfig(interval=0, interval_minutes=1e-9, keep_last=99)
     store = CheckpointStore(tmp_path, config)
     trainer = make_ppo(limits=Limits(n_epochs=2), checkpoints=store)
@@ -180,7 +180,7 @@ def test_checkpoints_by_the_clock_come_within_epochs(tmp_path):
 
 
 def test_a_score_is_that_of_the_weights(tmp_path):
-    """A checkpoint of an epoch without evaluation has none, so it is not kept for its score."""
+    """A checkpoint of an epoch without evaluation has no score."""
     make_trainer(tmp_path / "a", evaluation_interval=2, limits=Limits(n_epochs=9)).train(3)
     store = CheckpointStore(tmp_path / "a")
     assert [info.score for info in store.list()] == [1.0, 2.0]
@@ -191,7 +191,7 @@ def test_a_score_is_that_of_the_weights(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    """The last good checkpoint stays, and training ends with an error that names the weight."""
+    """The last valid checkpoint remains, and the error names the weight."""
     trainer = make_trainer(tmp_path)
     trainer.train(1)
     with torch.no_grad():
@@ -203,7 +203,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 
 
 def test_an_extended_run_goes_on(tmp_path):
-    """More steps after the end: counters, rows and weights match the longer run."""
+    """Counters, rows and weights of an extended run match a longer run."""
     longer = make_trainer(tmp_path / "a", limits=Limits(total_steps=128))
     longer.train()
     first = make_trainer(tmp_path / "b", limits=Limits(total_steps=64))
