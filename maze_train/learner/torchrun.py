@@ -110,17 +110,22 @@ class TorchrunProcesses(SingleProcess):
         return f"torchrun: {learners}{machines}, one per process ({kinds})"
 
     def device(self, name: str) -> str:
-        """Return the device of this process: the GPU of its local rank."""
+        """Return the device of this process: the GPU of its local rank.
+
+        Raises:
+            ConfigError: If processes would share a GPU.
+        """
+        processes = self.variables.local_count
+        if name.startswith("cuda:") and processes > 1:
+            problem = f"{processes} processes cannot share a GPU; expected cuda, or cpu"
+            raise ConfigError("algorithm.device", problem, name)
         if name not in ("auto", "cuda") or not torch.cuda.is_available():
             return name
         number, found = self.variables.local_rank, torch.cuda.device_count()
         if number >= found:
-            raise ConfigError(
-                "algorithm.device",
-                f"{self.variables.local_count} processes need a GPU each, but this machine has "
-                f"only {found}; use --nproc-per-node {found}, or algorithm.device=cpu",
-                name,
-            )
+            problem = f"{processes} processes need a GPU each, but this machine has only {found}; "
+            problem += f"use --nproc-per-node {found}, or algorithm.device=cpu"
+            raise ConfigError("algorithm.device", problem, name)
         torch.cuda.set_device(number)
         return f"cuda:{number}"
 

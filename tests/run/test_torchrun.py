@@ -21,6 +21,7 @@ from maze_train import load_config, train
 from maze_train.cli import main
 from maze_train.core.errors import ConfigError
 from maze_train.core.torchrun import TorchrunVariables
+from maze_train.learner.torchrun import TorchrunProcesses
 from maze_train.run.train import make_runner
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def assert_continues_after_a_kill(directory: Path, settings: dict[str, Any]) -> 
     assert differences(killed, whole) == []
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_and_continue_after_a_kill(tmp_path: Path) -> None:
     """The result is that of one process; a killed rank makes torchrun restart from a checkpoint."""
     outcome = torchrun(tmp_path, {**PPO, "run_dir": "whole"})
@@ -297,6 +299,28 @@ def test_one_process_of_torchrun_is_like_any_other(
     for name in ("first", "second"):
         found, expected = final_state(tmp_path / name), final_state(tmp_path / "plain")
         assert differences(found, expected) == []
+
+
+def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of its rank on its machine."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    variables = TorchrunVariables.read()
+    assert variables is not None
+    processes, chosen = TorchrunProcesses(variables), []
+    assert processes.device("cpu") == "cpu"
+    with pytest.raises(ConfigError, match="'cuda:0': 2 processes cannot share a GPU"):
+        processes.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert (processes.device("auto"), chosen) == ("cuda:1", [1])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(
+        ConfigError, match="2 processes need a GPU each, but this machine has only 1"
+    ):
+        processes.device("cuda")
+    processes.leave()
 
 
 def test_a_rank_belongs_to_one_process(launched: Any) -> None:
