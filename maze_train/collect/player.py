@@ -597,5 +597,4 @@ class RolloutGenerator(RolloutPlayer):
             self._next_seed += n_episodes
         elif len(seeds) != n_episodes:
             raise ConfigError("seeds", f"expected {n_episodes} seeds, one per episode", seeds)
-        played = self.play(seeds)
-        return [episode.trajectory for episode in played if episode.trajectory is not None]
+        return [own.trajectory for own in self.play(seeds) if own.trajectory is not None]

@@ -83,12 +83,8 @@ STAYS = "."
 """Default of `hydra.run.dir`: Hydra creates no directory for a single run."""
 
 CONFIGURATION_ERRORS = (
-    ConfigError,
-    SpaceError,
-    MissingExtraError,
-    HydraException,
-    OmegaConfBaseException,
-    yaml.YAMLError,
+    *(ConfigError, SpaceError, MissingExtraError),
+    *(HydraException, OmegaConfBaseException, yaml.YAMLError),
 )
 """Errors in the configuration, for which `maze-run` returns exit code 2."""
 

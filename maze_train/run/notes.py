@@ -15,6 +15,9 @@ from gymnasium import spaces
 
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import EnvError
+from maze_train.core.folders import check_guarded
+from maze_train.core.notices import notify
+from maze_train.core.run_directory import WHOLE, RunDirectory
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import GUARD_STEPS, env_name
@@ -25,8 +28,17 @@ from maze_train.spaces.describe import (
     is_image,
     is_mask_key,
 )
-from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo
+from maze_train.tracking.tracker import (
+    ENV_STEPS,
+    EVAL_RETURN,
+    TRAIN_RETURN,
+    MetricsWriter,
+    RunInfo,
+    Tracker,
+)
 from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.evaluators import BestModelSelection
+from maze_train.training.trainer import Trainer
 
 MIN_RUN_S = 5.0
 """Minimum duration of a run in seconds for notes about its speed."""
@@ -320,3 +332,32 @@ def has_vector_form(config: EnvConfig) -> bool:
     # The vector version of Atari games has different preprocessing.
     is_game = str(config.id).startswith("ALE/")
     return is_plain and not is_game and spec is not None and spec.vector_entry_point is not None
+
+
+def missing_results(
+    trainer: Trainer, tracker: Tracker, selection: BestModelSelection, run: RunDirectory
+) -> tuple[str, ...]:
+    """Return the results that could not be written, for example on a full disk."""
+    missing = [*tracker.missing, *map(str, selection.missing)]
+    try:
+        check_guarded(run.path)
+    except OSError:
+        missing.insert(0, WHOLE)
+    checkpoints = trainer.checkpoints
+    if checkpoints is not None and not checkpoints.holds(trainer.epoch, trainer.updates, False):
+        missing.append("the last checkpoint")
+    return tuple(missing)
+
+
+def tell_stop(trainer: Trainer, resume_hint: str) -> None:
+    """Print where an unfinished run stopped and how to resume it."""
+    latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
+    stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
+    if latest is None:
+        notify(
+            f"{stopped}; there is no checkpoint, so the next run in this directory starts at step 0"
+        )
+    elif not latest.is_dir():
+        notify(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
+    else:
+        notify(f"{stopped}; last checkpoint: {latest}\n{resume_hint}")

@@ -7,45 +7,47 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import check_text, config_text
-from maze_train.core.conversion import config_to_dict
-from maze_train.core.files import link_latest, versions, writable
-from maze_train.core.folders import check_guarded
+from maze_train.core.files import link_latest, writable
 from maze_train.core.names import LATEST, OUTPUTS
 from maze_train.core.notices import notify
-from maze_train.core.run_directory import FAILURES, WHOLE, RunDirectory
-from maze_train.core.secrets import settings_without_secrets
+from maze_train.core.run_directory import FAILURES, RunDirectory
 from maze_train.core.seeding import Seeds, draw_seed
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
-from maze_train.run.notes import EvaluationGapNote, TimeLimitNote, end_notes, start_notes
+from maze_train.run.description import run_info
+from maze_train.run.evaluation import (
+    agents_of,
+    build_evaluator,
+    build_selection,
+    final_results,
+    selection_mode,
+)
+from maze_train.run.notes import (
+    EvaluationGapNote,
+    TimeLimitNote,
+    end_notes,
+    missing_results,
+    start_notes,
+    tell_stop,
+)
 from maze_train.run.provenance import record_start
-from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.run_log import RunLog
-from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo, Tracker
+from maze_train.tracking.tracker import MetricsWriter, Tracker
 from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.callbacks import Callback
 from maze_train.training.checkpoints import Checkpoint, CheckpointStore
-from maze_train.training.config import check_selection
 from maze_train.training.contexts import UpdateClock, UpdateProfiler, find_device, modes
-from maze_train.training.evaluators import (
-    BestModelSelection,
-    Evaluator,
-    MultiEvaluator,
-    earlier_test,
-    final_test,
-    own_evaluators,
-)
+from maze_train.training.evaluators import BestModelSelection, Evaluator
 from maze_train.training.generators import generators_kept, generators_of_run
-from maze_train.training.models import with_networks
 from maze_train.training.outcome import Limits, TrainingSummary
-from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
+from maze_train.training.policy_files import TrainedPolicy
 from maze_train.training.trainer import Trainer, TrainerServices
 
 if TYPE_CHECKING:
@@ -117,7 +119,6 @@ class TrainingRunner:
         self.config_text = config_text(self.config)
         self._outputs = Path(OUTPUTS).absolute()  # An environment may change the directory.
         self._notify_once = cache(lambda text: notify(f"note: {text}"))
-        self._final_evaluator: Evaluator | None = None
         self._closing = contextlib.ExitStack()
         self.callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
@@ -198,10 +199,12 @@ class TrainingRunner:
             builder.prepare(model)
             for base in bases:
                 notify(base.take_over(model))
-            if self._agents and self.resumed_dir is None:
+            if agents_of(builder) and self.resumed_dir is None:
                 self._judge_by_opponents()
-            evaluator = self._build_evaluator()
-            self._final_evaluator = builder.build_final_evaluator()
+            evaluators = (
+                build_evaluator(self.config, builder, self._assembly),
+                builder.build_final_evaluator(),
+            )
             with generators_kept():  # `rich` draws from `random` when it is imported.
                 writers = self._writers()
                 writers.append(TimeLimitNote(self.config, self._notify_once))
@@ -209,7 +212,7 @@ class TrainingRunner:
                 self.callbacks += self._assembly.curriculum_of(self.config)
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
             with self._locked_directory() as run:
-                return self._run_in(run, log, model, evaluator, writers)
+                return self._run_in(run, log, model, evaluators, writers)
 
     @contextlib.contextmanager
     def _locked_directory(self) -> Iterator[RunDirectory]:
@@ -232,21 +235,32 @@ class TrainingRunner:
         run: RunDirectory,
         log: RunLog,
         model: nn.Module,
-        evaluator: Evaluator | None,
+        evaluators: tuple[Evaluator | None, Evaluator | None],
         writers: list[MetricsWriter],
     ) -> TrainingResult:
-        """Train in a locked directory, in which nothing changes before `_begin`."""
+        """Train in a locked directory, in which nothing changes before `_begin`.
+
+        Args:
+            run: The directory.
+            log: Its log, not opened yet.
+            model: The policy.
+            evaluators: For evaluations during training, and for the test after it.
+            writers: Writers of metrics.
+        """
         config, leftover, is_first = self.config, run.results, not self.processes.rank
         parts = self._assembly.parts_of(self.processes)
         store = parts.make_store(
             run.checkpoints,
             config.checkpoint,
-            mode=self.selection_mode,
+            mode=selection_mode(self.builder),
             settings=self.config_text,
         )
-        resumed = None if self.resumption is None else self.resumption.load(store, config)
-        selection = self._build_model_selection(model, run)
-        tracker = Tracker(writers, self._run_info(run, resumed))
+        earlier = self.resumption
+        resumed = None if earlier is None else earlier.load(store, config)
+        past = earlier.past_rows(resumed, config.tracking.csv) if earlier and resumed else ()
+        selection = build_selection(self.builder, model, run, self.config_text)
+        info = run_info(config, self.builder, run, resumed, past, earlier is not None)
+        tracker = Tracker(writers, info)
         profiler = UpdateProfiler(config.tracking.profile if is_first else None, run.profile)
         clock = UpdateClock(self._notify_once)
         around = [clock.update, profiler.around]
@@ -256,8 +270,7 @@ class TrainingRunner:
         if examination is not None:
             around.insert(1, examination.update)
         interruption = parts.make_interruption(clock.remaining)
-        evaluator = parts.adapt_evaluator(evaluator, interruption)
-        self._final_evaluator = parts.adapt_evaluator(self._final_evaluator, interruption)
+        evaluator, final = (parts.adapt_evaluator(own, interruption) for own in evaluators)
         services = TrainerServices(
             tracker=tracker,
             evaluator=evaluator,
@@ -276,24 +289,23 @@ class TrainingRunner:
         trainer = self.builder.build_trainer(model, services)
         trainer.connect_callbacks()
         trainer.learners.first.watch = clock.watch
-        if self.resumption is not None and resumed is not None:
-            self.resumption.restore(trainer, resumed)
+        if earlier is not None and resumed is not None:
+            earlier.restore(trainer, resumed)
         with interruption, contextlib.closing(tracker):
             with generators_kept():  # Custom writers may use the random generators.
                 tracker.start()
-            self._begin(run, log, store, resumed, leftover, bool(tracker.run_info.past_rows))
+            self._begin(run, log, store, resumed, leftover, bool(past))
             selection.write_best()
             training = self._training(profiler, examination)
-            summary = self._train(run, trainer, tracker, selection, training)
-        rows = tracker.history[len(tracker.run_info.past_rows) :]
+            summary = self._train(run, trainer, selection, final, training)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection, run)
-        seed = self.seeds.integer("acting")
-        acting: Any = model.cpu()
-        policy = TrainedPolicy(acting, *self.builder.spaces, seed)
+        rows = tracker.history[len(past) :]
         for note in end_notes(rows, config.tracking.info_keys, self.builder):
             self._notify_once(note)
+        acting: Any = model.cpu()
+        policy = TrainedPolicy(acting, *self.builder.spaces, self.seeds.integer("acting"))
         return TrainingResult(run.path, summary, tracker.history, policy, missing)
 
     def _begin(
@@ -351,8 +363,8 @@ class TrainingRunner:
         self,
         run: RunDirectory,
         trainer: Trainer,
-        tracker: Tracker,
         selection: BestModelSelection,
+        final_evaluator: Evaluator | None,
         training: contextlib.AbstractContextManager[None],
     ) -> TrainingSummary:
         """Train, test the policies, and write the summary (even after an error)."""
@@ -362,41 +374,18 @@ class TrainingRunner:
                 self.builder.before_training(trainer)
                 trainer.train()
             with modes(deterministic=self.config.runner.deterministic):
-                tests = self._test(run, trainer, selection)
+                resumed = None if self.resumption is None else run
+                tests = final_results(self.builder, final_evaluator, trainer, selection, resumed)
         except BaseException as error:
             is_signal = isinstance(error, KeyboardInterrupt)
             trainer.stop_reason = "interrupted" if is_signal else "error"
             raise
         finally:
             summary = replace(trainer.summary(), final_test=tests)
-            tracker.finish(summary.as_dict())
+            trainer.tracker.finish(summary.as_dict())
             if trainer.stop_reason in FAILURES:
                 tell_stop(trainer, self._assembly.how_to_continue(run.path, self.config))
         return summary
-
-    def _test(
-        self, run: RunDirectory, trainer: Trainer, selection: BestModelSelection
-    ) -> dict[str, dict[str, float]]:
-        """Test the policies; returns stored results if the run had already finished."""
-        if self._final_evaluator is None:
-            return {}
-        n_episodes = self.config.evaluation.final_episodes
-        found: dict[str, dict[str, float]] = {}
-        if self.resumed_dir is not None:
-            summary = trainer.summary()
-            found = self.processes.first(lambda: earlier_test(run, summary, n_episodes))
-        return found or final_test(self._final_evaluator, selection, trainer.epoch)
-
-    @property
-    def _agents(self) -> tuple[str, ...]:
-        """Names of the agents; empty for a single agent."""
-        several = agent_spaces(*self.builder.spaces)
-        return several.agents if several else ()
-
-    @property
-    def selection_mode(self) -> Literal["max", "min"]:
-        """`max` if larger values of the selection metric are better, otherwise `min`."""
-        return self.config.evaluation.selection_mode(self.builder.selection_metric)
 
     def _judge_by_opponents(self) -> None:
         """Add a random opponent to the evaluation in zero-sum environments."""
@@ -404,77 +393,6 @@ class TrainingRunner:
         self.config_text = config_text(config)
         builder = self.builder
         builder.context = replace(builder.context, config=config)
-
-    def _build_evaluator(self) -> Evaluator | None:
-        """Build the evaluator and check the selection metric; None without evaluation.
-
-        Raises:
-            ConfigError: If the metric is not reported, or an evaluator cannot be built.
-        """
-        check_selection(self.config.evaluation, self._agents)
-        evaluators = self.builder.build_evaluators()
-        if self.config.evaluation.evaluators:
-            own = own_evaluators(self.config.evaluation, *self.builder.spaces)
-            for evaluator in own:
-                self._closing.callback(evaluator.close)
-            evaluators = [*evaluators, *own]
-        if self.config.evaluation.opponents:
-            evaluators.append(self._assembly.opponent_evaluator(self.config, self.builder))
-        if len(evaluators) > 1:
-            return MultiEvaluator(evaluators)
-        return evaluators[0] if evaluators else None
-
-    def _build_model_selection(self, model: nn.Module, run: RunDirectory) -> BestModelSelection:
-        writer = None
-        if not self.processes.rank:
-            writer = PolicyWriter(*self.builder.spaces, self.config_text)
-        return BestModelSelection(
-            model,
-            save=writer,
-            best_dir=run.best,
-            dump_dir=run.policies,
-            dump_interval=self.config.evaluation.dump_interval,
-            dump_interval_steps=self.config.evaluation.dump_interval_steps,
-            mode=self.selection_mode,
-            may_cancel=bool(self._agents)
-            and self.builder.selection_metric in (EVAL_RETURN, TRAIN_RETURN),
-        )
-
-    def _run_info(self, run: RunDirectory, resumed: Checkpoint | None) -> RunInfo:
-        resumption, config = self.resumption, self.config
-        title = f"{config.algorithm.name.upper()} on {self.builder.task_name}"
-        if resumed is not None:
-            title = f"{title}, continued from {resumed.path.name}"
-        networks, metric = (config.model, config.algorithm), self.builder.selection_metric
-        settings = settings_without_secrets(
-            with_networks(config_to_dict(config), *networks, self.builder.spaces)
-        )
-        return RunInfo(
-            run_dir=None if self.processes.rank else run.path,
-            title=title,
-            name=config.tracking.name,
-            group=config.tracking.group,
-            past_rows=resumption.past_rows(resumed, config.tracking.csv)
-            if resumption and resumed
-            else (),
-            # Without a checkpoint, the run resumes at step 0.
-            resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
-            config=settings,
-            facts={
-                "algorithm": config.algorithm.name,
-                "environment": self.builder.task_name,
-                "seed": config.seed,
-                "version": versions()["maze_train"],
-                "metric": metric,
-                "model": settings["model"],
-            },
-            total_env_steps=config.total_steps or None,
-            n_epochs=config.algorithm.n_epochs or None,
-            max_wall_time_s=config.runner.max_wall_time_s or None,
-            step_label=self.builder.step_label,
-            metric=metric,
-            mode=self.selection_mode,
-        )
 
     @property
     def _limits(self) -> Limits:
@@ -505,32 +423,3 @@ class TrainingRunner:
         return (
             self._outputs / f"{self.builder.task_name}-{config.algorithm.name}-{config.runner.name}"
         )
-
-
-def missing_results(
-    trainer: Trainer, tracker: Tracker, selection: BestModelSelection, run: RunDirectory
-) -> tuple[str, ...]:
-    """Return the results that could not be written, for example on a full disk."""
-    missing = [*tracker.missing, *map(str, selection.missing)]
-    try:
-        check_guarded(run.path)
-    except OSError:
-        missing.insert(0, WHOLE)
-    checkpoints = trainer.checkpoints
-    if checkpoints is not None and not checkpoints.holds(trainer.epoch, trainer.updates, False):
-        missing.append("the last checkpoint")
-    return tuple(missing)
-
-
-def tell_stop(trainer: Trainer, resume_hint: str) -> None:
-    """Print where an unfinished run stopped and how to resume it."""
-    latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
-    stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
-    if latest is None:
-        notify(
-            f"{stopped}; there is no checkpoint, so the next run in this directory starts at step 0"
-        )
-    elif not latest.is_dir():
-        notify(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
-    else:
-        notify(f"{stopped}; last checkpoint: {latest}\n{resume_hint}")

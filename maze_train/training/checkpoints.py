@@ -446,11 +446,9 @@ class CheckpointStore:
         shutil.rmtree(path)
 
     def _last_good(self) -> str:
-        names = [info.path.name for info in self.list()]
-        pointer = self._pointer()
-        if pointer in names:
-            return f"the last valid checkpoint is {pointer}"
-        return f"the last valid checkpoint is {names[-1]}" if names else "no checkpoint exists"
+        names, pointer = [info.path.name for info in self.list()], self._pointer()
+        last = pointer if pointer in names else names[-1] if names else None
+        return f"the last valid checkpoint is {last}" if last else "no checkpoint exists"
 
     def _remove_old(self, last: Position, path: Path) -> None:
         """Remove checkpoints that are neither among the newest nor among the best."""

@@ -453,7 +453,7 @@ IMPALA = "maze_train.algorithms.impala.config.ImpalaAlgorithmConfig"
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("model.hidden_sizes", [4], r"policy.*weight \[8, 4\] there, \[4, 4\] here; .*more;"),
+        ("model.hidden_sizes", [4], r"policy.*weight \[8, 4\] there, \[4, 4\] here; .*more"),
         ("algorithm", {"_target_": IMPALA}, "it has no 'actors', as of another algorithm"),
     ],
 )

@@ -235,7 +235,7 @@ def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> N
 @pytest.mark.parametrize(
     ("opponents", "more", "problem"),
     [
-        ({"share": 1.5}, {}, r"opponents\.share = 1\.5: expected a number from 0 to 1"),
+        ({"share": 1.5}, {}, r"opponents\.share = 1\.5: expected a number in \[0, 1\]"),
         ({"add_every": 0}, {}, r"opponents\.add_every = 0: no snapshots would be added"),
         ({}, {"algorithm": "impala"}, "does not support self-play|trains a single agent"),
         (

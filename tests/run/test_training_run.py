@@ -49,8 +49,8 @@ def test_files_of_the_run_directory() -> None:
     assert (outcome["epochs"], outcome["updates"], outcome["env_steps"]) == (3, 6, 192)
     assert outcome["best_metric"] == result.best_metric
     assert (outcome["algorithm"], outcome["environment"]) == ("ppo", "SpacesEnv")
-    assert (outcome["metric"], outcome["seed"]) == ("eval/episode_return_mean", 0)
-    assert outcome["model"]["hidden_sizes"] == [64, 64]
+    assert (outcome["metric"], outcome["seed"]) == ("eval/episode_return_mean", 1)
+    assert outcome["model"]["hidden_sizes"] == [8]
     assert {
         "version",
         "wall_time_s",
@@ -120,7 +120,7 @@ def test_runs_without_a_name_get_directories_of_their_own() -> None:
 
 def test_latest_names_the_run_that_started_last() -> None:
     """Runs in a given directory do not count; `compare` sees each run once."""
-    with pytest.raises(ConfigError, match=r"resume = 'latest': there is no outputs/latest"):
+    with pytest.raises(ConfigError, match=r"resume = 'latest': outputs/latest does not exist"):
         train(resume="latest")
     with pytest.raises(ConfigError, match="service: does not answer"):
         short_run(None, **{"tracking.writers": [Refusing()]})
