@@ -130,8 +130,7 @@ class PlayerWorker(Worker):
         factories: Functions that build the environments.
         settings: Settings of the episodes.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
-        report_s: Maximum time in seconds to buffer results while episodes run, which reduces the
-            number of messages.
+        report_s: Maximum time in seconds to buffer results, which reduces the number of messages.
         context: Context of the worker.
     """
 
@@ -220,8 +219,7 @@ class PlayerPool:
         place: Backend of the workers; None selects this process.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
         report_s: See `PlayerWorker`.
-        calls: List of all environment calls of the run. Calls appended to the list are made before
-            the next round.
+        calls: List of all environment calls of the run. New calls are made before a round.
 
     Attributes:
         waiting: Finished episodes that have not been returned yet, by number.

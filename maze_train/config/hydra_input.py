@@ -1,12 +1,11 @@
 """Interface to Hydra: override grammar, composed configurations, and error messages.
 
 Except for `plugins` and `launchers`, which Hydra calls, this is the only module that imports Hydra.
-It normalises the command-line arguments, starts Hydra, and wraps each composed configuration in a
-`ComposedJob`.
+It normalises command-line arguments, starts Hydra, and creates a `ComposedJob` per configuration.
 
 Hydra requires a different spelling for each kind of override: `algorithm=ppo` for a group in the
 defaults list, `+a.b=c` for a new key, `++a.b=c` for any key. This module accepts every key without
-a plus sign. Unknown keys are reported by the settings classes, which suggest the closest name.
+a plus sign. Settings classes report unknown keys.
 """
 
 from __future__ import annotations
@@ -185,8 +184,7 @@ def as_path(value: str, is_sweep: bool) -> str:
     If Hydra parses the value as a string, null, a list or a sweep, the value is returned unchanged.
 
     Args:
-        value: Value as typed: a path, a list of paths in brackets, or comma-separated paths of a
-            sweep.
+        value: Value as typed: a path, paths in brackets, or comma-separated paths of a sweep.
         is_sweep: Whether commas separate the values of a sweep.
     """
     found = _parsed([f"path={value}"])
@@ -441,8 +439,7 @@ def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
 
     Args:
         error: The error.
-        argv: Command-line arguments as the user typed them. Used to find the user's configuration
-            folders and to quote overrides as typed.
+        argv: Command line as typed, to find the user's configuration folders and quote overrides.
     """
     if isinstance(error, MissingConfigException):
         return _line_of(error, argv) + str(_missing_config(error, config_folders(argv)))

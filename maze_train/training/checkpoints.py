@@ -7,8 +7,7 @@ checkpoints/
         MANIFEST.json               counters, versions, digests
         state.pt                    see `state_files`
         part_<digest>.pt            large pieces of the state (see `core.state.StatePart`)
-    epoch_000026-2/                 after 26 epochs, written again after resuming from an earlier
-                                    checkpoint
+    epoch_000026-2/                 after 26 epochs, again in a resumed run
 
 Only the file `latest` is ever replaced. A process that writes or removes a checkpoint uses a
 temporary name `.tmp-<name>-<process ID>`. If a part did not change, it is a hard link to the file
@@ -306,8 +305,7 @@ class CheckpointStore:
     """Checkpoints of one run. Only one process may write (see `core.files.exclusive`).
 
     Args:
-        directory: `<run directory>/checkpoints`; created by the first `save` if the run directory
-            exists.
+        directory: `<run directory>/checkpoints`; created by `save` if the run directory exists.
         config: Settings; None: default settings.
         mode: `max` if larger scores are better, `min` if smaller scores are better.
         settings: Configuration of the run as text, stored in every checkpoint.

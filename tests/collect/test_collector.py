@@ -379,7 +379,7 @@ def test_floats_whose_differences_float32_loses_are_refused(nested):
         )
         RolloutCollector(env, 8, env_seed=0, action_seed=0).collect(model)
 
-    problem = r"entry \[1\] of the observation.* about 1700000008 and changes by 8, .* 128 there"
+    problem = r"entry \[1\] of the observation.* about 1700000008 and changes by 8, .* is 128"
     with pytest.raises(SpaceError, match=problem):
         collect(np.float64, 1_700_000_000)
     collect(np.int64, 1_700_000_000)

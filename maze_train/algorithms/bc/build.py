@@ -229,8 +229,8 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         own = {f"policies.{key}.model": policy.model for key, policy in policies}
         for key, model in {"model": self.config.model, **own}.items():
             if model is not None and model.rnn is not None:
-                problem = "not supported, bc is trained on single transitions; remove this setting"
-                raise ConfigError(f"{key}.rnn", problem)
+                problem = "not supported, because bc is trained on single transitions"
+                raise ConfigError(f"{key}.rnn", f"{problem}; remove this setting")
         self._clonings: dict[str, _Cloning] = {}
 
     @cached_property
