@@ -67,7 +67,7 @@ REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
 
 @pytest.mark.parametrize("algorithm", REPORTED)
 def test_every_event_is_reported(algorithm: str) -> None:
-    """In the history and in the table; all numbers are finite."""
+    """All events are in the history and in the table, with finite values."""
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "tuple"}}
     result = short_run(algorithm=algorithm, env=env)
     groups, missing = REPORTED[algorithm]
@@ -102,7 +102,7 @@ SPACES = {
     ],
 )
 def test_every_space(algorithm: str, obs: str, action: str) -> None:
-    """Metrics are finite, every action is one of its space, and the saved policy acts."""
+    """Metrics are finite, actions are valid, and the saved policy acts."""
     more = {"model.image_encoder": "impala"} if obs == "image" else {}
     steps = {"es": 0, "sac": 96}.get(algorithm, 64)
     limits = {"algorithm.n_epochs": 1} if algorithm == "es" else {}
@@ -156,7 +156,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     ),
 )
 def test_a_trial_makes_a_few_steps_of_each_environment(algorithm: str, normalization: str) -> None:
-    """In training, in an evaluation, for statistics before; one epoch that learns something."""
+    """A dry run takes few steps in training, evaluation and for statistics, in one epoch."""
     record(Path("data"), SpacesEnv(), n_episodes=2)
     CountingEnv.made = []
     settings = {"runner.fast_dev_run": True, "model.normalization.mode": normalization}
@@ -192,7 +192,7 @@ def test_statistics_of_observations_begin_before_training(
     begun: int,
     of_training: int | None,
 ) -> None:
-    """With their own environments, which are closed when training begins."""
+    """Separate environments are used and closed before training."""
     original, open_envs = learner_class.preprocess, []
 
     def noted(*args: Any) -> Any:
@@ -284,7 +284,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_does_not_fit_is_refused_before_anything_is_written(
     tmp_path: Path, algorithm: str, overrides: dict[str, Any], message: str
 ) -> None:
-    """A wrong configuration raises, names the setting, and creates nothing on disk."""
+    """Invalid configurations raise an error that names the setting, and create no files."""
     KeptReplay.made.clear()
     with pytest.raises(ConfigError, match=message):
         short_run(**{"algorithm": algorithm, "run_dir": "run", **overrides})
@@ -313,7 +313,7 @@ UNBOUNDED = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 def test_spaces_that_no_network_fits_are_refused(
     algorithm: str, name: str, space: Any, message: str, tmp_path: Path
 ) -> None:
-    """Before memory is taken for them; the remedy is one that the algorithm takes."""
+    """The error is raised before memory is allocated, and suggests a supported setting."""
 
     class Odd(SpacesEnv):
         def __init__(self) -> None:
@@ -326,7 +326,7 @@ def test_spaces_that_no_network_fits_are_refused(
 
 
 def test_the_default_minibatch_is_at_most_the_rollout(capsys: Any) -> None:
-    """A note says so; a size that was set is refused."""
+    """A note is printed for the default; an explicit larger size raises an error."""
     small = {"algorithm.n_rollout_steps": 16, "runner.concurrency": 2, "algorithm.batch_size": 256}
     result = short_run(algorithm="ppo", **small, **{"algorithm.n_optimization_epochs": 3})
     assert result.history[0]["train/gradient_steps"] == 2 * 3
@@ -335,7 +335,7 @@ def test_the_default_minibatch_is_at_most_the_rollout(capsys: Any) -> None:
 
 
 def test_demonstrations_of_other_shapes_are_refused(tmp_path: Path) -> None:
-    """Before anything is written, naming the trajectory."""
+    """The error names the trajectory and is raised before anything is written."""
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict"}}
     with pytest.raises(ShapeError, match=r"trajectory 0 has the arrays .*expected .*place"):
         short_run(algorithm="sac", env=env, **{SHOWN: {**SOME, "n_episodes": 1}})
@@ -347,7 +347,7 @@ def test_demonstrations_of_other_shapes_are_refused(tmp_path: Path) -> None:
     [*((name, {}) for name in ALGORITHMS), pytest.param("es", FORK, marks=pytest.mark.slow)],
 )
 def test_an_environment_that_raises(algorithm: str, place: dict[str, Any]) -> None:
-    """Its own error comes through, with the seed of the episode; the summary says so."""
+    """The error contains the original error and the episode seed."""
     with pytest.raises(EnvError, match=r"with seed \d+: .*the wheel came off"):
         short_run(algorithm=algorithm, env={"_target_": FAULTY, "kwargs": {"at": 13}}, **place)
     assert summary("run")["stop_reason"] == "error"
@@ -361,7 +361,7 @@ def test_an_environment_that_raises(algorithm: str, place: dict[str, Any]) -> No
     ],
 )
 def test_a_number_that_is_none_ends_the_run(algorithm: str, fault: str) -> None:
-    """NaN in rewards or observations ends the run; the message says where to look."""
+    """NaN in rewards or observations ends the run with an error and a remedy."""
     env = {"_target_": FAULTY, "kwargs": {"fault": fault, "at": 13}}
     with pytest.raises(MazeTrainError, match=r"at step 3 of the episode.*(reward|observation)"):
         short_run(algorithm=algorithm, env=env)
@@ -376,7 +376,7 @@ def test_a_number_that_is_none_ends_the_run(algorithm: str, fault: str) -> None:
 def test_learning_fails_while_workers_act(
     monkeypatch: pytest.MonkeyPatch, algorithm: str, learner_class: Any
 ) -> None:
-    """The error comes through, workers and environments end, the summary says so."""
+    """The error is raised, and workers and environments are closed."""
     original, calls = learner_class.compute_loss_for_module, []
 
     def failing(*args: Any) -> Any:

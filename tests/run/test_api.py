@@ -62,7 +62,7 @@ def test_an_environment_is_named_in_many_ways(env: Any, length: int | None) -> N
 
 @pytest.mark.parametrize("env", ["CartPole-v1", EnvConfig(id="CartPole-v1")], ids=["id", "config"])
 def test_a_run_that_goes_on_keeps_its_settings_where_the_environment_is_named(env: Any) -> None:
-    """All but what is given again."""
+    """On resume, only settings that are passed again change."""
     short_run(env="CartPole-v1", **{"algorithm.lr": 0.02}, total_steps=128)
     told = train(env, resume="run", total_steps=192)
     assert [row["env_steps"] for row in told.history] == [64, 128, 192]
@@ -71,7 +71,7 @@ def test_a_run_that_goes_on_keeps_its_settings_where_the_environment_is_named(en
 
 
 def test_the_policy_of_the_result_is_the_best_one_and_the_saved_one() -> None:
-    """`result.policy` and `load_policy` act equally, with the weights of the best epoch."""
+    """`result.policy` and `load_policy` have the weights of the best epoch."""
     result = short_run(env="CartPole-v1")
     obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     loaded = load_policy("run")
@@ -84,7 +84,7 @@ def test_the_policy_of_the_result_is_the_best_one_and_the_saved_one() -> None:
 
 
 def test_settings_are_given_by_section_and_by_dotted_name() -> None:
-    """Sections, dotted names, ready-made configs and numbers of numpy all set values."""
+    """Sections, dotted names, config objects and numpy numbers set values."""
     result = train(
         SpacesEnv,
         PPOAlgorithmConfig(n_rollout_steps=10, batch_size=20, gamma=0.5),
@@ -110,7 +110,7 @@ def test_settings_are_given_by_section_and_by_dotted_name() -> None:
 def test_arguments_of_other_libraries_are_answered_with_the_call(
     name: str, arguments: Any, settings: Any, line: str
 ) -> None:
-    """With a line to paste."""
+    """The error contains the equivalent call."""
     with pytest.raises(TypeError, match=re.escape(line)):
         getattr(maze_train, name)(*arguments, **settings)
 
@@ -133,7 +133,7 @@ def test_arguments_of_other_libraries_are_answered_with_the_call(
 def test_wrong_arguments_are_told_before_anything_is_written(
     arguments: dict[str, Any], message: str
 ) -> None:
-    """The message names the nearest correct name; no file appears."""
+    """The message suggests the nearest name; no file is created."""
     with pytest.raises(ConfigError, match=message):
         short_run(**arguments)
     assert list(Path().iterdir()) == []
@@ -151,7 +151,7 @@ def test_a_directory_without_a_policy_is_an_error() -> None:
      ("mask", math.nan, "mask is not finite"), ("mask", -math.inf, "")],
 )  # fmt: skip
 def test_weights_that_are_not_finite_are_refused(name: str, number: float, text: str) -> None:
-    """With their name; a mask of an own network may hold infinities."""
+    """The error names the weight; infinite masks of custom networks are allowed."""
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.zeros(2))
     weights = {**model.state_dict(), name: torch.full_like(model.state_dict()[name], number)}
@@ -161,7 +161,7 @@ def test_weights_that_are_not_finite_are_refused(name: str, number: float, text:
 
 
 def test_every_part_can_be_built_without_hydra() -> None:
-    """Dataclasses and a runner are enough for a run."""
+    """A run requires only dataclasses and a runner."""
     config = TrainConfig(
         env=EnvConfig(id="CartPole-v1"), algorithm=PPOAlgorithmConfig(), total_steps=1024, seed=0
     )
@@ -172,7 +172,7 @@ def test_every_part_can_be_built_without_hydra() -> None:
 
 
 def test_a_loaded_policy_is_evaluated() -> None:
-    """In the environment of its run, with its wrappers; as a rollout of the run plays it."""
+    """`evaluate` in the environment of the run equals a rollout of the run."""
     wrapper = {"_target_": "own_envs.Scaled", "factor": 3.0}
     short_run(**{"env.wrappers": [wrapper], "env.training_wrappers": [wrapper]})
     played = run_rollout(run="run", n_episodes=7, seed=3, progress="quiet")
@@ -221,7 +221,7 @@ class Judge(Evaluator):
 
 
 def test_an_evaluator_of_ones_own_gets_a_policy_that_acts() -> None:
-    """It is the one that is trained, and has what its model has; training does not notice."""
+    """Custom evaluators are called with the trained policy and do not affect training."""
     result = short_run(env="CartPole-v1", evaluators=[Judge()])
     plain = short_run("plain", env="CartPole-v1")
     for row, without in zip(result.history, plain.history, strict=True):

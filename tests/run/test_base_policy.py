@@ -160,7 +160,7 @@ def policy_weights(run_dir: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("algorithm", everyday(2, ["sac", "es", "ppo", "a2c", "impala"]))
 @pytest.mark.parametrize("mode", ["none", "running"])
 def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, base, algorithm, mode):
-    """Those of the default settings of BC, which are not the defaults of SAC."""
+    """Default networks of BC are used by SAC with `base_run`."""
     earlier = base(f"unsaid {mode} box")
     changes: dict[str, Any] = {}
     if algorithm == "es":
@@ -190,7 +190,7 @@ def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, base, algor
     ),
 )
 def test_bc_goes_on_from_the_policy_of_another(tmp_path, base, name, networks):
-    """With the networks that it had there, those of SAC included."""
+    """BC continues with the networks of the base run, including a base trained with SAC."""
     run_dir = started(tmp_path, base(name), "bc")
     assert same_policy(base(name), run_dir)
     model = written(run_dir)
@@ -249,7 +249,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ids=[f"{number}-{case[0]}-{case[1]}" for number, case in enumerate(REFUSED)],
 )
 def test_a_base_that_does_not_fit(tmp_path, base, name, algorithm, changes, words):
-    """Key, value, what is expected and what to set; nothing has been written."""
+    """The error contains key, value, allowed values and remedy; nothing is written."""
     action = "box" if name.endswith("box") else "discrete"
     with pytest.raises(ConfigError, match=words):
         started(tmp_path, base(name), algorithm, action, **changes)
@@ -257,7 +257,7 @@ def test_a_base_that_does_not_fit(tmp_path, base, name, algorithm, changes, word
 
 
 def test_sac_begins_with_a_base_whose_entropy_is_fixed(tmp_path, base):
-    """Its temperature would grow or fall for ever; one that stays as it is does no harm."""
+    """A policy with fixed entropy requires a fixed temperature."""
     fixed = {"algorithm.entropy_tuning": False}
     run_dir = started(tmp_path, base("fixed box"), "sac", **fixed)
     assert same_policy(base("fixed box"), run_dir)
@@ -266,7 +266,7 @@ def test_sac_begins_with_a_base_whose_entropy_is_fixed(tmp_path, base):
 @pytest.mark.parametrize(("mode", "count"), [("running", 40 + 32), ("estimated", 40)])
 @pytest.mark.parametrize("mode_of_base", ["running", "estimated"])
 def test_the_new_run_says_whether_statistics_go_on(tmp_path, base, mode_of_base, mode, count):
-    """Frozen ones of the base do not stay so under `running`, and the other way round."""
+    """The mode of the new run decides whether statistics are updated."""
     earlier = base(f"bc {mode_of_base}")
     changes = {**RUNNING, "model.normalization.mode": mode, "total_steps": 32}
     after = policy_weights(started(tmp_path, earlier, "ppo", "discrete", **changes))
@@ -277,7 +277,7 @@ def test_the_new_run_says_whether_statistics_go_on(tmp_path, base, mode_of_base,
 
 
 def test_settings_that_may_be_given(tmp_path, base):
-    """Those of the base, a default by its name, and how weights and statistics begin."""
+    """Settings equal to the base, and settings of initialisation and statistics, are allowed."""
     changes = {
         **RUNNING,
         "model.hidden_sizes": [8],
@@ -292,7 +292,7 @@ def test_settings_that_may_be_given(tmp_path, base):
 
 
 def test_versions_of_the_base(tmp_path):
-    """The best policy, the last one, one of an epoch; the error lists those that there are."""
+    """The best, final or an epoch's policy; the error lists the available versions."""
     base = tmp_path / "base"
     dumped = {"evaluation.dump_interval": 2, "evaluation.mode": "min", "total_steps": 256}
     short_run(base, **NETS, **dumped)
@@ -339,7 +339,7 @@ def test_versions_of_the_base(tmp_path):
     ids=["same", "no critic", "other rewards", "other values"],
 )
 def test_critics_are_taken_over_where_there_is_one(tmp_path, base, capsys, name, changes, new):
-    """From PPO to PPO everything goes along; otherwise the critic stays as it was made."""
+    """Critics are loaded from PPO to PPO; otherwise they are newly initialised."""
     run_dir = started(tmp_path, base(name), "ppo", "discrete", **changes)
     parts = f"policy; new: {new}" if new else "policy, critic"
     assert f"base_run: loaded {parts}\n" in capsys.readouterr().err
@@ -349,7 +349,7 @@ def test_critics_are_taken_over_where_there_is_one(tmp_path, base, capsys, name,
 
 
 def test_temperatures_are_those_of_the_new_run(tmp_path, base, capsys):
-    """They are settings; critics and their targets go along."""
+    """Critics and their targets are loaded, but temperatures are settings."""
     fixed = {"algorithm.entropy_coef": 0.05, "algorithm.entropy_tuning": False}
     run_dir = started(tmp_path, base("sac box"), "sac", **fixed)
     told = "loaded normalizer, policy, critics, target_critics; new: log_temperatures"
@@ -363,7 +363,7 @@ def test_temperatures_are_those_of_the_new_run(tmp_path, base, capsys):
 
 @pytest.mark.parametrize("says_networks", [True, False])
 def test_a_continued_run_does_not_need_its_base(tmp_path, says_networks):
-    """Its checkpoint has everything, and its config.yaml the networks; the base may be gone."""
+    """Resuming a run does not require its base run."""
     base = cloned(tmp_path, "bc", "box")
     given = {"total_steps": 64, **(NETS if says_networks else {})}
     started(tmp_path, base, "ppo", **given)

@@ -61,7 +61,7 @@ def same_weights(run_dir: Path, other: Path) -> bool:
 
 @pytest.mark.parametrize("action", [name for name in ACTION_SPACES if "choice" not in name])
 def test_every_kind_of_action(tmp_path, action):
-    """All of them, with observations in a Dict, validation and rollouts together."""
+    """All action spaces, with Dict observations, validation and rollouts."""
     data = record(tmp_path / "data", SpacesEnv(obs="dict", action=action))
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": action}}
     result = start(tmp_path / "run", data, env, **{"model.normalization.mode": "running"})
@@ -77,7 +77,7 @@ def test_every_kind_of_action(tmp_path, action):
 
 
 def test_without_an_environment_the_validation_loss_selects(tmp_path, cartpole):
-    """No rollouts; the smallest loss wins; spaces match the data."""
+    """Without an environment, the smallest validation loss is selected."""
     result = start(tmp_path / "run", cartpole)
     rows = read_metrics(tmp_path / "run")
     assert not [name for name in rows[-1] if name.startswith("eval/")]
@@ -88,7 +88,7 @@ def test_without_an_environment_the_validation_loss_selects(tmp_path, cartpole):
 
 
 def test_with_an_environment_the_return_selects(tmp_path, cartpole):
-    """Both are measured, and the return of rollouts selects, unless the settings say otherwise."""
+    """With an environment, the return selects by default."""
     result = start(tmp_path / "run", cartpole, "CartPole-v1")
     rows = read_metrics(tmp_path / "run")
     assert result.summary.best_metric == max(row["eval/episode_return_mean"] for row in rows)
@@ -98,7 +98,7 @@ def test_with_an_environment_the_return_selects(tmp_path, cartpole):
 
 
 def test_no_validation(tmp_path, cartpole):
-    """0 % is legal: all episodes are learned from, and the loss of training selects."""
+    """With 0 % validation data, the training loss selects."""
     result = start(tmp_path / "run", cartpole, **{"algorithm.validation_percentage": 0})
     rows = read_metrics(tmp_path / "run")
     assert not [name for name in rows[-1] if name.startswith("validation/")]
@@ -109,14 +109,14 @@ def test_no_validation(tmp_path, cartpole):
 
 
 def test_a_single_episode_is_not_validated(tmp_path, capsys):
-    """There would be nothing to learn from; that is reported."""
+    """A dataset with one episode is not split, and a note is printed."""
     data = record(tmp_path / "data", SpacesEnv(), n_episodes=1)
     start(tmp_path / "run", data)
     assert "so there is no validation" in capsys.readouterr().err
 
 
 def test_early_stopping(tmp_path, cartpole):
-    """Patience counts evaluations without a smaller loss on the validation data."""
+    """Patience counts evaluations without improvement of the validation loss."""
     changes = {"algorithm.n_epochs": 500, "algorithm.patience": 2, "algorithm.lr": 0.3}
     result = start(tmp_path / "run", cartpole, **changes)
     assert result.summary.stop_reason == "patience"
@@ -126,7 +126,7 @@ def test_early_stopping(tmp_path, cartpole):
 
 
 def test_passes_and_steps_end_a_run(tmp_path, cartpole):
-    """An epoch is a pass, or as many updates as are asked for; steps are samples."""
+    """An epoch is a pass or `epoch_length` updates; steps are samples."""
     changes = {"algorithm.epoch_length": 2, "algorithm.n_epochs": 0, "total_steps": 100}
     result = start(tmp_path / "run", cartpole, **changes)
     assert (result.summary.stop_reason, result.summary.updates) == ("total_steps", 7)
@@ -134,7 +134,7 @@ def test_passes_and_steps_end_a_run(tmp_path, cartpole):
 
 
 def test_a_function_that_gives_trajectories(tmp_path, cartpole, monkeypatch):
-    """Data of one's own kind: with an environment, whose spaces they have, or as a data set."""
+    """Datasets from a function, with and without an environment."""
     monkeypatch.setenv("RECORDED", str(cartpole))
     node = {"_target_": "test_bc_runs.own_trajectories"}
     start(tmp_path / "own", node, "CartPole-v1")
@@ -156,7 +156,7 @@ def own_dataset() -> TrajectoryDataset:
 
 
 def test_balanced_classes_reach_the_loss(tmp_path):
-    """They change the policy, since one action is recorded more often than the other."""
+    """Class weights change the policy if classes have different frequencies."""
     env = gymnasium.make("CartPole-v1")
     data = record(tmp_path / "data", env, lambda obs: int(obs[3] > 0.5))
     start(tmp_path / "plain", data)
@@ -165,7 +165,7 @@ def test_balanced_classes_reach_the_loss(tmp_path):
 
 
 def test_estimated_statistics_are_frozen(tmp_path, cartpole):
-    """They match the training data, and part of the policy."""
+    """Statistics equal the training data and are part of the policy."""
     result = start(tmp_path / "run", cartpole, **{"model.normalization.mode": "estimated"})
     normalizer = result.policy.model.normalizer
     assert bool(normalizer.frozen)
@@ -203,7 +203,7 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
     ],
 )
 def test_what_is_refused(tmp_path, cartpole, changes, message):
-    """With the key, what is expected, and the remedy."""
+    """Errors contain the key, allowed values and the remedy."""
     given = {"runner.dataset": str(cartpole), "run_dir": tmp_path / "run", **SMALL, **changes}
     if "model.rnn.size" in changes:
         given["model"] = "vector_rnn"
@@ -214,7 +214,7 @@ def test_what_is_refused(tmp_path, cartpole, changes, message):
 
 
 def test_damaged_parts(tmp_path, capsys, cartpole):
-    """An error names the file; on request the other parts are learned from."""
+    """A damaged part raises an error or, on request, is skipped."""
     data = shutil.copytree(cartpole, tmp_path / "data")
     victim = sorted(data.glob("part-*"))[0]
     victim.write_bytes(victim.read_bytes()[:-3])
@@ -233,7 +233,7 @@ class AnyChoice(SpacesEnv):
 
 
 def test_recorded_actions_that_masks_forbid(tmp_path):
-    """They are an error of the data: no policy with masks could take them."""
+    """Recorded illegal actions raise an error."""
     env = AnyChoice("mask", "choice", length=6)
     data = record(tmp_path / "data", env, lambda obs: int(np.argmax(mask_of(obs))))
     result = start(tmp_path / "run", data)
@@ -252,7 +252,7 @@ def test_recorded_actions_that_masks_forbid(tmp_path):
 
 
 def test_only_masked_parts_have_to_be_legal(tmp_path):
-    """A real number in a wide Box is no forbidden choice."""
+    """Box actions outside of a mask are not checked."""
     env = SpacesEnv("part mask", "choice and number")
     number = np.array([150.0], np.float32)
     data = record(
@@ -262,7 +262,7 @@ def test_only_masked_parts_have_to_be_legal(tmp_path):
 
 
 def test_validation_data_are_other_episodes(tmp_path, cartpole, monkeypatch):
-    """No episode is on both sides, and the split follows from the seed of the run (trap 51)."""
+    """Trap 51: training and validation use different episodes, split by the seed."""
     from maze_train.algorithms.bc import build as bc
 
     seen = []
@@ -282,7 +282,7 @@ def test_validation_data_are_other_episodes(tmp_path, cartpole, monkeypatch):
 
 
 def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
-    """They stay in their files, unless memory was asked for, which is refused by name."""
+    """Large datasets stay in files; `storage=memory` raises an error."""
     from maze_train.algorithms.bc import build as bc
 
     start(tmp_path / "memory", cartpole)
@@ -295,7 +295,7 @@ def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
 
 
 def test_actions_of_another_size_than_the_policy(tmp_path, capsys):
-    """A Gaussian that begins with 0 ± 1 takes long to find them: a note names a remedy."""
+    """A note suggests a remedy if actions are far from the initial distribution."""
     env = ScaledEnv(1000.0)
     data = record(tmp_path / "data", env)
     start(tmp_path / "run", data)
@@ -330,6 +330,6 @@ class ScaledEnv(SpacesEnv):
     ],
 )
 def test_which_metrics_are_better_when_small(metric, mode):
-    """Losses, deviations and ranks."""
+    """Losses, errors and ranks are minimised."""
     assert EvaluationConfig().selection_mode(metric) == mode
     assert EvaluationConfig(mode="max").selection_mode(metric) == "max"

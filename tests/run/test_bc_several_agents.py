@@ -74,7 +74,7 @@ def turns_of(episode: Trajectory, agents: list[int]) -> int:
 
 
 def test_each_policy_learns_from_the_turns_of_its_agents() -> None:
-    """Steps and the losses of validation match a loop over episodes, steps and agents."""
+    """Steps and validation losses match a loop over episodes, steps and agents."""
     run("run", **{"algorithm.n_epochs": 1, "model.normalization.mode": "running"})
     dataset = open_dataset("data/trajectories")
     training, validation = split_episodes(len(dataset), 20, Seeds(1).integer("validation"))
@@ -114,7 +114,7 @@ def test_each_policy_learns_from_the_turns_of_its_agents() -> None:
 
 
 def test_a_clone_acts_as_those_who_were_recorded() -> None:
-    """A rule is found again, also by the policies that agents have without settings."""
+    """A deterministic rule is learned, also with default policies."""
     more = {"record": True, "n_episodes": 12, "output_dir": "rule"}
     play(env=ENV, policies={"all": {**PLAYERS, "source": ONE}, "referee": ONE}, **more)
     given = {"runner.dataset": "rule/trajectories", "policies": {}, "algorithm.n_epochs": 20}
@@ -136,7 +136,7 @@ def test_a_clone_acts_as_those_who_were_recorded() -> None:
     ids=["own", "frozen", "not chosen"],
 )
 def test_policies_that_do_not_learn(other: dict[str, Any]) -> None:
-    """They play in evaluations; losses match the others, of which one may select."""
+    """Frozen policies act in evaluations but are not trained."""
     result = run("run", **other, **{"evaluation.metric": "validation/players/loss"})
     names = numbers("run")
     assert not [name for name in names if "judge" in name]
@@ -147,7 +147,7 @@ def test_policies_that_do_not_learn(other: dict[str, Any]) -> None:
 
 
 def test_reinforcement_learning_goes_on_from_clones() -> None:
-    """All policies at once, or one of them; a policy of a clone meets others in rollouts."""
+    """All or single cloned policies can be used as base or in rollouts."""
     run("clone")
     ppo = {"algorithm": "ppo", "algorithm.n_rollout_steps": 16, "algorithm.batch_size": 16}
     common = {key: SETTINGS[key] for key in ("trust", "seed", *QUIET)}
@@ -160,7 +160,7 @@ def test_reinforcement_learning_goes_on_from_clones() -> None:
 
 
 def test_masks_that_forbid_recorded_actions_name_the_agent() -> None:
-    """Episode, step, agent; the actions of those who wait are not looked at."""
+    """The error names episode, step and agent; inactive agents are not checked."""
     run("fine")
     dataset = open_dataset("data/trajectories", mmap=False)
     part: Any = dataset.parts[0]
@@ -210,14 +210,14 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
     ids=["memory", "metric", "typo", "left out", "no one", "opponents", "env"],
 )
 def test_what_does_not_fit_is_named(more: dict[str, Any], problem: str) -> None:
-    """Key, value, what is expected; there is no run then."""
+    """The error contains key, value and allowed values; no run is created."""
     with pytest.raises(ConfigError, match=problem):
         run("run", **more)
     assert not Path("run").exists()
 
 
 def test_a_policy_whose_agents_never_act() -> None:
-    """It has nothing to learn from; so it is reported before training, with a remedy."""
+    """A policy without samples raises an error before training."""
     dataset = open_dataset("data/trajectories", mmap=False)
     part: Any = dataset.parts[0]
     part.obs["acts"][:, 2] = 0

@@ -58,7 +58,7 @@ class Counting(Callback):
     ("algorithm", "more"), [("ppo", {}), ("sac", {}), ("ppo", POLES)], ids=["ppo", "sac", "poles"]
 )
 def test_the_order_of_hooks(algorithm: str, more: Any) -> None:
-    """Each step is seen once, with its rewards; the numbers of the run stay the same."""
+    """`on_step` is called once per step, and results of the run are unchanged."""
     counting = Counting()
     result = short_run(algorithm=algorithm, callbacks=[counting], **more)
     updates = result.summary.updates
@@ -79,7 +79,7 @@ def test_the_order_of_hooks(algorithm: str, more: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", ["es", "impala"])
 def test_hooks_without_steps_in_this_process(algorithm: str) -> None:
-    """Rollouts end; steps are refused before anything is written."""
+    """`on_rollout_end` is called; `on_step` raises an error before the run."""
     with pytest.raises(ConfigError, match=r"on_step = .*Counting'?: not available with actors"):
         short_run(algorithm=algorithm, callbacks=[Counting()])
 
@@ -97,13 +97,13 @@ def test_hooks_without_steps_in_this_process(algorithm: str) -> None:
 
 @pytest.mark.parametrize(("hook", "updates"), [("rollout", 1), ("evaluation", 2)])
 def test_a_hook_stops_the_run(hook: str, updates: int) -> None:
-    """After the update that is running, or the evaluated epoch."""
+    """The run stops after the current update or the evaluated epoch."""
     short_run(callbacks=[Counting(stops_in=hook)])
     assert (summary("run")["stop_reason"], summary("run")["updates"]) == ("enough", updates)
 
 
 def test_a_step_that_fails_loses_nothing() -> None:
-    """The update is finished, and the run continues as one that was not disturbed."""
+    """The update is finished, and the resumed run equals an undisturbed run."""
 
     class Fails(Callback):
         def on_step(self, run: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_step_that_fails_loses_nothing() -> None:
 
 
 def test_what_is_logged_is_in_tensorboard(capsys: pytest.CaptureFixture[str]) -> None:
-    """At the step of the evaluation; without a writer for it, each kind is told once."""
+    """Content is logged at the current step; without a writer, a warning is printed once."""
     short_run(callbacks=[Logs()])
     events = EventAccumulator("run").Reload()
     image, video = events.Images("callback/image"), events.Images("callback/video")
@@ -154,6 +154,6 @@ def test_what_is_logged_is_in_tensorboard(capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_what_cannot_be_logged(call: Any, message: str) -> None:
-    """Wrong shapes and values are told."""
+    """Invalid shapes and values raise an error."""
     with pytest.raises(ConfigError, match=message):
         call()

@@ -41,7 +41,7 @@ def without_own(found: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def test_the_order_of_calls_and_added_metrics() -> None:
-    """Three epochs of two updates; no other number of the run is another one."""
+    """Order of calls in three epochs of two updates; other metrics are unchanged."""
     diary = Diary()
     short_run(env=Chance, callbacks=[diary])
     assert diary.calls == ["on_run_start", *EPOCH, *EPOCH, *EPOCH, "on_run_end"]
@@ -57,7 +57,7 @@ def test_the_order_of_calls_and_added_metrics() -> None:
 
 
 def test_what_a_callback_sees() -> None:
-    """Progress, metrics of the running epoch, the model and the learner, and files."""
+    """Callbacks have access to progress, metrics, model, learner and files."""
     seen: list[Any] = []
 
     class Looking(Callback):
@@ -79,7 +79,7 @@ def test_what_a_callback_sees() -> None:
 
 
 def test_the_model_that_a_callback_sees_has_the_queued_updates() -> None:
-    """As the learner has them: the thread of the queue writes the same weights."""
+    """`run.model` has the weights of the learner after queued updates."""
     seen: list[bool] = []
 
     class Looking(Callback):
@@ -95,7 +95,7 @@ def test_the_model_that_a_callback_sees_has_the_queued_updates() -> None:
 
 @pytest.mark.parametrize("interval", [1, 5])
 def test_a_callback_ends_the_run(interval: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the middle of an epoch; that is evaluated, and the first reason is in the summary."""
+    """The epoch is evaluated, and the first reason is in the summary."""
     stop: Any = {"_target_": "own_callbacks.StopAt", "update": 3}
     callbacks = [stop, StopAt(3, "too late")]
     result = short_run(callbacks=callbacks, **{"evaluation.interval": interval})
@@ -112,7 +112,7 @@ def test_a_callback_ends_the_run(interval: int, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("threshold", [-100.0, 1000.0])
 def test_stop_at_a_return(threshold: float, capsys: pytest.CaptureFixture[str]) -> None:
-    """After the first evaluation that reaches it; a run that is continued has reached it."""
+    """Training stops at the first evaluation that reaches the threshold, also after resuming."""
     stop = StopAtReturn(threshold)
     result = short_run(callbacks=[stop])
     value = result.history[0]["eval/episode_return_mean"]
@@ -130,7 +130,7 @@ def test_stop_at_a_return(threshold: float, capsys: pytest.CaptureFixture[str]) 
 def test_a_return_is_reached_by_the_last_value_of_its_metric(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An equal one is enough; epochs without the metric change nothing."""
+    """Equal values reach the threshold; epochs without the metric are skipped."""
     reasons: list[str] = []
     run: Any = SimpleNamespace(metrics={"m": 4.9}, history=[{"x/y": 1.0}], stop=reasons.append)
     callback = StopAtReturn(5, "m")
@@ -142,7 +142,7 @@ def test_a_return_is_reached_by_the_last_value_of_its_metric(
 
 
 def test_callbacks_of_one_class_have_a_state_each() -> None:
-    """In their order."""
+    """States of callbacks of the same class are restored in order."""
     stops = [StopAt(9), StopAt(4)]
     short_run(callbacks=stops, **CONSTANT)
     again = [StopAt(9), StopAt(4)]
@@ -151,7 +151,7 @@ def test_callbacks_of_one_class_have_a_state_each() -> None:
 
 
 def test_the_reason_of_a_signal() -> None:
-    """Callbacks see it at the end."""
+    """`run.stop_reason` is set in `on_run_end`."""
 
     class Interrupting(Callback):
         def on_update_end(self, run: Any) -> None:
@@ -163,7 +163,7 @@ def test_the_reason_of_a_signal() -> None:
 
 
 def test_a_callback_that_fails_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its error ends the run, unless another one did so before: then it is reported."""
+    """The error ends the run, or is a warning after another error."""
     last = Diary("on_run_end")
     with pytest.raises(CallbackError, match=r"Diary\.on_run_end failed"):
         short_run(callbacks=[last], **{"checkpoint.interval": 0})
@@ -184,7 +184,7 @@ def test_a_callback_that_fails_at_the_end(capsys: pytest.CaptureFixture[str]) ->
     "hook", everyday(2, ["on_run_start", "on_update_end", "on_epoch_end", "on_checkpoint"])
 )
 def test_a_callback_that_fails_loses_nothing(hook: str) -> None:
-    """The error names class and method, and the run continues as one that was not disturbed."""
+    """The error names class and method, and the resumed run equals an undisturbed run."""
     short_run("whole", callbacks=[Diary()], **CONSTANT)
     at = 0 if hook == "on_run_start" else 3
     problem = rf"own_callbacks\.Diary\.{hook} failed: ZeroDivisionError: at update {at and '[34]'}"
@@ -207,7 +207,7 @@ def test_a_callback_that_fails_loses_nothing(hook: str) -> None:
 
 
 def test_new_and_dropped_callbacks_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each by the name of its class; those that are there still have their state."""
+    """Notes name new and removed callbacks; other callbacks keep their state."""
     short_run(callbacks=[Diary(), StopAt(2)], **CONSTANT)
     diary = Diary()
     train(resume="run", callbacks=[StopAtReturn(1000), diary], **OWN)
@@ -232,7 +232,7 @@ def test_new_and_dropped_callbacks_are_told(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_wrong_callbacks_are_told_before_anything_is_written(given: Any, message: str) -> None:
-    """With their number."""
+    """The error contains the index of the callback."""
     with pytest.raises(ConfigError, match=message):
         short_run(callbacks=given)
     assert list(Path().iterdir()) == []
@@ -240,7 +240,7 @@ def test_wrong_callbacks_are_told_before_anything_is_written(given: Any, message
 
 @pytest.mark.parametrize("reason", [" ", "error"])
 def test_a_reason_says_why(reason: str) -> None:
-    """It is neither empty nor that of a failure."""
+    """The reason must not be empty or reserved."""
 
     class Stopping(Callback):
         def on_run_start(self, run: Any) -> None:
@@ -251,7 +251,7 @@ def test_a_reason_says_why(reason: str) -> None:
 
 
 def test_a_method_that_nothing_calls_is_refused() -> None:
-    """A misspelt one would be silent; other methods, and values, are one's own."""
+    """Misspelt methods `on_...` raise an error; other names are allowed."""
     text = r"Late\.on_epoch_ends: no such callback method: .*; did you mean 'on_epoch_end'\?"
     with pytest.raises(ConfigError, match=text):
         type("Late", (Callback,), {"on_epoch_ends": Callback.on_epoch_end})
@@ -259,7 +259,7 @@ def test_a_method_that_nothing_calls_is_refused() -> None:
 
 
 def test_rows_are_copied_when_they_are_asked_for():
-    """A row that a callback changes stays as it was; no other row is copied."""
+    """Changing a row does not change the history; only accessed rows are copied."""
     rows = [{"epoch": float(i)} for i in range(5)]
     history = Rows(rows)
     assert (len(history), bool(history), bool(Rows([]))) == (5, True, False)

@@ -38,7 +38,7 @@ CONSTANT = {"algorithm.lr": 1e-3}
     ],
 )
 def test_what_may_not_change(config: Any, key: str, value: Any, message: str) -> None:
-    """The error gives the reason, and the settings that may."""
+    """The error states the reason and the settings that may change."""
     settings = ChangedSettings(config)
     with pytest.raises(ConfigError, match=message):
         settings.change(f"algorithm.{key}", value, has_progress=False)
@@ -49,7 +49,7 @@ def test_what_may_not_change(config: Any, key: str, value: Any, message: str) ->
 
 
 def test_what_is_given_for_a_resumed_run_wins() -> None:
-    """Over a change of the same setting in the checkpoint, not over others."""
+    """Settings passed on resume replace changes in the checkpoint."""
     settings = ChangedSettings(PPOAlgorithmConfig(lr=1.0))
     settings.change("algorithm.lr", "linear_8", has_progress=True)
     settings.change("algorithm.target_kl", 0.3, has_progress=True)
@@ -68,7 +68,7 @@ def test_what_is_given_for_a_resumed_run_wins() -> None:
 
 @pytest.mark.usefixtures("empty_directory")
 def test_a_resumed_run_may_change_what_a_running_one_may() -> None:
-    """From the next update on; earlier rows stay."""
+    """Changes apply from the next update on."""
     callback = Changes([[1, "entropy_coef", 0.1]])
     first = {"algorithm.n_epochs": 1}
     short_run("run", callbacks=[callback], **CONSTANT, **first)
@@ -88,7 +88,7 @@ def test_a_resumed_run_may_change_what_a_running_one_may() -> None:
 
 @pytest.mark.usefixtures("empty_directory")
 def test_a_fixed_temperature_may_change_on_resume() -> None:
-    """It is a weight, which the checkpoint has, too."""
+    """The setting replaces the temperature in the checkpoint."""
     fixed = {"algorithm.entropy_tuning": False, "algorithm.entropy_coef": 0.5}
     short_run("run", "sac", **fixed, total_steps=64)
     result = train(resume="run", total_steps=128, **{"algorithm.entropy_coef": 0.25}, **OWN)
@@ -99,7 +99,7 @@ def test_a_fixed_temperature_may_change_on_resume() -> None:
 def test_a_change_that_a_learner_does_not_accept_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not even a part of the learners; the run continues with the earlier settings."""
+    """A rejected change leaves all learners unchanged."""
     configure = PPOLearner.configure_optimizers_for_module
 
     def refuse(self: Any, module_id: str) -> None:
@@ -126,7 +126,7 @@ def test_a_change_that_a_learner_does_not_accept_changes_nothing(
 
 @pytest.mark.usefixtures("empty_directory")
 def test_where_a_callback_may_change_settings() -> None:
-    """Not where a checkpoint was written; a resumed run keeps what it has at its start."""
+    """Changes are not allowed in `on_checkpoint` and have no effect at a resumed start."""
 
     class Halves(Callback):
         def __init__(self, hook: str) -> None:

@@ -64,7 +64,7 @@ def graphs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 @pytest.mark.parametrize("case", everyday(1, CASES))
 @pytest.mark.exhaustive
 def test_numbers_are_those_of_the_ordinary_way(case: str, graphs: Any) -> None:
-    """All graphs are made in the first epoch, without a break; weights have their names."""
+    """Results match eager mode; graphs are compiled in the first epoch."""
     algorithm, way, more, count = CASES[case]
     short_run("plain", algorithm, **more)
     assert not graphs["stats"]
@@ -87,7 +87,7 @@ def test_numbers_are_those_of_the_ordinary_way(case: str, graphs: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_loss_that_is_no_graph_is_refused(graphs: Any) -> None:
-    """The message has the reason; networks alone are compiled all the same, but for a memory."""
+    """The error contains the reason; `forward` works except for recurrent networks."""
     with pytest.raises(ConfigError, match=r"algorithm.compile = 'forward': .*recurrent"):
         short_run(**{"algorithm.compile": "forward", "model.rnn.size": 6})
     more = {"algorithm.loss_function": {"_target_": "test_compile.loss_that_looks"}}
@@ -113,7 +113,7 @@ sys.exit("torch._dynamo" in sys.modules)
 
 
 def test_other_runs_do_not_load_the_compiler() -> None:
-    """It takes a second, optimizers of PyTorch included."""
+    """The compiler, which takes a second to import, is not loaded."""
     paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
     assert subprocess.run([sys.executable, "-c", UNLOADED], env=paths, check=False).returncode == 0
 
@@ -121,7 +121,7 @@ def test_other_runs_do_not_load_the_compiler() -> None:
 def test_without_a_compiler_there_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run is the ordinary one, with gradients by hand."""
+    """Without a C++ compiler, the run uses analytic gradients."""
 
     def missing() -> str:
         raise torch._inductor.exc.InvalidCxxCompiler

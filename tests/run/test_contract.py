@@ -57,7 +57,7 @@ OFTEN = [
 
 @pytest.mark.parametrize("case", everyday(len(OFTEN), dict.fromkeys([*OFTEN, *CASES])))
 def test_from_each_checkpoint(tmp_path, whole, capsys, case):
-    """As if the run had not been interrupted; no episode is new, large pieces are the same."""
+    """Runs resumed from any checkpoint equal an uninterrupted run."""
     run = whole(case)
     epochs = len(rows_of(run))
     steps = json.loads((run / "summary.json").read_text())["env_steps"]
@@ -91,7 +91,7 @@ def test_from_each_checkpoint(tmp_path, whole, capsys, case):
     ),
 )
 def test_a_finished_run_is_extended(tmp_path, whole, case, short, long):
-    """With more to do it continues as a run that had as much from the beginning."""
+    """An extended run equals a run with the larger limit."""
     start(case, tmp_path / "run", **short)
     go_on(resume=tmp_path / "run", **long)
     assert_equal_runs(tmp_path / "run", whole(case))
@@ -101,7 +101,7 @@ def test_a_finished_run_is_extended(tmp_path, whole, case, short, long):
     "case", everyday(1, ["sac, demonstrations", "impala, normalised", "es, more steps"])
 )
 def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, case):
-    """With all that it began with, demonstrations included."""
+    """Without a checkpoint, the run starts again, including demonstrations."""
     start(case, tmp_path / "run", **ONE_EPOCH)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     go_on(resume=tmp_path / "run", **(FOUR_EPOCHS if "es" in case else NO_LIMIT))
@@ -112,7 +112,7 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, case):
     "case", everyday(1, ["ppo", "es, normalised", "sac", "impala, replay", "bc"])
 )
 def test_a_signal_at_any_update(tmp_path, monkeypatch, case):
-    """The checkpoint matches the update before, also within an epoch or iteration."""
+    """The checkpoint contains the previous update, also within an epoch."""
     check, calls, stop_at = Interruption.check, [], -1
 
     def noted(self: Interruption) -> None:
@@ -154,7 +154,7 @@ def test_a_signal_at_any_update(tmp_path, monkeypatch, case):
     ),
 )
 def test_processes_change_no_number(tmp_path, whole, capsys, case):
-    """With two workers, and continued without them from the middle: equal to the bit.
+    """Results with two workers, and resumed without workers, are bit-for-bit identical.
 
     Numbers of IMPALA are the same each time in one process only.
     """
@@ -211,7 +211,7 @@ def assert_nearly_equal(run_dir, other):
     ),
 )
 def test_metrics_of_one_learner(tmp_path, whole, case):
-    """Two have them; from a checkpoint two continue to the bit, one and three nearly."""
+    """Two learners match one up to rounding, and resume exactly."""
     one = whole(case)
     is_impala = algorithm_of(case) == "impala"
     group = {"learner_group.n_learners": 2} if is_impala else learners(2)
@@ -228,7 +228,7 @@ def test_metrics_of_one_learner(tmp_path, whole, case):
 
 @pytest.mark.slow
 def test_the_command_with_two_learners(tmp_path):
-    """A run of the command leaves no process."""
+    """The command leaves no processes."""
     given = settings("a2c", tmp_path / "run", **learners(2, **TWO_EPOCHS))
     code, output = maze_run(tmp_path / "output", *words(given))
     assert code == 0, output
@@ -250,7 +250,7 @@ def test_the_command_with_two_learners(tmp_path):
     ),
 )
 def test_a_saved_policy_plays(whole, case):
-    """The best one, and that of the end, in whole episodes; it begins each as it did before."""
+    """The best and the final policy play whole episodes with reset states."""
     run = whole(case)
     given = {"env": "CartPole-v1"} if case.startswith("bc") else {}
     for policy in (run, f"{run}@final"):
@@ -275,7 +275,7 @@ def test_a_saved_policy_plays(whole, case):
     ),
 )
 def test_a_trial_is_a_run(tmp_path, case):
-    """One epoch in which something is learned and evaluated; its directory is complete."""
+    """A dry run learns and evaluates in one epoch, with a complete directory."""
     result = start(case, tmp_path / "run", **{"runner.fast_dev_run": True})
     (row,) = result.history
     assert "train/gradient_steps" in row

@@ -68,14 +68,14 @@ class Play:
 
 
 def test_stages_begin_by_steps() -> None:
-    """At the end of the update that reaches them, several at a time."""
+    """Stages begin at the end of the update that reaches their steps."""
     play = Play(stages=by_level({"steps": 15}, {"steps": 20}, {"steps": 45}))
     assert [play.epoch() for _ in range(6)] == [0, 2, 2, 2, 3, 3]
     assert play.stages == [0, 2, 2, 2, 3, 3]
 
 
 def test_stages_begin_by_a_metric() -> None:
-    """By the mean over a window of epochs that report it, which begins anew with each stage."""
+    """Stages begin by the mean over a window of epochs within the stage."""
     stages = by_level({"above": 0.5}, {"above": 0.7}, {"steps": 100})
     play = Play(stages=stages, window=2)
     values = [0.4, 0.5, 0.5, 1.0, float("nan"), 0.5, 1.0, 1.0, 1.0]
@@ -87,7 +87,7 @@ def test_stages_begin_by_a_metric() -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_stages_go_back(sign: float) -> None:
-    """If they may; in both directions of a metric."""
+    """With `back`, stages return in both directions of the metric."""
     key = "above" if sign > 0 else "below"
     stages = by_level(*[{key: sign * 0.8, "back": sign * 0.2}] * 2)
     play = Play(stages=stages, window=1, metric="train/m")
@@ -99,7 +99,7 @@ def test_stages_go_back(sign: float) -> None:
 
 
 def test_arguments_of_calls() -> None:
-    """One, several, named ones, or none."""
+    """Calls with no, one, several and keyword arguments."""
     made: list[Any] = []
     calls = {"one": 1, "two": [1, 2], "named": {"a": 1}, "none": []}
     play = Play(stages=[{"calls": calls}])
@@ -136,7 +136,7 @@ def test_arguments_of_calls() -> None:
     ],
 )
 def test_wrong_stages(stages: Any, message: str) -> None:
-    """Before the run starts."""
+    """Invalid stages raise an error before the run."""
     with pytest.raises(ConfigError, match=f"curriculum.{message}"):
         short_run(**LEVELS, **{"curriculum.stages": stages})
 
@@ -168,14 +168,14 @@ def test_wrong_stages(stages: Any, message: str) -> None:
 def test_wrong_names_end_a_run_at_its_start(
     stages: Any, metric: str, error: Any, message: str
 ) -> None:
-    """Although their stage would begin much later."""
+    """Names of all stages are checked at the start."""
     with pytest.raises(error, match=message):
         short_run(**LEVELS, **{"curriculum.stages": stages, "curriculum.metric": metric})
     assert not Path("run/metrics.csv").exists() or len(rows("run")) == 1
 
 
 def test_clones_have_no_curriculum(tmp_path: Path) -> None:
-    """They step no environments."""
+    """Behavioral cloning does not support a curriculum."""
     given = {"curriculum.stages": by_level(), "runner.dataset": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"curriculum.stages = 1: bc does not use environments"):
         train(env="CartPole-v1", algorithm="bc", **given)
@@ -183,7 +183,7 @@ def test_clones_have_no_curriculum(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["ppo", "es"])
 def test_resumed_runs_continue_their_curriculum(algorithm: str, tmp_path: Path) -> None:
-    """Its stage, the window and the environments; metrics and the console name the stage."""
+    """Stage, window and environments are restored."""
     stages = by_level({"above": 0.2}, {"steps": 150}, {"above": 0.2}, {"above": 0.2})
     given: dict[str, Any] = {
         **SMALL,
@@ -207,7 +207,7 @@ def test_resumed_runs_continue_their_curriculum(algorithm: str, tmp_path: Path) 
 
 
 def test_relabelled_rewards_follow_the_curriculum(tmp_path: Path) -> None:
-    """Hindsight replay compares the rewards of environments with those that it computes."""
+    """Hindsight replay uses the rewards of the current stage."""
     stages = [{"attributes": {"reach": 0.9}}, {"steps": 100, "attributes": {"reach": 0.3}}]
     given: dict[str, Any] = {
         **SMALL,
@@ -225,7 +225,7 @@ def test_relabelled_rewards_follow_the_curriculum(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("empty_directory")
 def test_the_console_tells_stages(capsys: pytest.CaptureFixture[str]) -> None:
-    """When they begin, and in the line of each epoch."""
+    """The console shows the beginning of stages and the current stage."""
     stages = by_level({"steps": 64})
     short_run(**LEVELS, **{"curriculum.stages": stages, "tracking.progress": "lines"})
     printed = capsys.readouterr()

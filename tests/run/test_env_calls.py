@@ -44,7 +44,7 @@ def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", everyday(3, CASES))
 def test_resumed_runs_repeat_calls(case: str, tmp_path: Path) -> None:
-    """Ended after two epochs within episodes, and resumed on another runner if that is exact."""
+    """Runs stopped within episodes and resumed, also on another runner, repeat calls."""
     local = {} if "impala" in case or "simulator" in case else LOCAL
     train(**settings(case, tmp_path / "straight"))
     train(**settings(case, tmp_path / "halves", **TWO_EPOCHS, **local))
@@ -54,7 +54,7 @@ def test_resumed_runs_repeat_calls(case: str, tmp_path: Path) -> None:
 
 
 def test_killed_runs_repeat_calls(tmp_path: Path) -> None:
-    """Killed in an update, after calls within episodes."""
+    """Runs killed in an update after calls within episodes repeat calls."""
     assert run_in_child(settings("ppo", tmp_path / "straight")) == 0
     given = settings("ppo", tmp_path / "killed", resume="auto")
     assert run_in_child(given, "update", 17) == -9
@@ -95,7 +95,7 @@ class CallOnce(Callback):
 @pytest.mark.usefixtures("empty_directory")
 @pytest.mark.parametrize("algorithm", ["ppo", "es"])
 def test_evaluation_environments_are_called_on_request(algorithm: str) -> None:
-    """A level is a part of each reward; training environments are called in both cases."""
+    """Evaluation environments are called only with `evaluate=True`."""
     found = {}
     for evaluate in (False, True):
         caller = CallOnce("on_run_start", "set_level", 1000.0, evaluate=evaluate)
@@ -119,7 +119,7 @@ def test_evaluation_environments_are_called_on_request(algorithm: str) -> None:
     ],
 )
 def test_calls_that_end_a_run(hook: str, call: Any, error: Any, message: str) -> None:
-    """Before the next rollout, or in the callback."""
+    """Failed calls end the run before the next rollout or in the callback."""
     with pytest.raises(error, match=message):
         short_run(callbacks=[CallOnce(hook, *call)], **LEVELS)
 
@@ -144,7 +144,7 @@ FAILING: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_runs_can_be_resumed_after_a_call_that_failed(
     case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every checkpoint was written before the call, and the corrected callback goes on.
+    """Checkpoints contain no failed call, so a corrected run continues.
 
     A worker is restarted once, since another restart would not help.
     """
@@ -166,7 +166,7 @@ def test_runs_can_be_resumed_after_a_call_that_failed(
 
 @pytest.mark.usefixtures("empty_directory")
 def test_resumed_runs_ignore_calls_at_their_start(capsys: pytest.CaptureFixture[str]) -> None:
-    """Their checkpoint contains them."""
+    """Calls in `on_run_start` are in the checkpoint and not repeated."""
     caller = CallOnce("on_run_start", "set_level", 1)
     short_run(callbacks=[caller], **LEVELS, **TWO_EPOCHS)
     assert "no effect" not in capsys.readouterr().err
@@ -179,7 +179,7 @@ def test_resumed_runs_ignore_calls_at_their_start(capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("empty_directory")
 def test_runs_that_are_stopped_in_their_first_update_have_started() -> None:
-    """What a callback did at the start is in the checkpoint, and not repeated."""
+    """Calls at the start are in the checkpoint of the first update."""
     env = {"_target_": "called_envs.InterruptsOnce", "kwargs": {"marker": "stopped"}}
     caller = CallOnce("on_run_start", "keep", [])
     with pytest.raises(KeyboardInterrupt):
@@ -192,7 +192,7 @@ def test_runs_that_are_stopped_in_their_first_update_have_started() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", everyday(1, ["ppo", "ppo, actors", "es"]))
 def test_workers_that_die_in_a_call(case: str, tmp_path: Path) -> None:
-    """They are restarted, and the run continues with the same weights."""
+    """Workers are restarted, and results are unchanged."""
     marker = tmp_path / "died"
     env = {"_target_": "called_envs.LevelEnv", "kwargs": {"marker": str(marker)}}
     how = {**LOCAL, "runner.on_worker_failure": "restart"}
@@ -216,7 +216,7 @@ NATIVE = {"_target_": "called_envs.level_vector", "backend": "native"}
 )
 @pytest.mark.usefixtures("empty_directory")
 def test_calls_reach_training_environments(given: dict[str, Any]) -> None:
-    """Where results do not repeat themselves: the level is a part of each reward."""
+    """Calls affect rewards also for runs that are not reproducible."""
     settings = {**SMALL, **LEVELS, **ALGORITHMS[given["algorithm"]], **given, "run_dir": "run"}
     caller = CallOnce("on_update_end", "set_level", 1000.0)
     result = train(**settings, callbacks=[caller], **{"evaluation.metric": TRAIN_RETURN})

@@ -90,7 +90,7 @@ def assert_equal_runs(run_dir: str, other: str) -> None:
 
 
 def test_metrics() -> None:
-    """Values that ES alone reports are plausible."""
+    """Metrics of ES have plausible values."""
     result = es_run()
     assert (result.summary.stop_reason, result.summary.updates) == ("n_epochs", 6)
     before = 0
@@ -109,7 +109,7 @@ def test_metrics() -> None:
 
 
 def test_sampled_actions_and_noise_of_actions_count() -> None:
-    """Each of them gives other episodes from the first update on, of the same parameters."""
+    """Sampled actions and action noise change episodes from the first update on."""
     one_update = {"algorithm.n_epochs": 1, "algorithm.epoch_length": 1}
     found = []
     kinds = ((False, 0.0, True), (False, 0.0, False), (True, 0.0, True), (True, 0.3, True))
@@ -127,7 +127,7 @@ def test_sampled_actions_and_noise_of_actions_count() -> None:
 
 
 def test_episodes_of_training_are_cut() -> None:
-    """After `max_steps`; those of an evaluation are not."""
+    """`max_steps` truncates training episodes only."""
     result = es_run(env=partial(SpacesEnv, length=50), **{"algorithm.max_steps": 7})
     for row in result.history:
         assert row["train/episode_length_mean"] == 7
@@ -135,7 +135,7 @@ def test_episodes_of_training_are_cut() -> None:
 
 
 def test_a_wrapper_acts_and_is_saved() -> None:
-    """Its rule holds for members, for evaluations and for the policy that is loaded."""
+    """A policy wrapper applies to members, evaluations and the loaded policy."""
     node = {"_target_": "test_es_runs.Reckless", "place": -2.0}  # everywhere
     result = es_run(env=SpacesEnv, **{"algorithm.policy_wrapper": node})
     for row in result.history:
@@ -156,7 +156,7 @@ def test_a_wrapper_acts_and_is_saved() -> None:
 def test_killed_workers_make_no_difference(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, at: int
 ) -> None:
-    """They are started again, counted, and their members play again, with the same numbers."""
+    """Killed workers are restarted, with identical results."""
     more = {
         "model.normalization.mode": mode,
         "algorithm.n_timesteps_per_update": 300,

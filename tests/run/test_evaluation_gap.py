@@ -38,7 +38,7 @@ def told_at(train: list[float], evaluated: list[float], **config: Any) -> list[i
 
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e-3, 5.0), (1e4, -1e5)])
 def test_evaluations_that_fall_behind_are_told_once(scale: float, shift: float) -> None:
-    """Whatever the scale of rewards; also where good and bad evaluations take turns."""
+    """The hint is printed once, for any scale of rewards."""
     train, evaluated = ([scale * x + shift for x in series] for series in (LEARNED, JUMPS))
     assert told_at(train, evaluated) == [6]
     gaps = [math.nan if i % 2 else x for i, x in enumerate(evaluated)]
@@ -66,7 +66,7 @@ def test_evaluations_that_fall_behind_are_told_once(scale: float, shift: float) 
     ],
 )  # fmt: skip
 def test_what_is_not_told(train: list[float], evaluated: list[float]) -> None:
-    """Before training has learned something, where both fail, or rewards are scaled otherwise."""
+    """No hint before training has improved or if both returns are low."""
     assert told_at(train, evaluated) == []
 
 
@@ -74,13 +74,13 @@ def test_what_is_not_told(train: list[float], evaluated: list[float]) -> None:
     "config", [{"evaluation": {"deterministic": False}}, {"algorithm": {"deterministic": True}}]
 )
 def test_where_both_act_alike_nothing_is_told(config: dict[str, Any]) -> None:
-    """Evaluation samples as training does; or the population of ES does not sample either."""
+    """No hint if training and evaluation choose actions in the same way."""
     assert told_at(LEARNED, JUMPS, **config) == []
 
 
 @pytest.mark.parametrize(("past", "count"), [(0, 1), (5, 1), (6, 0)])
 def test_a_run_that_is_continued_tells_it_once(past: int, count: int) -> None:
-    """The rows before the checkpoint count, and so does what was reported there."""
+    """Rows before the checkpoint are used, and the hint is not repeated."""
     series, told = rows(LEARNED, JUMPS), list[str]()
     note = EvaluationGapNote(told.append)
     note.start(RunInfo(past_rows=tuple(series[:past])))

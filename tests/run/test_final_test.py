@@ -31,7 +31,7 @@ class Noting(SpacesEnv):
 
 
 def test_the_last_and_the_best_policy_play_episodes_of_their_own() -> None:
-    """With seeds that nothing else had; the numbers match playing these episodes."""
+    """Both policies play the same new episodes; results match a rollout."""
     Noting.seeds.clear()
     result = short_run(env=Noting, **TESTED)
     tests = summary("run")["final_test"]
@@ -52,7 +52,7 @@ def test_the_last_and_the_best_policy_play_episodes_of_their_own() -> None:
 
 
 def test_it_changes_nothing_else() -> None:
-    """Metrics are those without it; a last policy that is the best one plays once."""
+    """Metrics are unchanged; if both policies are equal, one test is run."""
     Noting.seeds.clear()
     short_run("with", env=Noting, **TESTED)
     short_run("without", env=Noting, **{**TESTED, "evaluation.final_episodes": 0})
@@ -63,7 +63,7 @@ def test_it_changes_nothing_else() -> None:
 
 
 def test_a_run_that_had_ended_is_not_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its test is kept, unless that was of other episodes, of other weights, or is damaged."""
+    """The stored test is reused unless episodes or weights differ."""
     short_run(**TESTED)
     before = summary("run")["final_test"]
     with monkeypatch.context() as patch:

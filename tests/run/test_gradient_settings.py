@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
-    """They match the only module."""
+    """Settings of a module equal settings of the only module."""
     own = {
         "optimizer": {"_target_": "torch.optim.SGD", "momentum": 0.9},
         "lr_scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2},
@@ -35,7 +35,7 @@ def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["ppo", "sac"]))
 def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
-    """The saved policy matches the start, whatever the critics learn."""
+    """The saved policy equals the initial policy."""
     short_run("start", algorithm, total_steps=64)
     short_run("frozen", algorithm, **{"algorithm.freeze": ["policy"], "base_run": "start"})
     short_run("free", algorithm, base_run="start")
@@ -49,7 +49,7 @@ def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["a2c", "impala", "sac"]))
 def test_a_loss_of_ones_own(algorithm: str) -> None:
-    """The run matches the algorithm's own loss, of which the column is one term; or of twice."""
+    """A custom loss reproduces the loss of the algorithm, or twice the loss."""
     node = {"_target_": "own_parts.own_loss"}
     # With a custom critic, no gradient is by hand.
     model = {} if algorithm == "sac" else {"model.critic": {"_target_": "own_parts.OwnNet"}}
@@ -75,7 +75,7 @@ def test_a_loss_of_ones_own(algorithm: str) -> None:
     ),
 )
 def test_networks_compute_in_half_precision(algorithm: str, model: dict[str, Any]) -> None:
-    """What is learned is another thing in the last digits, and finite."""
+    """Results differ in the last digits and are finite."""
     short_run("plain", algorithm, model=model)
     for name in ("bfloat16", "float16"):
         short_run(name, algorithm, model=model, **{"algorithm.autocast": name})
@@ -88,7 +88,7 @@ def test_networks_compute_in_half_precision(algorithm: str, model: dict[str, Any
 
 
 def test_minibatches_are_gathered() -> None:
-    """Half of the steps, of twice as many samples each."""
+    """Accumulation halves the number of steps."""
     short_run("each")
     short_run("pairs", **{"algorithm.gradient_accumulation": 2})
     steps = [float(rows(name)[0]["train/gradient_steps"]) for name in ("each", "pairs")]

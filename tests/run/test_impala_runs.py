@@ -57,7 +57,7 @@ def assert_counted(row: dict[str, Any]) -> None:
 
 
 def test_metrics() -> None:
-    """Values that IMPALA alone reports are plausible."""
+    """Metrics of IMPALA have plausible values."""
     result = impala_run(env={"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}})
     assert result.summary.updates == 6
     for row in result.history:
@@ -76,7 +76,7 @@ def test_metrics() -> None:
 
 @pytest.mark.parametrize("interval", [1, 2, 3])
 def test_weights_are_as_old_as_the_broadcast_makes_them(interval: int) -> None:
-    """With `broadcast_interval` n, updates are 0, 1, ..., n - 1 behind, again and again."""
+    """With `broadcast_interval` n, the lag cycles through 0, ..., n - 1."""
     result = impala_run(
         total_steps=12 * UPDATE,
         **{"algorithm.broadcast_interval": interval, "algorithm.epoch_length": 6},
@@ -90,7 +90,7 @@ def test_weights_are_as_old_as_the_broadcast_makes_them(interval: int) -> None:
 
 
 def test_actors_play_episodes_of_their_own(learned: list[Any]) -> None:
-    """No two environments begin alike."""
+    """All environments have different episodes."""
     impala_run(total_steps=64)
     first = learned[0].obs[0].tolist()
     assert len({tuple(obs) for obs in first}) == len(first) == 4

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 def test_a_signal_while_the_last_part_is_written(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It costs no episode."""
+    """No episode is lost."""
     append_part = trajectory_writer.append_part
 
     def interrupted(*arguments: Any) -> Any:
@@ -39,7 +39,7 @@ def test_a_signal_while_the_last_part_is_written(
 
 
 def test_a_signal_while_an_episode_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The episode is in all files, and the rollout ends after it."""
+    """The episode is in all files, and the rollout ends."""
     add = trajectory_writer.TrajectoryWriter.add
 
     def interrupted(self: Any, trajectory: Any) -> None:
@@ -70,7 +70,7 @@ class FirstIsLong(own_envs.SpacesEnv):
 
 @pytest.mark.parametrize("how", ["signal", "error"])
 def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their rows and records are written, in the order of their numbers, each once."""
+    """Rows and recordings are written once, in order."""
     made = []
 
     def end(self: RolloutProgress, count: int) -> None:
@@ -90,7 +90,7 @@ def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.Mon
 
 
 def test_directories_that_hold_parts_of_results() -> None:
-    """Those with episodes or films are taken; episodes may be those of `record_dir`."""
+    """Output directories with episodes or videos raise an error."""
     for name in ("trajectories", "videos"):
         Path("out", name).mkdir(parents=True)
         with pytest.raises(ConfigError, match=rf"out': already contains results \({name}\)"):
@@ -102,7 +102,7 @@ def test_directories_that_hold_parts_of_results() -> None:
 
 
 def test_a_policy_of_a_run_by_its_function() -> None:
-    """`load_policy` or a model: `deterministic` holds, and spaces are checked."""
+    """`deterministic` and space checks apply to policies from `load_policy`."""
     train(env="CartPole-v1", **{**SMALL, **PPO}, run_dir="run")
     targets = {
         "policy": {"_target_": "maze_train.load_policy", "run_dir": "run"},

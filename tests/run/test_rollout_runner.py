@@ -53,7 +53,7 @@ def run(cartpole_run: Path, tmp_path: Path) -> str:
 
 
 def test_the_policy_of_a_run_plays(run: str) -> None:
-    """Results tell of every episode; the numbers match the policy in its environment."""
+    """Results contain every episode and match the policy in its environment."""
     result = play(run=run, seed=3)
     assert result.output_dir == Path("out").absolute()
     assert [episode.seed for episode in result.episodes] == [3, 4, 5, 6, 7]
@@ -76,7 +76,7 @@ def test_the_policy_of_a_run_plays(run: str) -> None:
 
 
 def test_what_the_summary_says(run: str) -> None:
-    """Numbers over the episodes, and what they are of."""
+    """The summary contains statistics and the settings of the rollout."""
     result = play(run=run)
     returns = [float(row["return"]) for row in rows()]
     found = summary("out")
@@ -98,14 +98,14 @@ def test_what_the_summary_says(run: str) -> None:
 
 
 def test_seeds_that_are_listed() -> None:
-    """Any iterable of integers; the summary has all of them, in their order."""
+    """Seeds are any iterable of integers, in this order in the summary."""
     play(**RANDOM, seeds=np.array([7, 6, 5]))
     assert summary("out")["seeds"] == [7, 6, 5] == [int(row["seed"]) for row in rows()]
     assert "first_seed" not in summary("out")
 
 
 def test_where_results_go(run: str) -> None:
-    """Below the run; without one below `outputs`; never over what is there."""
+    """Results are in the run or in `outputs`, and never overwrite files."""
     names = [play(run=place, output_dir=None).output_dir for place in (run, f"{run}/best")]
     last = sorted(Path(run, "checkpoints").glob("epoch_*"))[-1]
     for place in (f"{run}/policies/epoch_000001", f"{run}@final", last):
@@ -124,7 +124,7 @@ def test_where_results_go(run: str) -> None:
 def test_the_configuration_that_is_written_repeats_the_rollout(
     run: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also from another working directory; the directory of the results is left out."""
+    """The written configuration repeats the rollout from any directory."""
     play(run=run, seeds=[9, 2], deterministic=False, **{"env.max_episode_steps": 30})
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -135,7 +135,7 @@ def test_the_configuration_that_is_written_repeats_the_rollout(
 
 
 def test_the_environment_of_a_run_with_other_settings(run: str) -> None:
-    """What is given changes it, or takes its place."""
+    """Settings override or replace the environment of the run."""
     found = play(run=run, output_dir="b", **{"env.kwargs.sutton_barto_reward": True})
     assert found.summary.return_max == -1.0
 
@@ -147,7 +147,7 @@ def test_the_environment_of_a_run_with_other_settings(run: str) -> None:
 
 
 def test_environments_that_do_not_fit(run: str) -> None:
-    """Both spaces are named; nothing is written."""
+    """The error contains both spaces; nothing is written."""
     before = sorted(Path().rglob("*"))
     for env, what in (("Acrobot-v1", "observation space"), (make_three_actions, "action space")):
         with pytest.raises(ConfigError, match=f"has the {what} .*, the policy has "):
@@ -169,7 +169,7 @@ def make_three_actions() -> gymnasium.Env[Any, Any]:
 
 
 def test_random_actions() -> None:
-    """They follow from the seed of the episode, in any environment."""
+    """Random actions are determined by the episode seed, in any environment."""
     results = [
         play(policy="random", env=DICT_ENV, output_dir=name, **{"runner.concurrency": n})
         for name, n in (("a", 1), ("b", 3))
@@ -190,13 +190,13 @@ def test_random_actions() -> None:
     ids=["target", "object", "function"],
 )
 def test_a_policy_of_the_user(policy: Any, total: float) -> None:
-    """Named or given, it starts over with every episode."""
+    """Custom policies are reset at the start of each episode."""
     result = play(policy=policy, env=own_envs.SpacesEnv)
     assert [episode.episode_return for episode in result.episodes] == [total] * 5
 
 
 def test_policies_that_do_not_act() -> None:
-    """What is neither a policy nor its class is refused; so is one that fails to be built."""
+    """Invalid policies, and errors in their construction, raise an error."""
     with pytest.raises(ConfigError, match=r"policy = 3: expected 'random', a model"):
         play(policy=3, env="CartPole-v1")
     with pytest.raises(ConfigError, match="unexpected keyword argument 'frist'"):
@@ -205,14 +205,14 @@ def test_policies_that_do_not_act() -> None:
 
 
 def test_long_episodes_are_cut() -> None:
-    """They count as far as they came, and as truncated."""
+    """Truncated episodes are included with their return so far."""
     play(policy="random", env=own_envs.SpacesEnv, max_episode_steps=2)
     ends = [(row["length"], row["terminated"], row["truncated"]) for row in rows()]
     assert ends == [("2", "0", "1")] * 5
 
 
 def test_records_are_appended_to_another_data_set() -> None:
-    """`record_dir` may hold episodes already, of the same spaces; else nothing is written."""
+    """`record_dir` may contain episodes with the same spaces."""
     for seed in (0, 5):
         play(**RANDOM, seed=seed, record=True, record_dir="data", output_dir=f"out{seed}")
     dataset = open_dataset("data")
@@ -232,7 +232,7 @@ def test_records_are_appended_to_another_data_set() -> None:
 
 
 def test_videos_are_written() -> None:
-    """Every k-th episode has one, as long as the episode."""
+    """Every k-th episode has a video of the same length."""
     result = play(**RANDOM, video=True, video_interval=3)
     names = [e.video and Path(e.video).name for e in result.episodes]
     first, second = "episode_000000_seed_0.mp4", "episode_000003_seed_3.mp4"
@@ -245,7 +245,7 @@ def test_videos_are_written() -> None:
 
 
 def test_a_window_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment is built for it, and plays alone."""
+    """Rendering requires a single environment in this process."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     modes = []
     make = gymnasium.make
@@ -257,7 +257,7 @@ def test_a_window_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_can_not_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting that asked for it is named, or the extra; nothing is written."""
+    """The error names the setting or the extra; nothing is written."""
     needs = "requires an environment with render_mode="
     for given, message in (
         ({"video": True}, f"video = True: {needs}'rgb_array'"),
@@ -274,7 +274,7 @@ def test_what_can_not_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", ["nan_reward", "nan_observation"])
 def test_lost_episodes_are_counted(fault: str) -> None:
-    """With `skip` they are in the files, and not in the averages."""
+    """With `skip`, aborted episodes are in the files but not in the averages."""
     env = {"_target_": "own_envs.FaultyEnv", "kwargs": {"fault": fault, "at": 8}}
     one = {"runner.concurrency": 1}
     skip = {"on_non_finite": "skip", "n_episodes": 3, "record": True}
@@ -288,7 +288,7 @@ def test_lost_episodes_are_counted(fault: str) -> None:
 
 
 def test_a_failure_keeps_what_was_played(capfd: pytest.CaptureFixture[str]) -> None:
-    """Files are complete up to there, recorded episodes included."""
+    """Files are complete up to the failure, including recordings."""
     env = {"_target_": "own_envs.FaultyEnv", "kwargs": {"at": 12}}
     with pytest.raises(EnvError, match="the wheel came off"):
         play(policy="random", env=env, record=True, **{"runner.concurrency": 1})
@@ -300,7 +300,7 @@ def test_a_failure_keeps_what_was_played(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file in the way is a configuration error, a full disk a failure; both name the place."""
+    """Obstructed paths and full disks raise errors that name the path."""
     Path("file").write_text("")
     message = r"output_dir = '\S+file/out': cannot be written: .*; choose another path: output_dir="
     with pytest.raises(ConfigError, match=message):
@@ -327,7 +327,7 @@ def fills_disk() -> None:
 def test_a_row_that_can_not_be_written(
     monkeypatch: pytest.MonkeyPatch, happens: Any, words: str
 ) -> None:
-    """It ends the rollout; files are written once more, a directory is not made again."""
+    """The rollout ends, and files are written once more."""
     write = CSVWriter.write
 
     def writes(self: CSVWriter, row: Any) -> None:
@@ -348,7 +348,7 @@ def test_a_row_that_can_not_be_written(
 
 
 def test_progress_and_outcome(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Title, table and places; nothing of it where everything is to be quiet."""
+    """Title, table and paths are printed, except in quiet mode."""
     play(run=run, output_dir="quiet")
     assert capsys.readouterr().out == ""
     result = play(run=run, progress="lines", record=True)
@@ -364,7 +364,7 @@ def test_progress_and_outcome(run: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_lines_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    """Steps and episodes move the display, at most once a second."""
+    """The display is updated at most once per second."""
     times = iter((0.0, 1.0, 1.5, 2.0))
     with RolloutProgress(2, "lines", clock=lambda: next(times)) as progress:
         progress.steps(10)

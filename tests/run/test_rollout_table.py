@@ -31,7 +31,7 @@ def table(directory: str | Path) -> list[dict[str, str]]:
 
 
 def test_several_policies_are_compared_in_one_table(capfd: pytest.CaptureFixture[str]) -> None:
-    """A pattern plays each policy that matches, with the results that it has alone."""
+    """Each matching policy is played with the same results as alone."""
     short_run(**{"evaluation.dump_interval": 1})
     command = ["rollout", "run=run/policies/*", "n_episodes=2", "progress=quiet"]
     assert main([*command, "output_dir=played"]) == 0
@@ -59,7 +59,7 @@ def test_several_policies_are_compared_in_one_table(capfd: pytest.CaptureFixture
     ],
 )
 def test_folders_of_a_pattern(pattern: str, names: list[str]) -> None:
-    """Each folder once, with a name of its own."""
+    """Each folder is played once and has a unique name."""
     for name in ("runs/a/b-c", "runs/a-b/c"):
         Path(name).mkdir(parents=True)
     Path("runs/a/file").touch()
@@ -70,7 +70,7 @@ def test_folders_of_a_pattern(pattern: str, names: list[str]) -> None:
 
 
 def test_epochs_are_in_numeric_order() -> None:
-    """Also where the numbers have different lengths."""
+    """Epochs with different numbers of digits are sorted numerically."""
     for number in (9, 10, 100):
         Path("policies", f"step_{number}").mkdir(parents=True)
     assert list(matching_folders("run", "policies/*")) == ["step_9", "step_10", "step_100"]
@@ -109,14 +109,14 @@ def play(
 def test_the_best_of_them(
     returns: tuple[float, ...], best: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A policy all of whose episodes were lost has no mean return, and is not the best one."""
+    """A policy without a mean return is not the best."""
     found = play(monkeypatch, "out", **{f"p{i}": value for i, value in enumerate(returns)})
     assert math.isnan(found) if best is None else found == best
     assert [row["policy"] for row in table("out")] == [f"p{i}" for i in range(len(returns))]
 
 
 def test_two_tables_of_the_same_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They get directories of their own; a named directory is not used twice."""
+    """Directories are unique, and a given directory is not reused."""
     clock = SimpleNamespace(now=lambda: datetime(2026, 1, 2))
     monkeypatch.setattr(files, "datetime", clock)
     for _ in range(2):
@@ -128,7 +128,7 @@ def test_two_tables_of_the_same_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_policy_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table has those before it; without any, no directory is left."""
+    """The table contains the finished policies."""
     with pytest.raises(RunDirectoryError):
         play(monkeypatch, "out", a=1.0, b=RunDirectoryError("damaged"), c=2.0)
     assert [row["policy"] for row in table("out")] == ["a"]

@@ -63,7 +63,7 @@ def env_actions(policy: Any, actions: Any) -> np.ndarray[Any, Any]:
 def test_what_is_stored_is_what_happened(
     tmp_path: Path, runner: str, concurrency: int, action: str, size: int
 ) -> None:
-    """Each transition is one that an environment made; of a full buffer, the last ones are."""
+    """Stored transitions equal transitions of the environments."""
     (tmp_path / "diaries").mkdir()
     kwargs = {"directory": str(tmp_path / "diaries"), "action": action}
     workers = {"runner.n_workers": min(concurrency, 2)}
@@ -107,7 +107,7 @@ def test_what_is_stored_is_what_happened(
 
 
 def test_a_policy_of_ones_own_acts_first() -> None:
-    """`initial_sampling_policy` acts on all environments until the buffer holds enough."""
+    """`initial_sampling_policy` acts until the buffer is large enough."""
     AlwaysFirst.seen.clear()
     node = {"_target_": "own_parts.AlwaysFirst", "action": 1}
     sac_run(
@@ -134,7 +134,7 @@ def test_a_policy_of_ones_own_acts_first() -> None:
     ],
 )
 def test_the_least_steps_that_are_learned_from(changes: dict[str, Any], steps: int) -> None:
-    """Updates are whole ones, and each learns from those before it."""
+    """Updates are complete and learn from earlier updates."""
     with pytest.raises(ConfigError, match=rf"total_steps = {steps}: .* after {steps} environment"):
         sac_run(total_steps=steps, **changes)
     result = sac_run(total_steps=steps + 1, **changes)
@@ -150,7 +150,7 @@ def loss_of_weights(learner: Any, module_id: str, batch: Any, statistics: Any, a
 
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_loss_without_errors_gives_no_priorities(after: int) -> None:
-    """Neither at once nor later, when those of an older batch are still there."""
+    """Prioritized replay raises an error if a loss sets no errors."""
     own = {"_target_": f"{__name__}.loss_of_weights", "after": after}
     with pytest.raises(TrainingError, match=r"set learner\.errors = .*replay_buffer=uniform"):
         sac_run(**{BUFFER: {"_target_": PRIORITISED}, "algorithm.loss_function": own})
@@ -160,7 +160,7 @@ def test_a_loss_without_errors_gives_no_priorities(after: int) -> None:
 
 
 def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
-    """Nine steps fill two columns of five rows: the second episode ends in the other column."""
+    """A partial demonstration is not joined with the following steps."""
     shown = {"_target_": "own_parts.demonstrations", "n_episodes": 3}
     config = load_config(
         {**settings("sac"), SHOWN: shown, "algorithm.n_step_returns": 3, "algorithm.gamma": 0.5}
@@ -177,7 +177,7 @@ def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
 
 
 def test_a_run_that_is_continued_has_its_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be gone by then."""
+    """Resuming does not require the demonstrations."""
     shown = {"_target_": "own_parts.demonstrations", "n_episodes": 3}
     sac_run(**{SHOWN: shown})
     monkeypatch.delattr(own_parts, "demonstrations")
@@ -186,7 +186,7 @@ def test_a_run_that_is_continued_has_its_demonstrations(monkeypatch: pytest.Monk
 
 
 def test_demonstrations_from_a_data_set(tmp_path: Path) -> None:
-    """SAC begins with recorded transitions in its buffer: `algorithm=sacfd`."""
+    """`algorithm=sacfd` starts with recorded transitions."""
     data = record(tmp_path / "data", gymnasium.make("Pendulum-v1"), n_episodes=4)
     given: dict[str, Any] = {
         "algorithm": "sacfd",
@@ -227,7 +227,7 @@ def no_dataset() -> int:
     ],
 )
 def test_demonstrations_that_are_none(tmp_path: Path, node: Any, message: str) -> None:
-    """Errors have the key of the setting, and other spaces are reported in short."""
+    """Errors contain the key of the setting and differences of spaces."""
     if isinstance(node, dict) and "given" in node["_target_"]:
         data = record(tmp_path / "data", gymnasium.make("Pendulum-v1"), n_episodes=1)
         node = {**node, "directory": str(data)}
@@ -259,7 +259,7 @@ def test_a_buffer_that_does_not_fit_is_refused(
     total_steps: int,
     held: int,
 ) -> None:
-    """Before it is made, by what it holds in the end. One byte of room decides."""
+    """The final size is checked before allocation, to the byte."""
     # Rows of three numbers, one action, one reward and flags; one more for the newest.
     needed = (held + 2) * (12 + 8 + 4 + 1)
     free = [needed - 1]
@@ -280,7 +280,7 @@ def test_a_buffer_that_does_not_fit_is_refused(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files may be sparse elsewhere")
 def test_a_buffer_is_no_larger_than_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes room for `total_steps` and demonstrations; for more when a run is extended."""
+    """The size is limited by `total_steps` and demonstrations, and grows on extension."""
     taken: list[int] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda file, offset, size: taken.append(size))
     shown = {SHOWN: {"_target_": "own_parts.demonstrations", "n_episodes": 2}}
@@ -297,7 +297,7 @@ def test_a_buffer_is_no_larger_than_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_room_for_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a uniform buffer just fits, a prioritised one does not; short runs need little."""
+    """The required memory includes priorities and is small for short runs."""
     monkeypatch.setattr(off_policy, "available_memory", lambda device: (192 + 2) * 25)
     with pytest.raises(ConfigError, match=r"algorithm\.replay_buffer_size = 1000: .*are free"):
         sac_run("prioritised", **{BUFFER: {"_target_": PRIORITISED}})
@@ -308,7 +308,7 @@ def test_room_for_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that takes none is an error of the setting that asks for them."""
+    """Errors of the disk name the setting."""
 
     def refuse(dir: Path) -> Any:
         assert dir == tmp_path
@@ -325,7 +325,7 @@ def test_files_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("action", ["box", "tuple"])
 def test_metrics(action: str) -> None:
-    """Values that SAC alone reports are plausible."""
+    """Metrics of SAC have plausible values."""
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}}
     result = sac_run(env=env, **{"algorithm.replay_buffer_size": 100})
     row = result.history[-1]
@@ -344,6 +344,6 @@ def test_metrics(action: str) -> None:
 
 
 def test_the_initial_phase_counts_as_steps() -> None:
-    """The run ends after as many steps as it was reported, up to the end of an update."""
+    """Warm-up steps are included in `total_steps`."""
     result = sac_run(total_steps=33)
     assert result.history[-1]["env_steps"] == result.summary.env_steps == 40

@@ -48,7 +48,7 @@ def run(name: str, **more: Any) -> Any:
 
 @pytest.mark.exhaustive
 def test_the_results_are_a_table_and_a_picture() -> None:
-    """The table has the numbers of metrics.csv, and the picture is one."""
+    """The table contains the values of metrics.csv, with a plot."""
     run("run", **{"algorithm.n_epochs": 3, "tracking.plot": True})
     with Path("run/plots/league_main.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
@@ -61,7 +61,7 @@ def test_the_results_are_a_table_and_a_picture() -> None:
 
 
 def test_policies_play_against_others_after_each_evaluation() -> None:
-    """An opponent plays the agents whose spaces it has; the others keep their policies."""
+    """Opponents control agents with their spaces; other agents keep their policies."""
     run("base", **{"algorithm.n_epochs": 1})
     opponents = {
         "old": "base",
@@ -121,7 +121,7 @@ PAIRS = [["red_0", "red_1"], ["blue_0", "blue_1"]]
     ],
 )
 def test_members_of_a_team_are_no_opponents(env: Any, named: Any, teams: Any, wins: float) -> None:
-    """A pair that always plays 1 beats a pair that plays 0, in each seat of both pairs.
+    """A pair that always plays 1 beats a pair that plays 0, as each team.
 
     Without teams the opponent plays the other member of the pair as well, which is a draw.
     """
@@ -141,7 +141,7 @@ def test_members_of_a_team_are_no_opponents(env: Any, named: Any, teams: Any, wi
 
 
 def test_teams_in_training() -> None:
-    """A league draws a pair, and evaluation plays in the seats of both; `env.teams` may say so."""
+    """Leagues and evaluations use teams; `env.teams` takes precedence."""
     policies = {"main": {"agents": ["*"], "opponents": {"add_every": 1, "share": 1.0}}}
     settings: dict[str, Any] = {
         "env": {"_target_": "agent_envs.Loners"},
@@ -169,7 +169,7 @@ def test_teams_in_training() -> None:
 def test_where_rewards_cancel_evaluation_plays_against_random(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Random play shows it; the settings of the run say it, and it continues with them."""
+    """Zero-sum environments are detected, and the setting is stored."""
     game = {"env": {"_target_": "agent_envs.Rochambeau"}, "resume": "auto", "seed": 1}
     result = short_run("game", "ppo", **game, **{"tracking.progress": "lines"})
     shown = capsys.readouterr()
@@ -188,7 +188,7 @@ def test_where_rewards_cancel_evaluation_plays_against_random(
 
 
 def test_the_metric_that_selects_policies(capsys: pytest.CaptureFixture[str]) -> None:
-    """By default the return against the first opponent; without, the newest of equal policies."""
+    """By default, the return against the first opponent selects."""
     more = {"algorithm.n_epochs": 3, "evaluation.n_episodes": 4}
     usual = {"evaluation.metric": EVAL_RETURN}
     result = short_run("game", "ppo", env={"_target_": "agent_envs.Rochambeau"}, **usual)
@@ -220,7 +220,7 @@ def test_the_metric_that_selects_policies(capsys: pytest.CaptureFixture[str]) ->
     ),
 )
 def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> None:
-    """Epochs are shorter than episodes; an agent or policy that is not there is no metric."""
+    """Metrics of agents may be missing in an epoch; unknown agents raise an error."""
     short = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2, "algorithm.epoch_length": 1}
     chosen = {"evaluation.metric": metric, "opponents": {"share": 1.0}}
     result = run(None, **short, **chosen, **{"algorithm.n_epochs": 12})
@@ -251,6 +251,6 @@ def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> N
 def test_what_does_not_fit_is_named(
     opponents: dict[str, Any], more: dict[str, Any], problem: str
 ) -> None:
-    """Key, value, what is expected."""
+    """The error contains key, value and allowed values."""
     with pytest.raises(ConfigError, match=problem):
         run("run", opponents=opponents, **{"algorithm.n_epochs": 1, **more})

@@ -31,7 +31,7 @@ def run(name: str, case: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("case", everyday(1, ["ppo", "td3", "ppo, league"]))
 def test_metrics_of_each_policy_and_agent(case: str) -> None:
-    """Losses match policies; returns of evaluations are those of agents."""
+    """Losses are reported per policy, evaluation returns per agent."""
     run("run", case, **{"algorithm.n_epochs": 2})
     found = rows("run")[-1].keys()
     one = {name.split("/")[1] for name in found if re.match("train/.*_loss", name)}
@@ -44,7 +44,7 @@ def test_metrics_of_each_policy_and_agent(case: str) -> None:
     "more", everyday(1, [{}, {"runner": "local"}, {"runner.envs_per_actor": 1}])
 )
 def test_infos_of_agents_are_metrics(more: Any) -> None:
-    """Of each and as means, also of agents that end earlier, or whose names are alike."""
+    """Infos are reported per agent and as means."""
     keys = {"tracking.info_keys": ["fuel", "a/fuel"]}
     env = {"_target_": "agent_envs.Fuelled"}
     told = short_run("run", "ppo", env=env, **keys, **more).history[-1]
@@ -59,7 +59,7 @@ def test_infos_of_agents_are_metrics(more: Any) -> None:
 
 @pytest.mark.parametrize("case", everyday(1, ["ppo, league", "ppo, league by win rate"]))
 def test_snapshots_that_are_kept_are_saved(case: str) -> None:
-    """Two are, of five; they do not learn, and others can go on with what is saved."""
+    """Two of five snapshots are kept, frozen, and saved."""
     more = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
     run("run", case, **more, **{"algorithm.n_epochs": 6, "total_steps": 0})
     last = rows("run")[-1]
@@ -75,7 +75,7 @@ def test_snapshots_that_are_kept_are_saved(case: str) -> None:
 
 @pytest.mark.parametrize("case", everyday(1, ["impala", "impala, replay", "ppo"]))
 def test_whoever_acted_learns(case: str) -> None:
-    """With weights that stay, the recorded log-probabilities of each turn match now."""
+    """Recorded log-probabilities match the policy of each turn."""
     run("run", case, **{"algorithm.lr": 1e-12})
     for policy in ("first", "referee"):
         last = {name: float(cell) for name, cell in rows("run")[-1].items() if cell}
@@ -90,7 +90,7 @@ def test_whoever_acted_learns(case: str) -> None:
     "before", everyday(1, [{}, {"model.centralized_critic": True}]), ids=["own", "joint"]
 )
 def test_a_centralised_critic_has_statistics_of_its_own(mode: str, before: dict[str, Any]) -> None:
-    """Before it learns, also next to a policy that has some; whether they stay, this run says."""
+    """Statistics are collected before training and follow the mode of the run."""
     other = "running" if mode == "estimated" else "estimated"
     run("base", "a2c", **before, **{"model.normalization.mode": other})
     now = {"model.centralized_critic": True, "model.normalization.mode": mode}
@@ -104,7 +104,7 @@ def test_a_centralised_critic_has_statistics_of_its_own(mode: str, before: dict[
 
 @pytest.mark.exhaustive
 def test_observations_of_several_agents_are_stacked() -> None:
-    """Those of each agent, without its mask and what belongs to all."""
+    """Observations are stacked per agent, without masks and common entries."""
     stack = {"_target_": "maze_train.envs.wrappers.ObservationStackWrapper", "n": 2}
     run("run", "sac", **{"env.wrappers": [stack]})
     space: Any = load_policy("run", trust=["agent_envs"]).observation_space
@@ -121,7 +121,7 @@ CLASSIC = ["tictactoe_v3", "rps_v2", "leduc_holdem_v4", "chess_v6", "hanabi_v5"]
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", everyday(1, CLASSIC))
 def test_classic_environments_are_learned_continued_and_played(name: str) -> None:
-    """Collection, updates, checkpoints and saved policies work with each of PettingZoo's games."""
+    """Classic PettingZoo games can be trained, resumed and played."""
     pytest.importorskip("pettingzoo")
     if name != "tictactoe_v3":
         pytest.importorskip("hanabi_learning_environment" if "hanabi" in name else "rlcard")
@@ -141,7 +141,7 @@ def test_classic_environments_are_learned_continued_and_played(name: str) -> Non
 
 
 def test_ids_that_nobody_named_are_such_as_one_could_give() -> None:
-    """Two agents with one id have the same spaces; most ids are what names begin with."""
+    """Default policy ids are valid, and agents of an id have equal spaces."""
     sizes = {"p@1": 1, "p_1": 2, "p:1": 3, "keys": 4, "wolf_0": 5, "wolf_1": 5}
     boxes: dict[str, Any] = {agent: Box(0.0, 1.0, (size,)) for agent, size in sizes.items()}
     found = policies_of_agents(AgentSpaces(boxes, boxes), {})
@@ -151,7 +151,7 @@ def test_ids_that_nobody_named_are_such_as_one_could_give() -> None:
 
 
 def test_names_of_agents_that_look_like_patterns() -> None:
-    """A name means the agent that has it, also where it has brackets."""
+    """Names with brackets select the agent with this name."""
     boxes: dict[str, Any] = {agent: Box(0.0, 1.0, (1,)) for agent in ("p[0]", "p[1]", "*", "q")}
     agents = {"one": ["p[0]", "*"], "rest": ["p[[]1]", "q*"]}
     policies = {policy: PolicyConfig(agents=names) for policy, names in agents.items()}
@@ -239,7 +239,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
-    """Key, value, what is expected."""
+    """The error contains key, value and allowed values."""
     algorithm = str(overrides.pop("algorithm", "ppo"))
     with pytest.raises(ConfigError, match=problem):
         short_run("run", algorithm, **{"env": HEAPS, "total_steps": 100, **overrides})
@@ -249,7 +249,7 @@ def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> 
 def test_a_run_begins_with_the_policies_of_another(
     base: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights and networks of all policies are taken over; policies of other names do not fit."""
+    """All policies are loaded by id; unknown ids raise an error."""
     run("base", base, **{"model.hidden_sizes": [6, 5], "model.activation": "relu"})
     more = {"base_run": "base", "algorithm.lr": 1e-12, "trust": ["agent_envs"]}
     given = settings("impala", env=HEAPS, **more, run_dir="run")
@@ -273,7 +273,7 @@ def test_a_run_begins_with_the_policies_of_another(
 def test_centralised_critics_for_the_memories_of_another_run(
     is_centralized: bool | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Trunk and memory match the policy alone; the critic comes along if it is alike."""
+    """Recurrent policies are loaded; critics only if they are alike."""
     short: dict[str, Any] = {"total_steps": 100, "trust": ["agent_envs"]}
     run("base", "ppo, memory", **short, **{"model.centralized_critic": is_centralized})
     for name, more in {"run": {"base_run": "base"}, "both": {"base_run": "run"}}.items():
@@ -285,7 +285,7 @@ def test_centralised_critics_for_the_memories_of_another_run(
 
 
 def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its statistics are taken before training; that someone never acts is an error."""
+    """Statistics are per policy; a policy that never acts raises an error."""
     norm = {"mode": "estimated", "n_steps": 20}
     policies = {
         "players": {"agents": ["first", "second"]},
@@ -304,7 +304,7 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
 
 
 def test_a_policy_may_have_networks_of_its_own() -> None:
-    """What `policies.<id>.model` names is built for that policy, and written to config.yaml."""
+    """`policies.<id>.model` configures the networks of a policy."""
     policies = {
         "players": {"agents": ["first", "second"]},
         "judge": {"agents": ["referee"], "model": {"hidden_sizes": [5, 4]}},
@@ -324,7 +324,7 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
 
 @pytest.mark.exhaustive
 def test_sequences_of_a_policy_that_alone_has_a_memory() -> None:
-    """It learns as where the memory matches all but the others."""
+    """Sequences of a recurrent policy do not depend on other policies."""
     sizes = {"hidden_sizes": [8]}
     memory = {**sizes, "rnn": RECURRENT["model.rnn"]}
     steps = {key: value for key, value in RECURRENT.items() if key != "model.rnn"}

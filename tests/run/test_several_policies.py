@@ -49,7 +49,7 @@ def play_heaps(**settings: Any) -> Any:
 
 
 def test_returns_and_turns_of_agents_are_those_of_the_game() -> None:
-    """Who takes one stone each time has half of the turns, and the last stone says who wins."""
+    """Returns and turns match the game."""
     result = play_heaps(record=True, seed=3)
     heaps = [int(np.random.default_rng(seed).integers(6, 13)) for seed in range(3, 8)]
     assert len({heap % 2 for heap in heaps}) == 2
@@ -86,7 +86,7 @@ def test_returns_and_turns_of_agents_are_those_of_the_game() -> None:
 
 
 def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
-    """Rates are against agents of other policies; without any there are none."""
+    """Win rates are NaN without opponents with another policy."""
     policies = {"players": {"agents": ["first", "second"], "source": ONE}, "referee": ONE}
     play_heaps(policies=policies)
     first = summary("out")["agents"]["first"]
@@ -98,7 +98,7 @@ def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
 
 
 def test_a_pair_wins_together() -> None:
-    """Rates compare sums of teams, and a team with the same policy only is no opponent."""
+    """Win rates compare sums of teams with other policies."""
     teams = {"red": ["red_*"], "blue": ["blue_*"]}
     for env, named in (("Pairs", {}), ("Loners", teams)):
         ones = {"_target_": "own_policies.AlwaysOne"}
@@ -118,7 +118,7 @@ def test_a_pair_wins_together() -> None:
     ids=["plain", "memory", "centralised critic"],
 )
 def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, Any]) -> None:
-    """Also sampled, and where each agent has its own policy; agents share noise in no way."""
+    """Explicit policies of a run equal the defaults, also sampled."""
     run("run", **more)
     for chance in (True, False):
         plain = play_heaps(run="run", output_dir=f"plain{chance}", deterministic=chance)
@@ -134,7 +134,7 @@ def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, A
 
 @pytest.mark.exhaustive
 def test_agents_may_be_in_another_order_than_in_training() -> None:
-    """Who acts is seen by name, on which the memory of a policy depends."""
+    """Agents are identified by name."""
     run("run", **RECURRENT, **{"algorithm.lr": 0.05, "total_steps": 512})
     played = [
         [(episode.agent_returns, episode.agent_turns) for episode in found.episodes]
@@ -147,7 +147,7 @@ def test_agents_may_be_in_another_order_than_in_training() -> None:
 
 
 def test_agents_that_are_not_named_play_as_the_run_does() -> None:
-    """A name matches an agent, else that of a policy of the run; ids stay apart."""
+    """Names match agents first, then policies of the run."""
     run("run")
     cases: dict[str, Any] = {
         "first": {"first": ["first"], "first_of_run": ["second"], "referee": ["referee"]},
@@ -180,7 +180,7 @@ def test_agents_that_are_not_named_play_as_the_run_does() -> None:
 
 
 def test_agents_that_the_run_has_no_policy_for_are_named() -> None:
-    """Agents of the run keep its policies next to new ones; those that no one has are refused."""
+    """Agents without a policy raise an error."""
     policies = {"one": {"agents": ["left"]}, "two": {"agents": ["right"]}}
     for name, more in (("apart", {"policies": policies}), ("shared", {})):
         short_run(name, "ppo", env={"_target_": "agent_envs.Peek"}, total_steps=32, **more)
@@ -194,7 +194,7 @@ def test_agents_that_the_run_has_no_policy_for_are_named() -> None:
 
 
 def test_random_actions_of_agents_that_are_not_named() -> None:
-    """`policy=random` is for all others; objects of Python play, also those that have no copies."""
+    """`policy=random` applies to all other agents; Python objects are allowed."""
     result = play_heaps(policy="random", policies={"second": Engine}, n_episodes=20)
     found = {key: own["agents"] for key, own in summary("out")["policy"]["policies"].items()}
     assert found == {
@@ -215,7 +215,7 @@ def test_random_actions_of_agents_that_are_not_named() -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_processes_change_no_number() -> None:
-    """Trained, random and own policies play the same episodes in worker processes."""
+    """Results are identical in worker processes."""
     run("run")
     policies = {"second": "random", "referee": ONE}
     for name, place in (("dev", {}), ("local", {**FORK, "runner.n_workers": 2})):
@@ -226,7 +226,7 @@ def test_processes_change_no_number() -> None:
 
 
 def test_the_configuration_that_is_written_repeats_the_rollout() -> None:
-    """Short forms are written as settings of policies, with absolute directories."""
+    """Short forms are written as settings with absolute directories."""
     run("run")
     play_heaps(run="run", policies={"second": "run", "first": ONE}, video=False)
     node = yaml.safe_load(Path("out/rollout.yaml").read_text())
@@ -236,7 +236,7 @@ def test_the_configuration_that_is_written_repeats_the_rollout() -> None:
 
 
 def test_forms_in_which_policies_are_named() -> None:
-    """A source alone, single settings, and a class with its arguments."""
+    """Sources, single settings, and classes with arguments are accepted."""
     config = load_rollout_config(
         {
             "env._target_": "agent_envs.Heaps",
@@ -293,7 +293,7 @@ def test_forms_in_which_policies_are_named() -> None:
 def test_what_does_not_fit_is_named_before_anything_is_played(
     given: dict[str, Any], problem: str
 ) -> None:
-    """Key, value, what is expected; nothing is written."""
+    """The error contains key, value and allowed values; nothing is written."""
     before = sorted(Path().rglob("*"))
     with pytest.raises(ConfigError, match=problem):
         play(**{"env": ENV, **TRUST, **given})

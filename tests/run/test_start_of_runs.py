@@ -60,7 +60,7 @@ class MaskedTuple(gymnasium.Env[Any, Any]):
     ],
 )
 def test_a_trial_stays_a_trial(algorithm: str, key: str, most: int) -> None:
-    """However much an update of the run itself learns from."""
+    """A dry run is short regardless of the settings of an update."""
     settings = {"runner.fast_dev_run": True, f"algorithm.{key}": 65536}
     data = {"runner.dataset": "data"} if algorithm == "bc" else {}
     config = load_config({"algorithm": algorithm, "env": "Pendulum-v1", **settings, **data})
@@ -71,7 +71,7 @@ def test_a_trial_stays_a_trial(algorithm: str, key: str, most: int) -> None:
 def test_a_mask_that_nobody_reads_is_told_once(
     algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the wrapper that uses it; by every run again, and not where it is used."""
+    """The note about unused masks is printed once per run."""
     for number, more in enumerate(({}, {}, MASKED)):
         settings = {"run_dir": tmp_path / str(number), "runner.fast_dev_run": True, **QUIET, **more}
         train(newest("Taxi"), algorithm, seed=0, **settings)
@@ -80,7 +80,7 @@ def test_a_mask_that_nobody_reads_is_told_once(
 
 
 def test_a_mask_of_several_choices(tmp_path: Path) -> None:
-    """Joins the keys of a Dict observation; only one action is legal, which is taken."""
+    """The wrapper adds the mask to a Dict; only legal actions are taken."""
     settings = {"runner.fast_dev_run": True, "algorithm.gamma": 0.5, **QUIET, **MASKED}
     result = train(MaskedTuple, "sac", run_dir=tmp_path / "run", seed=0, **settings)
     assert result.best_metric == DRY_RUN_STEPS
@@ -96,7 +96,7 @@ def test_a_mask_of_several_choices(tmp_path: Path) -> None:
     ],
 )
 def test_masks_that_do_not_fit(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    """One message says what is wrong."""
+    """Invalid masks raise an error."""
     env = type("Odd", (MaskedTuple,), changes)
     with pytest.raises(Exception, match=problem):
         train(env, "ppo", run_dir=tmp_path / "run", **QUIET, **MASKED)
@@ -125,7 +125,7 @@ def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> l
     ],
 )
 def test_no_time_limit_is_told(env: Any, changes: dict[str, Any], is_lacking: bool) -> None:
-    """If no episode ended in the first epoch, also where evaluation cuts the episodes.
+    """A note is printed if no episode ended in the first epoch.
 
     It is not told where something cuts those of training.
     """
@@ -174,14 +174,14 @@ def told_after(row: dict[str, float], env: Any, **changes: Any) -> list[str]:
 def test_costly_observations_are_told(
     space: spaces.Space[Any], changes: dict[str, Any], told: str
 ) -> None:
-    """Float images, which no convolution reads, and one-hot observations of many inputs."""
+    """Notes are printed for float images and large one-hot observations."""
     found = notes("CartPole-v1", space, **changes)
     assert len(found) == bool(told)
     assert told in "".join(found)
 
 
 def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After the first epoch of a run, and not when it is continued."""
+    """Notes are printed after the first epoch, and not again on resume."""
     settings = {"algorithm.n_rollout_steps": 32, "algorithm.epoch_length": 1, **QUIET}
     settings |= {"evaluation.n_episodes": 0}
     run = tmp_path / "run"
@@ -210,7 +210,7 @@ def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_where_another_place_would_be_faster(
     times: tuple[float, float], busy_s: float, n_workers: int, expected: str
 ) -> None:
-    """By the time that the run waited, and that its workers were busy."""
+    """The suggested runner depends on waiting and busy times."""
     found = list(worker_notes(*times, busy_s, n_workers))
     assert len(found) == bool(expected)
     assert re.match(expected, "".join(found))
@@ -227,7 +227,7 @@ def test_where_another_place_would_be_faster(
     ],
 )
 def test_which_environments_have_a_vector_form(settings: dict[str, Any], is_told: bool) -> None:
-    """Those that are registered with one that does the same."""
+    """Environments with an equivalent vector version are detected."""
     assert has_vector_form(EnvConfig(**{"id": "CartPole-v1", **settings})) is is_told
 
 
@@ -237,7 +237,7 @@ def test_the_speed_of_a_run_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """At its end, and only where it took long enough to tell; no number becomes another one."""
+    """Notes about speed are printed after long runs and do not affect results."""
     found = []
     for least_s in (0.0, 1e9):
         monkeypatch.setattr("maze_train.run.notes.MIN_RUN_S", least_s)
@@ -297,7 +297,7 @@ def test_what_environments_do_not_promise(
     more: Any,
     told: str,
 ) -> None:
-    """A run says so at its start, in one note, and not with the environments of the run."""
+    """A note about irreproducible environments is printed at the start."""
     monkeypatch.setattr(assembly, "is_examined", is_examined)  # in tests of other things it is not
     monkeypatch.setattr(repeatability, "WAIT_S", repeatability.LIMIT_S)  # the machine may be busy
     small = {"runner.concurrency": 2, "algorithm.n_rollout_steps": 8, "algorithm.batch_size": 8}

@@ -114,7 +114,7 @@ def assert_continues_after_a_kill(directory: Path, settings: dict[str, Any]) -> 
 
 @pytest.mark.slow
 def test_two_processes_equal_one_and_continue_after_a_kill(tmp_path: Path) -> None:
-    """The result is that of one process; a killed rank makes torchrun restart from a checkpoint."""
+    """Results equal one process; after a kill, torchrun restarts from a checkpoint."""
     outcome = torchrun(tmp_path, {**PPO, "run_dir": "whole"})
     assert outcome.returncode == 0, outcome.stdout
     assert outcome.stdout.count("torchrun: 2 learners, one per process") == 1
@@ -156,7 +156,7 @@ IMPALA = {
     ids=["ppo", "a2c", "local", "recurrent", "impala", "sac", "td3", "dqn"],
 )
 def test_four_processes_equal_one(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Also for statistics, sequences, worker processes and replay buffers."""
+    """Statistics, sequences, workers and replay buffers also match."""
     outcome = torchrun(tmp_path, {**settings, "run_dir": "four"}, 4)
     assert outcome.returncode == 0, outcome.stdout
     alone(tmp_path / "alone", settings)
@@ -181,7 +181,7 @@ def test_replay_continues_after_a_kill(tmp_path: Path, settings: dict[str, Any])
 
 @pytest.mark.exhaustive
 def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
-    """The run resumes exactly, with as many processes."""
+    """The run resumes exactly with the same number of processes."""
     number = int(signal.SIGTERM)
     ends = f"[{{_target_: torchrun_parts.EndsProcess, rank: 1, update: 3, number: {number}}}]"
     outcome = torchrun(tmp_path, {**PPO, "run_dir": "run", "callbacks": ends})
@@ -207,7 +207,7 @@ def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
 def test_an_error_in_one_process_ends_all(
     tmp_path: Path, settings: dict[str, Any], text: str
 ) -> None:
-    """With its traceback, and the rank in the message."""
+    """The message contains the rank and the traceback."""
     outcome = torchrun(tmp_path, {**PPO, **settings, "run_dir": "run"})
     assert outcome.returncode != 0
     assert text in outcome.stdout
@@ -243,7 +243,7 @@ def two_hosts() -> Iterator[list[tuple[str, str]]]:
 
 @pytest.mark.exhaustive
 def test_two_machines_equal_one(tmp_path: Path, two_hosts: list[tuple[str, str]]) -> None:
-    """Also where the machines share nothing but a directory."""
+    """Machines share only a directory."""
     settings = {**PPO, "run_dir": "two"}
     started = []
     for rank, (space, end) in enumerate(two_hosts):
@@ -286,7 +286,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_one_process_of_torchrun_is_like_any_other(
     launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Results are identical; a script may train twice, and a restart continues the same run."""
+    """Results are identical; scripts may train twice and be restarted."""
     alone(tmp_path / "first", PPO)
     alone(tmp_path / "second", PPO)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -342,7 +342,7 @@ def test_a_rank_belongs_to_one_process(launched: Any) -> None:
 def test_variables_left_in_a_shell_are_an_error(
     launched: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], text: str
 ) -> None:
-    """They neither start a run of one process, nor make it wait for others."""
+    """Inherited variables raise an error without waiting."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=text):
@@ -352,7 +352,7 @@ def test_variables_left_in_a_shell_are_an_error(
 def test_variables_of_other_launchers_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One process trains, and says so."""
+    """With variables of other launchers, one process trains and prints a note."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "2")
     assert TorchrunVariables.read() is None
@@ -368,7 +368,7 @@ def test_variables_of_other_launchers_are_named(
 def test_torchrun_starts_only_single_runs(
     launched: Any, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every process would start the same sweep."""
+    """Sweeps raise an error."""
     assert main(arguments) == 2
     expected = "error: rank 0 of 1: torchrun: it starts the processes of one training run"
     assert expected in capsys.readouterr().err
@@ -393,7 +393,7 @@ def test_torchrun_starts_only_single_runs(
 def test_what_several_processes_cannot_do_is_refused(
     launched: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], text: str
 ) -> None:
-    """Before the processes meet."""
+    """Unsupported settings raise an error before processes connect."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     given = {"algorithm": "ppo", "env": "CartPole-v1", "runner.concurrency": 4, **settings}
     with pytest.raises(ConfigError, match=text):

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def test_files_of_the_run_directory() -> None:
-    """A finished run has its configuration, metrics, outcome, picture and best policy."""
+    """A finished run has configuration, metrics, summary, plot and best policy."""
     result = short_run(**{"tracking.plot": True})
     names = everything(Path("run"))
     assert [name for name in names if "tfevents" not in name] == [
@@ -66,7 +66,7 @@ def test_files_of_the_run_directory() -> None:
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["ppo", "a2c"]))
 def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
-    """config.yaml reloads to an equal configuration and gives equal metrics; drawn seeds too."""
+    """config.yaml reloads to an equal configuration and repeats the run."""
     node = settings(algorithm, seed=None)
     make_runner(load_config(node)).run()
     written = written_config("run")
@@ -82,7 +82,7 @@ def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
 
 
 def test_a_space_without_a_distribution_is_refused(tmp_path: Path) -> None:
-    """An action space that no family covers is a SpaceError, and nothing is created."""
+    """Unsupported action spaces raise a SpaceError, and nothing is created."""
 
     class TextActions(SpacesEnv):
         def __init__(self) -> None:
@@ -96,7 +96,7 @@ def test_a_space_without_a_distribution_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_directory_is_not_used_twice() -> None:
-    """A directory that holds a run is refused and stays as it is."""
+    """A directory with a run raises an error and is unchanged."""
     short_run()
     before = file_contents("run")
     with pytest.raises(ConfigError, match=r"run_dir = .*already contains a run; resume it with"):
@@ -105,14 +105,14 @@ def test_a_run_directory_is_not_used_twice() -> None:
 
 
 def test_a_run_directory_that_can_not_be_written_is_named() -> None:
-    """A file in the way is reported in one message, as an error of the run directory."""
+    """The error names the run directory."""
     Path("file").write_text("")
     with pytest.raises(ConfigError, match=r"run_dir = '/.*file/run': cannot be written"):
         short_run("file/run")
 
 
 def test_runs_without_a_name_get_directories_of_their_own() -> None:
-    """The default directory names environment, algorithm, runner and time; two never share one."""
+    """Default directories are unique."""
     one, two = (short_run(None).run_dir for _ in range(2))
     assert one != two
     assert str(one).startswith(str(Path.cwd() / "outputs/SpacesEnv-ppo-dev/20"))
@@ -137,7 +137,7 @@ def test_latest_names_the_run_that_started_last() -> None:
 
 
 def test_a_file_of_the_user_called_latest_stays() -> None:
-    """It is not replaced by a link."""
+    """An existing file `latest` is not replaced."""
     Path("outputs").mkdir()
     Path("outputs/latest").write_text("mine")
     short_run(None)
@@ -159,7 +159,7 @@ class Refusing(MetricsWriter):
 
 @pytest.mark.parametrize("there", [None, [], ["notes.txt"]])
 def test_a_writer_that_refuses_leaves_no_run_directory(there: list[str] | None) -> None:
-    """What was there stays; a directory with other files is not emptied, and can be used again."""
+    """If a writer fails to start, the directory is unchanged."""
     if there is not None:
         Path("run").mkdir()
     for name in there or ():
@@ -174,7 +174,7 @@ def test_a_writer_that_refuses_leaves_no_run_directory(there: list[str] | None) 
 
 
 def test_schedules_go_from_start_to_end() -> None:
-    """The first update has the first value; the last one has not reached the end of the run."""
+    """The first update has the first value; the last value is not reached."""
     history = short_run(
         **{
             "algorithm.epoch_length": 1,
@@ -193,7 +193,7 @@ def test_schedules_go_from_start_to_end() -> None:
 
 
 def test_two_runs_in_one_process_do_not_mix() -> None:
-    """A run in the middle of another one changes none of its numbers and files."""
+    """A run within another run does not change its results."""
     inner: list[Any] = []
 
     class Nesting(SpacesEnv):
@@ -214,7 +214,7 @@ def test_two_runs_in_one_process_do_not_mix() -> None:
 
 @pytest.mark.parametrize("env", [lambda: SpacesEnv(), functools.partial(SpacesEnv)])
 def test_a_run_with_an_environment_of_python_needs_it_again(env: Any) -> None:
-    """Continued or played without it, the error says how to pass it."""
+    """The error explains how to pass the environment again."""
     run_dir = short_run(env=env).run_dir
     remedy = r"pass it again, as in train\(env=..., resume=...\) or run_rollout\(run=..., env=...\)"
     for again in (lambda: train(resume=run_dir), lambda: run_rollout(run=run_dir)):
@@ -234,7 +234,7 @@ class Wandering(SpacesEnv):
 
 @pytest.mark.parametrize("run_dir", ["run", None])
 def test_an_environment_that_changes_the_working_directory(run_dir: str | None) -> None:
-    """All files lie where the run was started."""
+    """All files are written below the initial directory."""
     here = Path.cwd()
     result = short_run(run_dir, env={"_target_": f"{__name__}.Wandering"})
     assert result.run_dir.is_relative_to(here / (run_dir or "outputs/Wandering-ppo-dev"))
@@ -244,7 +244,7 @@ def test_an_environment_that_changes_the_working_directory(run_dir: str | None) 
 
 
 def test_a_disk_that_stays_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run finishes; the result names all that is missing."""
+    """The run finishes, and the result lists missing files."""
 
     class Filling(SpacesEnv):
         steps = 0
@@ -267,7 +267,7 @@ def test_a_disk_that_stays_full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_runs_in_two_threads_are_refused() -> None:
-    """They would share random generators: one error with the remedy, and the first is as alone."""
+    """A second run in a thread raises an error with a remedy."""
     refused: list[BaseException] = []
 
     def second() -> None:
@@ -292,7 +292,7 @@ def test_two_runs_in_two_threads_are_refused() -> None:
 
 
 def test_a_run_learns_where_gradients_are_off() -> None:
-    """The caller's `torch.no_grad` does not keep a run from learning."""
+    """Runs train within `torch.no_grad`."""
     with torch.no_grad():
         short_run("without")
     short_run("with")
@@ -326,7 +326,7 @@ def endless(limit: int = 0) -> Any:
 def test_a_declared_time_limit_holds_in_evaluations(
     env: dict[str, Any], length: int, monkeypatch: Any, capsys: Any
 ) -> None:
-    """Without one, episodes are truncated after many steps, here 30, and a note says so once."""
+    """Without a declared limit, evaluation truncates episodes and prints a note."""
     monkeypatch.setattr(factory, "GUARD_STEPS", 30)
     result = short_run(env=env, **{"evaluation.max_episode_steps": None})
     assert {row["eval/episode_length_mean"] for row in result.history} == {length}
@@ -339,7 +339,7 @@ def test_a_declared_time_limit_holds_in_evaluations(
 
 
 def test_evaluations_on_native_vector_environments_are_cut_too() -> None:
-    """`evaluation.max_episode_steps` reaches them, where they can keep to it; training is whole."""
+    """`evaluation.max_episode_steps` applies to evaluation only."""
     env = {"id": "CartPole-v1", "backend": "native"}
     history = short_run(env=env, **{"evaluation.max_episode_steps": 3}).history
     assert {row["eval/episode_length_mean"] for row in history} == {3}
@@ -355,7 +355,7 @@ class Paid(SpacesEnv):
 
 
 def test_wrappers_for_training_change_what_is_learned_from_alone() -> None:
-    """Returns of training and of evaluation are reported as they are without them."""
+    """Reported returns exclude training wrappers."""
     losses = []
     for factor in (1.0, 10.0):
         wrapper = {"_target_": "own_envs.Scaled", "factor": factor}
@@ -369,7 +369,7 @@ def test_wrappers_for_training_change_what_is_learned_from_alone() -> None:
 def test_the_closing_summary_tells_when_the_best_return_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Best return and its epoch are those that select the policy and the checkpoints to keep."""
+    """The summary shows the best return and its epoch."""
     result = short_run(
         **{
             "evaluation.mode": "min",
@@ -391,7 +391,7 @@ def test_the_closing_summary_tells_when_the_best_return_was(
 
 @pytest.mark.exhaustive
 def test_modes_of_the_settings_hold_for_the_run_only() -> None:
-    """In training, statistics before it included, and in the test after it; updates leave a trace.
+    """Modes apply to training, statistics and the test, and are restored.
 
     Autograd looks for NaN in training alone.
     """
@@ -412,7 +412,7 @@ def test_modes_of_the_settings_hold_for_the_run_only() -> None:
 
 
 def test_threads_of_torch_are_set_for_the_run_only() -> None:
-    """`runner.torch_threads` holds during the run; 0 leaves them; they are put back afterwards."""
+    """The number of threads is restored after the run."""
     seen: list[int] = []
 
     class Looking(SpacesEnv):
@@ -437,7 +437,7 @@ def test_threads_of_torch_are_set_for_the_run_only() -> None:
     ],
 )
 def test_a_metric_that_no_episode_reports_ends_the_run(metric: str, words: str) -> None:
-    """At the first evaluation after an episode has ended."""
+    """The error is raised at the first evaluation after an episode."""
     with pytest.raises(ConfigError, match=f"evaluation.metric = .*not reported: .*{words}"):
         short_run(env=lambda: SpacesEnv(length=4), **{"evaluation.metric": metric})
 
@@ -452,7 +452,7 @@ class Telling(SpacesEnv):
 
 @pytest.mark.parametrize("algorithm", everyday(2, ["ppo", "sac", "impala", "es"]))
 def test_keys_of_infos_become_metrics(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Means over last infos; a key without numbers is reported; nothing else is another number."""
+    """Means over final infos are reported; missing keys print a note."""
     keys = {"tracking.info_keys": ["way", "name"]}
     told = short_run("told", algorithm, env=lambda: Telling(length=4), **keys)
     for prefix in ("train", "eval") if algorithm != "es" else ("eval",):

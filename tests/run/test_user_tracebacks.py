@@ -76,7 +76,7 @@ PARTS = {
 def test_the_traceback_leads_to_the_code_of_the_user(
     part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Then our message follows, which does not blame the settings."""
+    """The traceback of user code is followed by the error message."""
     with pytest.raises(MazeTrainError) as caught:
         short_run(**PARTS[part])
     capsys.readouterr()
@@ -95,7 +95,7 @@ def passes_on(**kwargs: Any) -> CountingEnv:
 
 @pytest.mark.parametrize("make", [CountingEnv, passes_on, "Acrobot-v1"])
 def test_arguments_that_do_not_fit_are_told(make: Any) -> None:
-    """The call, or one to which arguments are passed on, did not take them."""
+    """The error names the call that does not accept the arguments."""
     with pytest.raises(ConfigError, match=r"env.kwargs = .*does not accept these .*'least'"):
         EnvFactory.from_any(make, least=3)()
     with pytest.raises(EnvError, match=r"building .* with {} failed: TypeError: int\(\) arg"):
@@ -103,7 +103,7 @@ def test_arguments_that_do_not_fit_are_told(make: Any) -> None:
 
 
 def test_our_own_errors_have_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    """Settings that are wrong, and values that an environment must not return."""
+    """Invalid settings and invalid values of environments show no traceback."""
     for part in (
         {"callbacks": [{"_target_": BadCallback, "size": 3}]},
         {"model.policy": "own_parts.Missing"},

@@ -170,7 +170,7 @@ def test_the_one_just_saved_is_never_removed(tmp_path):
 
 
 def test_the_disk_has_all_of_it_before_it_counts(tmp_path, monkeypatch):
-    """Content before names, the checkpoint before the pointer, and all before old ones go."""
+    """Order of syncs: contents, names, checkpoint, pointer; then old ones are removed."""
     done = []
 
     def watch(name, function):
