@@ -119,7 +119,7 @@ def test_runs_without_a_name_get_directories_of_their_own() -> None:
 
 
 def test_latest_names_the_run_that_started_last() -> None:
-    """Runs in a given directory do not count; `compare` sees each run once."""
+    """Runs with an explicit directory are ignored."""
     with pytest.raises(ConfigError, match=r"resume = 'latest': outputs/latest does not exist"):
         train(resume="latest")
     with pytest.raises(ConfigError, match="service: does not answer"):
