@@ -115,6 +115,9 @@ class RunDirectory:
                     shutil.rmtree(run.path, ignore_errors=True)
                     if was_there:
                         run.path.mkdir(exist_ok=True)
+                    with suppress(OSError):  # Parents that were created for the default.
+                        for folder in run.path.parents[: 2 * (name is None)]:
+                            folder.rmdir()
                 raise
 
     @property
