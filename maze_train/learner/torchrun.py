@@ -29,9 +29,11 @@ T = TypeVar("T")
 CONNECT_S, MEET_S = 10.0, 600.0
 """Maximum time in seconds to reach the store of torchrun, and to wait for the other processes."""
 
-EXCHANGE_S = 7 * 86_400.0
-"""Maximum time in seconds of an exchange. Processes wait while the first process evaluates or
-writes; torchrun detects lost processes and machines earlier."""
+EXCHANGE_S = 7200.0
+"""Maximum time in seconds of an exchange. Processes wait while the first one evaluates or writes.
+If a process ends, its connections close and the others end at once."""
+
+LOST = f"another process of the run ended, or did not answer within {EXCHANGE_S / 3600:g} hours"
 
 
 class StopTogether(Exception):  # noqa: N818 (a message, not an error)
@@ -200,7 +202,7 @@ class TorchrunProcesses(SingleProcess):
         try:
             call(*args)
         except RuntimeError as error:
-            raise ProcessesLostError("another process of the run ended") from error
+            raise ProcessesLostError(LOST) from error
 
 
 class ProcessShard(Shard):
@@ -223,7 +225,7 @@ class ProcessShard(Shard):
         try:
             return super()._sum(values)
         except PeersLostError as error:
-            raise ProcessesLostError("another process of the run ended") from error
+            raise ProcessesLostError(LOST) from error
 
 
 def make_learners(
