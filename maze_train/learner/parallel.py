@@ -118,8 +118,8 @@ class SingleProcess:
         if count != self.count:
             raise ConfigError(
                 "resume",
-                f"this run was trained by {count} processes and cannot be resumed with "
-                f"{self.count}, because each process has separate environments; use "
+                f"the number of processes was {count} and is now {self.count}, but each process "
+                "has separate environments; use "
                 + ("maze-run" if count == 1 else f"torchrun with {count} processes in total"),
             )
         return state if self.count == 1 else state[RANKS][self.rank]

@@ -187,7 +187,7 @@ def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
     outcome = torchrun(tmp_path, {**PPO, "run_dir": "run", "callbacks": ends})
     assert outcome.returncode != 0
     assert "stopped in epoch 2 after 240 steps; last checkpoint" in outcome.stdout
-    with pytest.raises(ConfigError, match="trained by 2 processes and cannot be resumed with 1"):
+    with pytest.raises(ConfigError, match="the number of processes was 2 and is now 1"):
         train(resume=str(tmp_path / "run"), **{"tracking.progress": "quiet"})
     outcome = torchrun(tmp_path, {"resume": "run", "callbacks": "[]"})
     assert outcome.returncode == 0, outcome.stdout
