@@ -118,7 +118,7 @@ class Resumption:
                 continued(config, self.directory, found)
             reason = RunDirectory(self.directory).outcome.get("stop_reason", "")
             if reason not in ("", *FAILURES, *LIMITS):
-                notify(f"note: a callback stopped this run earlier ({reason}); it continues")
+                notify(f"note: continuing a run that was stopped by a callback ({reason})")
         return found
 
     def restore(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
