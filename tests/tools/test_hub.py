@@ -228,7 +228,7 @@ def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
     (result,) = header["model-index"][0]["results"]
     assert result["dataset"] == {"name": "CartPole-v1", "type": "CartPole-v1"}
     assert result["metrics"][0]["value"] == f"{mean:.2f} +/- {std:.2f}"
-    for words in (f"{mean:.2f} +/- {std:.2f} over 4 episodes: the test", "n_rollout_steps: 16"):
+    for words in (f"{mean:.2f} +/- {std:.2f} over 4 episodes: test after", "n_rollout_steps: 16"):
         assert words in text
     assert "![Returns over environment steps](learning_curve.png)" in text
     command = next(line for line in text.splitlines() if line.startswith("maze-run"))
@@ -282,7 +282,7 @@ def test_the_command_line(
     (folder,) = (hub_folder := os.path.abspath("outputs")) and os.listdir(hub_folder)
     assert folder == "CartPole-v1-ppo-rollout"
     assert main(["-cn", "export", f"run=hf://{NAME}"]) == 2
-    assert "output = None: expected a file, such as output=policy.onnx" in capfd.readouterr().err
+    assert "set a file, such as output=policy.onnx" in capfd.readouterr().err
     assert main(["-cn", "push", "run=nowhere", "repo_id=me"]) == 2
     assert "repo_id = 'me': expected <owner>/<name>" in capfd.readouterr().err
 
