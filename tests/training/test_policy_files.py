@@ -465,6 +465,6 @@ def test_an_algorithm_for_one_agent_names_the_others():
     """The error is raised before a model is built."""
     given = {}, SEVERAL.observation_space, SEVERAL.action_space
     with pytest.raises(
-        ConfigError, match=r"algorithm = 'own': trains a single agent.*with learns_for_several"
+        ConfigError, match=r"algorithm = 'own': trains a single agent.*with supports_multi_agent"
     ):
         several_agents.make_joint_model(OwnConfig(), ModelConfig(), *given, seed=0)
