@@ -43,7 +43,6 @@ from maze_train.algorithms.impala.learner import ImpalaEvents as ImpalaEvents
 from maze_train.algorithms.impala.learner import ImpalaLearner as ImpalaLearner
 from maze_train.algorithms.impala.trainer import IMPALA as IMPALA
 from maze_train.algorithms.impala.trainer import ImpalaBuilder as ImpalaBuilder
-from maze_train.algorithms.off_policy.config import HasGrowingSettings as HasGrowingSettings
 from maze_train.algorithms.off_policy.config import OffPolicyConfig as OffPolicyConfig
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig as PolicyAndCriticsConfig
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner as OffPolicyLearner

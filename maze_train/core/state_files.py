@@ -178,7 +178,7 @@ def loads(
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         check_content(type(content) is dict, "it does not contain a state")
         _check_format(content["format"], source)
-        state = _Unpacker(len(data), open_part).unpack(content["state"], ())
+        state: dict[str, Any] = _Unpacker(len(data), open_part).unpack(content["state"], ())
         check_content(type(state) is dict, "it does not contain a dict")
     except RunDirectoryError:
         raise
@@ -187,7 +187,7 @@ def loads(
         is_ours = type(error) is ValueError
         problem = str(error) if is_ours else f"it is not a state ({type(error).__name__})"
         raise RunDirectoryError(f"{source} is damaged: {problem}") from error
-    return state  # type: ignore[no-any-return]
+    return state
 
 
 def _check_format(found: Any, source: str | Path) -> None:

@@ -432,7 +432,8 @@ def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Ca
         if kind is not None:
             wanted = f"a subclass of {_public_name(kind)}, or a function that returns one"
         raise ConfigError(key, f"expected {wanted}", path)
-    return found  # type: ignore[no-any-return]  # callable
+    maker: Callable[..., Any] = found
+    return maker
 
 
 def refusal(maker: Callable[..., Any], error: Exception, form: str = "{}: <value>") -> str:

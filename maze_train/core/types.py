@@ -82,6 +82,11 @@ def on_device(columns: T, device: torch.device) -> T:
     return result
 
 
+def rows_of(tree: TensorTree, rows: int | slice | Tensor | tuple[Tensor, ...]) -> TensorTree:
+    """Index each tensor of a tree."""
+    return tree_map(lambda x: x[rows], tree)
+
+
 def tree_leaves(tree: T | dict[str, T]) -> list[T]:
     """Return a list of the tensor, or of the tensors of the mapping."""
     if isinstance(tree, dict):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from maze_train.core.step_end import StepEnd, has_ended, is_transition
-from maze_train.core.types import Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.core.types import Tensor, TensorTree, rows_of, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED
 from maze_train.spaces.tensors import (
@@ -278,7 +278,7 @@ class _Turns:
         where = torch.split(ends - self._num_before, counts), torch.split(envs, counts)
         final_obs: Any = joined(
             [
-                tree_map(lambda x, end=end, env=env: x[end, env], own)  # type: ignore[misc]
+                rows_of(own, (end, env))
                 for own, count, end, env in zip(self._last_obs, counts, *where, strict=True)
                 if count or own is self._last_obs[0]
             ]

@@ -66,7 +66,7 @@ class Beta(Distribution):
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
         """Sample x in (0, 1), differentiable by the implicit gradient, [..., *space.shape]."""
         a, b = _excesses(params)
-        x: Tensor = _BetaSample.apply(1.0 + a, 1.0 + b, noise)  # type: ignore[no-untyped-call]
+        x: Tensor = _BetaSample.apply(1.0 + a, 1.0 + b, noise)  # type: ignore[no-untyped-call]  # untyped in torch
         return self._layout.to_box(x.to(params.dtype))
 
     def mode(self, params: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -250,6 +250,7 @@ def _build_family(key: str, override: Override, space: Space[Any]) -> Distributi
     settings = {"name": override} if isinstance(override, str) else dict(override)
     name = settings.pop("name")
     family = FAMILIES[name]
+    build: Callable[..., Distribution] = family  # Signatures differ by family.
     wanted = family.space_type
     if wanted is not None and not isinstance(space, wanted):
         raise ConfigError(
@@ -261,6 +262,6 @@ def _build_family(key: str, override: Override, space: Space[Any]) -> Distributi
             problem = one_of(setting, known) if known else "it has no settings"
             raise ConfigError(f"{key}.{setting}", f"{name} has no such setting; {problem}", value)
     try:
-        return family(space, **settings)  # type: ignore[call-arg]  # signatures differ by family
+        return build(space, **settings)
     except ConfigError as error:
         raise error.below(key) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from gymnasium import spaces
@@ -152,12 +152,12 @@ class TemplateCritics(nn.Module):
         """Return Q-values `[E, N, output_size]` of observations and actions `[N, action_size]`."""
         return self.values(self.encode(obs), actions)
 
-    def encode(self, obs: TensorTree) -> Tensor:
+    def encode(self, obs: TensorTree) -> TensorTree:
         """Return features `[N, F]` of observations, so that images are encoded only once."""
         features: Tensor = self.encoder(obs)
         return features
 
-    def values(self, features: Tensor, actions: Tensor, first: int | None = None) -> Tensor:
+    def values(self, features: TensorTree, actions: Tensor, first: int | None = None) -> Tensor:
         """Return Q-values `[E, N, output_size]` of encoded observations.
 
         Args:
@@ -165,6 +165,7 @@ class TemplateCritics(nn.Module):
             actions: Action features, `[N, action_size]`.
             first: Number of critics to evaluate, starting with the first; None: all E.
         """
+        assert isinstance(features, torch.Tensor)
         outputs: Tensor = self.layers(torch.cat([features, actions], dim=-1), first)
         return outputs
 
@@ -246,9 +247,8 @@ def _without_gradients(module: nn.Module) -> Iterator[None]:
     """Replace the parameters of a module by detached ones in the block."""
     parts = [(part._parameters, dict(part._parameters)) for part in module.modules()]
     for parameters, trained in parts:
-        for name, param in trained.items():
-            if param is not None:
-                parameters[name] = param.detach()  # type: ignore[assignment]  # in the block
+        constants = {name: own.detach() for name, own in trained.items() if own is not None}
+        parameters.update(cast("dict[str, nn.Parameter]", constants))
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
-from maze_train.core.types import Device, Shape, Tensor, TensorTree, tree_map
+from maze_train.core.types import Device, Shape, Tensor, TensorTree, rows_of, tree_map
 from maze_train.distributions.base import Distribution
 from maze_train.nets.acting import (
     Acted,
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
         """Return a selection of rows."""
         obs, state, *others = self
         noise, acts = (None if x is None else x[rows] for x in others)
-        return Inputs(tree_map(lambda x: x[rows], obs), state[rows], noise, acts)
+        return Inputs(rows_of(obs, rows), state[rows], noise, acts)
 
     def acted(self, model: ActingModel, deterministic: bool) -> Acted:
         """Choose actions; see `ActingModel.act`."""
@@ -60,7 +60,7 @@ class Inputs(NamedTuple):
             return model.act_in_turns(obs, state, noise, deterministic, acts)
         rows = acts.nonzero().squeeze(1)
         if len(rows):
-            own = model.policy_params(tree_map(lambda x: x[rows], obs))
+            own = model.policy_params(rows_of(obs, rows))
             params = own.new_zeros(len(acts), model.param_size).index_copy(0, rows, own)
         else:
             params = torch.zeros(len(acts), model.param_size, dtype=dtype_of(model))

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from maze_train.core.torch_private import is_hooked
-from maze_train.core.types import Array, Tensor, TensorTree, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, rows_of, tree_map
 from maze_train.nets.acting import Acted, ActingModel, acted_with, acting
 from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.joint import JointModel
@@ -272,7 +272,7 @@ class RowPopulation(Population):
         results: list[Acted] = []
         for k, i in enumerate(rows):
             # A clone has the same alignment for every row.
-            row = tree_map(lambda x, i=i: x[i : i + 1].clone(), obs)  # type: ignore[misc]
+            row = tree_map(torch.clone, rows_of(obs, slice(i, i + 1)))
             drawn = None if noise is None else noise[k : k + 1].clone()
             acted = self._copies[i].act(row, self._state[i].clone(), drawn, deterministic)
             self._state[i] = acted.hidden_state

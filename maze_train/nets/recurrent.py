@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class RecurrentNetwork(nn.Module):
 
     def _weights(self) -> list[tuple[Tensor, ...]]:
         """Return weights and biases for input and state, by layer."""
-        flat: list[Tensor] = list(self.layers._parameters.values())  # type: ignore[arg-type]  # no None
+        flat = [weight for weight in self.layers._parameters.values() if weight is not None]
         return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,10 +167,15 @@ class RecurrentNetwork(nn.Module):
         return wider, w_state, torch.zeros_like(b_input), b_state
 
 
-def _run(function: Any, x: Tensor, start: Any, weights: Any) -> Tensor:
+def _run(
+    function: Callable[..., tuple[Tensor, ...]],
+    x: Tensor,
+    start: Tensor | list[Tensor],
+    weights: tuple[Tensor, ...],
+) -> Tensor:
     """Run one layer of `torch.lstm` or `torch.gru` on `[L, n, F]`."""
     # Positional arguments: biases, one layer, no dropout, training, unidirectional, time-major.
-    return function(x, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)[0]  # type: ignore[no-any-return]  # a tensor
+    return function(x, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)[0]
 
 
 class _Timeline:

@@ -33,8 +33,9 @@ class BoxEncoder(nn.Module):
         super().__init__()
         self.output_size = math.prod(space.shape)
         self.dims = len(space.shape)
-        is_bytes = isinstance(space, spaces.Box) and space.dtype == np.uint8
-        highest = float(space.high.max(initial=0)) if is_bytes else 0.0  # type: ignore[union-attr]  # a Box
+        highest = 0.0
+        if isinstance(space, spaces.Box) and space.dtype == np.uint8:
+            highest = float(space.high.max(initial=0))
         self.scale = 1 / highest if highest > 1 else None
 
     def forward(self, obs: Tensor) -> Tensor:

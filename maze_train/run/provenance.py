@@ -96,7 +96,7 @@ def record_start(run: RunDirectory, config: TrainConfig, text: str, checkpoint: 
 
 def _this_start(config: TrainConfig, checkpoint: str | None) -> Start:
     # Reading the name of an unused GPU would create a CUDA context.
-    is_used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    is_used = bool(torch.cuda.is_initialized())
     accelerators = range(torch.cuda.device_count() if is_used else 0)
     return Start(
         time=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -45,7 +45,7 @@ def generators_of_run(seed: int) -> Iterator[None]:
 def generator_states() -> dict[str, Any]:
     """Return the generator states as plain values, arrays and tensors."""
     version, state, gauss = random.getstate()
-    is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # it has no types
+    is_on_gpu = torch.cuda.is_initialized()
     return {
         "python": (version, np.array(state, np.uint32), gauss),
         "numpy": np.random.get_state(),  # noqa: NPY002

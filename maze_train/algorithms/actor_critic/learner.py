@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ from maze_train.functional.returns import (
 from maze_train.learner.apis import HasPolicy, HasStateValues
 from maze_train.learner.config import Freeze, Progress
 from maze_train.learner.events import LearnerEvents
-from maze_train.learner.learner import Learner
+from maze_train.learner.learner import Learner, LearnerOptions, Modules
 from maze_train.learner.loss_strategies import declares_gradients
 from maze_train.learner.modules import current
 from maze_train.learner.reward_scaling import RewardScaler
@@ -90,8 +90,8 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     needs_old_log_probs: ClassVar[bool] = True
     """Whether the loss uses log-probabilities under the policy that collected the rollout."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, modules: Modules, config: Config, **options: Unpack[LearnerOptions]) -> None:
+        super().__init__(modules, config, **options)
         self._reward_scalers: dict[str, RewardScaler] = {}
         self._observed: dict[str, Rollout] = {}
 

@@ -17,11 +17,13 @@ from maze_train.core.events import Statistics
 from maze_train.core.targets import locate
 from maze_train.learner.apis import normalizer_of
 from maze_train.learner.config import Progress
+from maze_train.learner.learners import Learners
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Trainer, TrainerServices
 
 
 class ActorCritic(Trainer):
@@ -37,8 +39,16 @@ class ActorCritic(Trainer):
 
     model: ActorCriticModel
 
-    def __init__(self, *args: Any, collector: Collector) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        learners: Learners,
+        model: nn.Module,
+        services: TrainerServices,
+        *,
+        collector: Collector,
+    ) -> None:
+        super().__init__(config, learners, model, services)
         self.collector = collector
 
     @property

@@ -15,13 +15,15 @@ from maze_train.core.errors import TrainingError
 from maze_train.core.events import Statistics
 from maze_train.core.types import precise_dtype, tree_leaves, tree_map
 from maze_train.learner.config import Progress
+from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import device_of
 from maze_train.nets.policy_model import PolicyModel
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Trainer, TrainerServices
 
 METRICS_INTERVAL = 16
 """Interval of action metrics in minibatches, because metrics take as long as a gradient step."""
@@ -42,9 +44,16 @@ class BCTrainer(Trainer):
     """
 
     def __init__(
-        self, *args: Any, loaders: Mapping[str, BatchLoader], fingerprints: Sequence[str] = ()
+        self,
+        config: AlgorithmConfig,
+        learners: Learners,
+        model: nn.Module,
+        services: TrainerServices,
+        *,
+        loaders: Mapping[str, BatchLoader],
+        fingerprints: Sequence[str] = (),
     ) -> None:
-        super().__init__(*args)
+        super().__init__(config, learners, model, services)
         self.loaders = dict(loaders)
         self._fingerprints = list(fingerprints)
 

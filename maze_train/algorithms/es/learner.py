@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 
@@ -18,7 +18,7 @@ from maze_train.functional.evolution import antithetic_gradient, shaped_returns
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress
 from maze_train.learner.events import statistics_of
-from maze_train.learner.learner import Learner
+from maze_train.learner.learner import Learner, LearnerOptions, Modules
 from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer
 from maze_train.nets.population import find_normalizer
 
@@ -103,8 +103,10 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     config: ESAlgorithmConfig
     _moments: Sequence[ObservationMoments] = ()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, modules: Modules, config: ESAlgorithmConfig, **options: Unpack[LearnerOptions]
+    ) -> None:
+        super().__init__(modules, config, **options)
         self._before: dict[str, Sequence[Tensor]] = {}
         self._moving: set[str] = set()
 

@@ -28,16 +28,18 @@ from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.events import Statistics
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.learner.config import Progress, scheduled_value
+from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import acting
 from maze_train.nets.joint import JointModel, members_of
 from maze_train.nets.policy_model import Policy
 from maze_train.nets.population import find_normalizer
 from maze_train.training.builder import AlgorithmBuilder, BuildContext, close_quietly
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Trainer, TrainerServices
 
 MAX_LOST = 10
 """Maximum number of lost pairs per update, as a multiple of the required episodes or finished
@@ -61,8 +63,16 @@ class ESTrainer(Trainer):
 
     algorithm_config: ESAlgorithmConfig
 
-    def __init__(self, *args: Any, rollouts: ESDistributedRollouts) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        learners: Learners,
+        model: nn.Module,
+        services: TrainerServices,
+        *,
+        rollouts: ESDistributedRollouts,
+    ) -> None:
+        super().__init__(config, learners, model, services)
         self.rollouts = rollouts
         self._expected = self.algorithm_config.n_rollouts_per_update // 2
         self._trained_steps = 0

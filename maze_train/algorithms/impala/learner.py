@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 
@@ -24,6 +24,7 @@ from maze_train.data.rollout import Rollout, select_envs
 from maze_train.functional.returns import scale_advantages
 from maze_train.functional.vtrace import importance_weights, vtrace
 from maze_train.learner.config import Progress
+from maze_train.learner.learner import LearnerOptions, Modules
 from maze_train.nets.actor_critic import ActorCriticModel
 
 
@@ -78,9 +79,11 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     most_empty_updates: ClassVar[int] = 100
     analytic_gradients: ClassVar[Mapping[str, object]] = {"loss_reduction": "mean"}
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, modules: Modules, config: ImpalaAlgorithmConfig, **options: Unpack[LearnerOptions]
+    ) -> None:
         self._outputs: dict[str, tuple[Tensor, Tensor]] = {}
-        super().__init__(*args, **kwargs)
+        super().__init__(modules, config, **options)
 
     @torch.no_grad()
     def preprocess(

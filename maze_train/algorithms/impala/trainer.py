@@ -18,11 +18,13 @@ from maze_train.collect.actors import DistributedActors, GatheredRollouts
 from maze_train.core.events import Statistics
 from maze_train.learner.config import Progress
 from maze_train.learner.group import LearnerGroup
+from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel, members_of
 from maze_train.training.actors import build_actors, worker_use
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.events import TimeEvents
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Trainer, TrainerServices
 from maze_train.workers.backends import Pickled
 
 
@@ -45,11 +47,15 @@ class IMPALA(Trainer):
 
     def __init__(
         self,
-        *args: Any,
+        config: AlgorithmConfig,
+        learners: Learners,
+        model: nn.Module,
+        services: TrainerServices,
+        *,
         actors: DistributedActors,
         replay: Mapping[str, RolloutReplay],
     ) -> None:
-        super().__init__(*args)
+        super().__init__(config, learners, model, services)
         self.actors = actors
         self.replay = replay
 

@@ -48,8 +48,8 @@ RESERVED_SETTINGS = MappingProxyType(
 
 
 @runtime_checkable
-class HasGrowingSettings(Protocol):
-    """Import path of the class of replay buffers, which requires PyTorch."""
+class _Growing(Protocol):
+    """Part of the interface of replay buffer classes, which import PyTorch."""
 
     growing: Mapping[str, float]
     """See `BaseReplayBuffer`."""
@@ -193,7 +193,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
         """Settings by key, including annealed settings of the replay buffer."""
         found, node = dict(super().values_over_time), self.replay_buffer_node
         buffer_class = locate(node[TARGET])
-        if isinstance(buffer_class, HasGrowingSettings):
+        if isinstance(buffer_class, _Growing):
             for key, start in buffer_class.growing.items():
                 found[f"replay_buffer.{key}"] = Schedule(start=node.get(key, start), end=1.0)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 
@@ -112,7 +112,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
             learned = {key for (key, _), own in self.optimizers.items() if own in self.active}
             for module_id in learned:
                 tau = self.config_of(module_id).tau
-                self.modules[module_id].update_targets(tau)  # type: ignore[operator]  # see the class
+                cast("HasTargets", self.modules[module_id]).update_targets(tau)
 
     def observe(self, experience: Rollout | Mapping[str, Rollout]) -> None:
         """Update the observation statistics with a rollout.
@@ -159,7 +159,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         """Return a module as a `PolicyAndCritics`."""
         module = self.modules[module_id]
         assert isinstance(module, PolicyAndCritics)
-        return module  # type: ignore[return-value]  # the model that the settings name
+        return cast("Model", module)  # The settings of the algorithm name its class.
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Register one optimizer for the policy and one for the critics."""
@@ -214,7 +214,8 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         config, model = self.config_of(module_id), self.model(module_id)
         with torch.no_grad():
             inputs = model.inputs(batch.obs)
-        features, terms = model.critics.encode(inputs), []
+        features: TensorTree = model.critics.encode(inputs)
+        terms = []
         if CRITICS in self.losses:
             terms.append(self.critic_loss(model, batch, features, config, statistics))
         if POLICY in self.losses:
@@ -243,7 +244,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         model: Model,
         batch: Transitions,
         inputs: TensorTree,
-        features: Any,
+        features: TensorTree,
         config: PolicyConfig,
         statistics: Statistics,
     ) -> Tensor:
@@ -262,7 +263,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         self,
         model: Model,
         batch: Transitions,
-        features: Any,
+        features: TensorTree,
         config: PolicyConfig,
         statistics: Statistics,
     ) -> Tensor:

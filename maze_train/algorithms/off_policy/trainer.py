@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -14,7 +15,11 @@ from torch import nn
 
 from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
 from maze_train.algorithms.off_policy.demonstrations import read_demonstrations
-from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEvents
+from maze_train.algorithms.off_policy.learner import (
+    OffPolicyLearner,
+    ReplayEvents,
+    ReplayTimeEvents,
+)
 from maze_train.algorithms.off_policy.random_agents import RandomAgents
 from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.collect.fixed_policies import RandomPolicy, WrappedPolicy
@@ -22,7 +27,7 @@ from maze_train.core.errors import ConfigError, SpaceError, TrainingError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, build_target, locate, member_of
-from maze_train.core.types import TensorTree, tree_map
+from maze_train.core.types import Tensor, TensorTree, tree_map
 from maze_train.data.replay import BaseReplayBuffer, Transitions
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.rollout import Rollout
@@ -30,6 +35,8 @@ from maze_train.distributions.base import Distribution
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.learner.apis import Explores
 from maze_train.learner.config import Progress, Schedule, scheduled_value
+from maze_train.learner.learner import Learner
+from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel
 from maze_train.nets.normalization import ObservationNormalizer
@@ -38,10 +45,11 @@ from maze_train.nets.population import find_normalizer
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.tensors import flat_space_of
 from maze_train.training.builder import AlgorithmBuilder, close_quietly
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.contexts import available_disk, available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Trainer, TrainerServices
 
 
 class OffPolicy(Trainer):
@@ -66,12 +74,16 @@ class OffPolicy(Trainer):
 
     def __init__(
         self,
-        *args: Any,
+        config: AlgorithmConfig,
+        learners: Learners,
+        model: nn.Module,
+        services: TrainerServices,
+        *,
         collector: Collector,
         replay_buffers: Mapping[str, BaseReplayBuffer],
         initial_policy: RandomPolicy | WrappedPolicy | RandomAgents,
     ) -> None:
-        super().__init__(*args)
+        super().__init__(config, learners, model, services)
         self.collector = collector
         self.replay_buffers = replay_buffers
         self.gradient_steps = 0
@@ -108,7 +120,7 @@ class OffPolicy(Trainer):
         if not self._fills_buffer:
             self._learned_from += steps
         if self._has_statistics:  # Without statistics, learners do not need rollouts.
-            self.learners.foreach_learner(lambda learner: learner.observe(rollouts))  # type: ignore[attr-defined]  # an OffPolicyLearner
+            self.learners.foreach_learner(partial(_observe, rollouts=rollouts))
         self.callbacks.call("on_rollout_end", seen=rollouts)
         statistics.record(ReplayEvents.size, float(self.stored))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
@@ -176,7 +188,7 @@ class OffPolicy(Trainer):
 
     def _update_priorities(self, buffer: Any, batch: Transitions) -> None:
         """Pass the errors of the last gradient step to a prioritized replay buffer."""
-        errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # an OffPolicyLearner
+        errors = self.learners.foreach_learner(_errors)[0]
         if errors is None:
             raise TrainingError(
                 "prioritized replay requires TD errors, but this loss does not report them: set "
@@ -207,6 +219,16 @@ class OffPolicy(Trainer):
         if lost.any():
             for buffer in self.replay_buffers.values():
                 buffer.interrupt()
+
+
+def _observe(learner: Learner[Any, Any, Any], rollouts: Mapping[str, Rollout]) -> None:
+    assert isinstance(learner, OffPolicyLearner)
+    learner.observe(rollouts)
+
+
+def _errors(learner: Learner[Any, Any, Any]) -> Tensor | None:
+    assert isinstance(learner, OffPolicyLearner)
+    return learner.errors
 
 
 Config = TypeVar("Config", bound=OffPolicyConfig)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from maze_train.functional.losses import (
 )
 from maze_train.learner.config import Progress, is_adaptive
 from maze_train.learner.events import statistics_of
+from maze_train.learner.learner import LearnerOptions, Modules
 from maze_train.learner.modules import current
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.nets.actor_critic import ActorCriticModel
@@ -49,11 +50,13 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     }
     analytic_gradients: ClassVar[Mapping[str, object]] = {"value_clip_range": 0.0}
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, modules: Modules, config: PPOAlgorithmConfig, **options: Unpack[LearnerOptions]
+    ) -> None:
         self._divergences: dict[str, Tensor] = {}
         self._stopped: set[str] = set()
         self._has_moved = False
-        super().__init__(*args, **kwargs)
+        super().__init__(modules, config, **options)
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
         """Raise if the module, or value clipping with the module, is not supported."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -115,7 +114,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         model: SoftActorCriticModel,
         batch: Transitions,
         inputs: TensorTree,
-        features: Any,
+        features: TensorTree,
         config: SACAlgorithmConfig,
         statistics: Statistics,
     ) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -87,7 +86,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         model: TD3Model,
         batch: Transitions,
         inputs: TensorTree,
-        features: Any,
+        features: TensorTree,
         config: TD3AlgorithmConfig,
         statistics: Statistics,
     ) -> Tensor:

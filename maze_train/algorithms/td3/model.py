@@ -55,7 +55,8 @@ class TD3Model(PolicyAndCritics):
         """Return distribution parameters, `[..., param_size]`, and update the exploration noise."""
         stddev = float(self.exploration_noise_stddev)
         for family in self.distribution.parts.values():
-            family.noise_stddev = stddev  # type: ignore[attr-defined]  # NoisyActions
+            assert isinstance(family, NoisyActions)
+            family.noise_stddev = stddev
         return super().policy_params(obs)
 
     def actions_of(self, policy: Policy, inputs: TensorTree) -> Tensor:
