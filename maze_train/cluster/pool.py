@@ -193,7 +193,7 @@ class RemoteActor(RemoteWorker):
         self.pending.clear()
         self._ray.kill(self._handle)
 
-    def last_news(self, result: Any) -> None:
+    def last_news(self, result: object) -> None:
         """Record the final report of a closed actor."""
         with suppress(self._ray.exceptions.RayError):
             reply = Reply(*self._ray.get(result, timeout=0))
@@ -260,7 +260,7 @@ class RayPool(RemotePool[RemoteActor]):
         actor.make(content, self._entropy)
         return actor
 
-    def call(self, index: int, method: str, *args: Any) -> None:
+    def call(self, index: int, method: str, *args: object) -> None:
         """Send a call to the actor of a worker."""
         self._check_open()
         self._session.check_head()
@@ -279,7 +279,7 @@ class RayPool(RemotePool[RemoteActor]):
         finally:
             self._new = ""
 
-    def _given(self, index: int, memory: Any) -> int:
+    def _given(self, index: int, memory: object) -> int:
         """Return the id of memory; send its published content to the worker if necessary."""
         is_new = id(memory) not in self._numbers
         number = self._number_of(memory)
@@ -337,7 +337,7 @@ class RayPool(RemotePool[RemoteActor]):
         self._number_of(memory)
         return memory
 
-    def _number_of(self, memory: Any) -> int:
+    def _number_of(self, memory: object) -> int:
         """Return the id of memory; valid until the memory is closed."""
         number = self._numbers.get(id(memory))
         if number is None:
@@ -358,11 +358,11 @@ class RayPool(RemotePool[RemoteActor]):
                 actor.memories.remove(number)
                 actor.forgotten.append(number)
 
-    def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:
+    def sends(self, index: int, memory: object, arrays: Iterable[Array]) -> None:
         """Send views of memory with each call of a worker."""
         self._links[index] += spans_of(arrays, {self._number_of(memory): memory})
 
-    def publish(self, memory: Any, arrays: Iterable[Array]) -> None:
+    def publish(self, memory: object, arrays: Iterable[Array]) -> None:
         """Publish views of memory in the object store; each machine fetches them once."""
         self._check_open()
         number = self._number_of(memory)

@@ -122,7 +122,7 @@ class RayWorker:
             fill(spans, self._memories)
         return self._context.run(self._worker.method(method), args)
 
-    def _reply(self, function: Callable[..., Any], *args: Any) -> Reply:
+    def _reply(self, function: Callable[..., Any], *args: object) -> Reply:
         """Call a function and return the reply; after a failure, return only the failure."""
         result, written = None, list[Span]()
         if self._failure is None:

@@ -84,7 +84,7 @@ class EventInterface:
 
     prefix: ClassVar[str] = ""
 
-    def __init_subclass__(cls, *, prefix: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, prefix: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if prefix is not None:
             cls.prefix = prefix

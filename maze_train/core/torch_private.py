@@ -49,7 +49,7 @@ def replaced_check(
     is_tracing: Callable[[], bool] | None,
     num_modes: Callable[[], int] | None,
     innermost_transform: Callable[[], object] | None,
-    levels: Any,
+    levels: object,
 ) -> Callable[[], bool]:
     """Return a function that checks whether tensor operations may be traced or replaced.
 

@@ -213,7 +213,7 @@ class RolloutStorage:
         columns: Columns,
         *,
         device: torch.device | None = None,
-        memory: Any = None,
+        memory: object = None,
         offset: int = 0,
     ) -> None:
         self.device = device or torch.device("cpu")

@@ -168,7 +168,7 @@ def metadata_of(directory: Path, content: Mapping[str, Any]) -> DatasetMetadata:
     return metadata
 
 
-def _check_mappings(env: Any, policy: Any) -> None:
+def _check_mappings(env: object, policy: object) -> None:
     if not isinstance(env, dict) or not isinstance(policy, dict):
         raise TypeError("env and policy: expected mappings")
 

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
@@ -56,7 +57,7 @@ class CategoricalFamily(Distribution):
     table_dims: tuple[int, ...]
     """Dimensions of the table that belong to one action."""
 
-    def __init__(self, space: Space[Any], start: Any, num_choices: int) -> None:
+    def __init__(self, space: Space[Any], start: npt.ArrayLike, num_choices: int) -> None:
         self.param_size = self.noise_size = self.num_choices = num_choices
         starts = np.asarray(start, dtype=np.int64)
         self.action_shape = tuple(int(n) for n in starts.shape)

@@ -225,7 +225,7 @@ def _type_name(space: Space[Any]) -> str:
     return next(name for name in names if name in DEFAULTS)
 
 
-def _check_override(key: str, override: Any) -> None:
+def _check_override(key: str, override: object) -> None:
     """Raise if the override is neither a known name nor a mapping with a family."""
     name = override
     if isinstance(override, Mapping):

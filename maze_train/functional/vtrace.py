@@ -367,7 +367,7 @@ def _spread(name: str, tensor: Tensor, values: Tensor) -> Tensor:
     return tensor.reshape(steps + ones).expand_as(values)
 
 
-def _by_part(**trees: Any) -> list[Mapping[str, Any]]:
+def _by_part(**trees: object) -> list[Mapping[str, Any]]:
     """Return the arguments as mappings by part of the action; a whole action has the key "".
 
     Raises:

@@ -198,7 +198,7 @@ class TorchrunProcesses(SingleProcess):
         """Leave the process group; the other processes detect this."""
         leave()
 
-    def _exchange(self, call: Callable[..., object], *args: Any) -> None:
+    def _exchange(self, call: Callable[..., object], *args: object) -> None:
         try:
             call(*args)
         except RuntimeError as error:

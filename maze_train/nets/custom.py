@@ -122,7 +122,7 @@ def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
         raise ConfigError(WRAPPER_KEY, f"{expected} from {method}", got)
 
 
-def _shapes(outputs: Any) -> list[Any] | str:
+def _shapes(outputs: object) -> list[Any] | str:
     """Return the shape of a tensor, shapes of a tuple of tensors, or the type of other objects."""
     if isinstance(outputs, tuple):
         return [_shapes(output) for output in outputs]

@@ -172,7 +172,7 @@ class ObservationNormalizer(nn.Module):
                 own = self.get_buffer(f"_{name}_{i}")
                 own.copy_(values.view(own.shape))
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._refresh()
 

@@ -97,7 +97,7 @@ class FunctionalSimulator(Simulator):
             columns={key: from_dlpack(value) for key, value in result["infos"].items()},
         )
 
-    def _tensors(self, obs: Any) -> TensorTree:
+    def _tensors(self, obs: object) -> TensorTree:
         return tree_map(from_dlpack, flat_leaves(self._observation, obs))
 
     def render(self) -> Any:
@@ -190,7 +190,7 @@ def functions(
     return begin, advance
 
 
-def numbers_of(state: Any, num_envs: int) -> dict[str, Any]:
+def numbers_of(state: object, num_envs: int) -> dict[str, Any]:
     """Return the metrics of a state that have shape `[B]`, by name (`metrics` in Brax)."""
     metrics = offered(state, ["metrics"]).get("metrics") or {}
     return {key: value for key, value in metrics.items() if value.shape == (num_envs,)}

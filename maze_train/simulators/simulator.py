@@ -123,7 +123,7 @@ class Simulator(ABC):
         """Release the resources of the simulator."""
 
 
-def offered(env: Any, names: Iterable[str]) -> dict[str, Any]:
+def offered(env: object, names: Iterable[str]) -> dict[str, Any]:
     """Return the attributes among `names` that a third-party object has, in this order."""
     return {name: getattr(env, name) for name in names if hasattr(env, name)}
 
@@ -133,7 +133,7 @@ def arrays_of(tree: TensorTree) -> dict[str, Array]:
     return {key: x.cpu().numpy().copy() for key, x in leaves_by_key(tree).items()}
 
 
-def flat_leaves(view: FlatView, value: Any) -> TensorTree:
+def flat_leaves(view: FlatView, value: object) -> TensorTree:
     """Convert an element of a space to one tensor or a flat mapping of tensors."""
     leaves = leaves_by_key(value) if view.is_single else dict(view.read(value))
     return as_tree(leaves, not view.is_single)

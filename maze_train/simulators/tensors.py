@@ -110,7 +110,7 @@ class TensorSimulator(Simulator):
             columns=self._numbers(info),
         )
 
-    def _flat(self, obs: Any) -> TensorTree:
+    def _flat(self, obs: object) -> TensorTree:
         return flat_leaves(self._observation, obs)
 
     def _numbers(self, info: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ class TensorSimulator(Simulator):
         self._close()
 
 
-def as_space(space: Any) -> spaces.Space[Any]:
+def as_space(space: object) -> spaces.Space[Any]:
     """Check a Gymnasium space; convert a mapping of spaces to a Dict.
 
     Raises:

@@ -150,7 +150,7 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     return space if view.is_single else spaces.Dict(OrderedDict(view.leaves))
 
 
-def flatten_value(space: spaces.Space[Any] | FlatView, value: Any) -> Any:
+def flatten_value(space: spaces.Space[Any] | FlatView, value: object) -> Any:
     """Flatten a value of `space` to a dict of leaves; values of leaf spaces are unchanged.
 
     Pass a `FlatView` in hot loops.
@@ -330,7 +330,7 @@ def check_same_spaces(
     problem: str,
     found: Sequence[spaces.Space[Any]],
     wanted: Sequence[spaces.Space[Any]],
-    value: Any = ...,
+    value: object = ...,
 ) -> None:
     """Raise if the spaces of a setting differ from the spaces of the run.
 
@@ -463,7 +463,7 @@ def _compact(bound: Array) -> Any:
     return values.item() if values.size == 1 else bound.tolist()
 
 
-def _checked_key(key: Any) -> str | int:
+def _checked_key(key: object) -> str | int:
     if isinstance(key, str | int):
         return key
     raise SpaceError(f"a Dict with the key {key!r} cannot be saved: expected strings as keys")

@@ -267,7 +267,7 @@ def mask_layout(observation_space: Space[Any], action_space: Space[Any]) -> Mask
     return _layout_of(masks, action_space) if masks else None
 
 
-def checked_actions(name: str, part: Any, n: int, space: Space[Any]) -> Array:
+def checked_actions(name: str, part: object, n: int, space: Space[Any]) -> Array:
     """Convert one part of n environment actions to an array `[n, *space.shape]` and check it.
 
     Box values may lie outside the bounds, because `Distribution.to_env` clips actions.
@@ -337,7 +337,7 @@ class LegalChoices:
             self._layouts = [(None, found)]
         self.has_masks = bool(self._layouts)
 
-    def read(self, obs: Any) -> Iterator[tuple[str, list[Array]]]:
+    def read(self, obs: object) -> Iterator[tuple[str, list[Array]]]:
         """Yield key and masks, one per choice, of every masked part of the next actions.
 
         Raises:

@@ -177,7 +177,7 @@ def seen_by_critic(joint: Mapping[str, spaces.Space[Any]]) -> dict[str, spaces.S
     return {**joint_view(joint), JOINT_AGENT: count}
 
 
-def with_joint(own: Any, joint: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+def with_joint(own: object, joint: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
     """Add the inputs of a centralised critic to the observation of an agent, `[T, E, ...]`.
 
     Args:
@@ -197,7 +197,7 @@ def without_joint(obs: TensorTree) -> TensorTree:
     return own.get(OWN_LEAF, own)
 
 
-def _own_leaves(own: Any) -> dict[str, Any]:
+def _own_leaves(own: object) -> dict[str, Any]:
     return {key or OWN_LEAF: leaf for key, leaf in leaves_by_key(own).items()}
 
 

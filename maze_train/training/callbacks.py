@@ -89,7 +89,7 @@ class Training(Protocol):
         """The current settings of the algorithm."""
         ...
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: object) -> None:
         """Change a setting of the algorithm."""
         ...
 
@@ -222,7 +222,9 @@ class TrainingView:
         """Return the tag and the step of logged content."""
         return f"{PREFIX}/{name}", self.progress.env_steps
 
-    def call_envs(self, method: str, /, *args: Any, evaluate: bool = False, **kwargs: Any) -> None:
+    def call_envs(
+        self, method: str, /, *args: object, evaluate: bool = False, **kwargs: object
+    ) -> None:
         """Call a method of every training environment after the current update.
 
         The call is made after the current methods of all callbacks have returned; calls in
@@ -243,7 +245,7 @@ class TrainingView:
         """
         self.add_call(EnvCall(method, [*args], kwargs), evaluate=evaluate)
 
-    def set_env_attr(self, name: str, value: Any, *, evaluate: bool = False) -> None:
+    def set_env_attr(self, name: str, value: object, *, evaluate: bool = False) -> None:
         """Set an existing attribute of every training environment; otherwise like `call_envs`.
 
         Args:
@@ -254,7 +256,7 @@ class TrainingView:
         key = "run.set_env_attr"
         self.add_call(EnvCall(name, [value], is_attribute=True, key=key), evaluate=evaluate)
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: object) -> None:
         """Change a setting of the algorithm while the run trains.
 
         Checkpoints contain the changes, so a resumed run repeats them. The values are recorded as
@@ -276,7 +278,7 @@ class TrainingView:
         if self._may_act(call.key, call.name):
             self._trainer.env_calls.add(call, evaluate=evaluate)
 
-    def _may_act(self, key: str, value: Any) -> bool:
+    def _may_act(self, key: str, value: object) -> bool:
         """Return False in `on_run_start` of a resumed run: the checkpoint contains the change.
 
         Raises:
@@ -314,7 +316,7 @@ class Callback:
         ConfigError: If a subclass defines an unknown method `on_...`.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         called = [name for name in vars(Callback) if name.startswith("on_")]
         for name, value in vars(cls).items():

@@ -208,7 +208,7 @@ class TrainedPolicy:
         self._generator = torch.Generator().manual_seed(seed)
         self._actor: Actor | None = None
 
-    def reset(self, ended: Any = None) -> None:
+    def reset(self, ended: object = None) -> None:
         """Reset the recurrent state; call at the start of an episode.
 
         Args:
@@ -224,7 +224,7 @@ class TrainedPolicy:
             self._actor.forget(_flags("ended", ended, len(self._actor.hidden_state)))
 
     @torch.no_grad()
-    def act(self, observation: Any, deterministic: bool = True) -> Any:
+    def act(self, observation: object, deterministic: bool = True) -> Any:
         """Return the action for one observation, or the actions for a batch.
 
         Args:
@@ -246,9 +246,9 @@ class TrainedPolicy:
     @torch.no_grad()
     def predict(
         self,
-        observation: Any,
+        observation: object,
         state: Array | None = None,
-        episode_start: Any = None,
+        episode_start: object = None,
         deterministic: bool = False,
     ) -> tuple[Any, Array | None]:
         """Return actions and the next recurrent state, like `predict` of Stable-Baselines3.
@@ -285,7 +285,7 @@ class TrainedPolicy:
         return actions, actor.hidden_state.cpu().numpy() if actor.state_size else None
 
     @torch.no_grad()
-    def values(self, observation: Any) -> Any:
+    def values(self, observation: object) -> Any:
         """Return state values in units of (scaled) returns.
 
         A2C, PPO and IMPALA: output of the critic. DQN: maximum of the action values. The recurrent
@@ -312,7 +312,7 @@ class TrainedPolicy:
         return found.cpu().numpy() if batched else float(found)
 
     @torch.no_grad()
-    def probabilities(self, observation: Any) -> Any:
+    def probabilities(self, observation: object) -> Any:
         """Return probabilities of discrete actions; for DQN, including exploration.
 
         The recurrent state does not change.

@@ -76,7 +76,7 @@ class Trainer(ABC):
         services: Tracker, evaluator, model selection, limits, checkpoints.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Raise TypeError with a hint for calls such as `PPO("MlpPolicy", "CartPole-v1")`."""
         if args and not isinstance(args[0], AlgorithmConfig):
             given = [*args[1:], *kwargs.values(), "CartPole-v1"]
@@ -140,7 +140,7 @@ class Trainer(ABC):
         """The current settings of the algorithm."""
         return self.settings.current
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: object) -> None:
         """Change a setting of the algorithm; see `TrainingView.set`."""
         limits = self.limits
         is_limited = limits.total_steps or limits.max_wall_time_s or self._last_epoch

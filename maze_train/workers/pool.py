@@ -187,7 +187,7 @@ class WorkerPool(ABC):
         """Number of workers; 0 after `close`."""
 
     @abstractmethod
-    def call(self, index: int, method: str, *args: Any) -> None:
+    def call(self, index: int, method: str, *args: object) -> None:
         """Start a method of a worker without waiting for the result.
 
         Args:
@@ -223,7 +223,7 @@ class WorkerPool(ABC):
                 before the next call.
         """
 
-    def ask(self, index: int, method: str, *args: Any) -> Any:
+    def ask(self, index: int, method: str, *args: object) -> Any:
         """Call a method of a worker without pending calls, and wait for the result.
 
         Raises:
@@ -249,10 +249,10 @@ class WorkerPool(ABC):
         closes the memory.
         """
 
-    def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
+    def sends(self, index: int, memory: object, arrays: Iterable[Array]) -> None:  # noqa: B027
         """Send views of memory with each call of a worker; does nothing if memory is shared."""
 
-    def publish(self, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
+    def publish(self, memory: object, arrays: Iterable[Array]) -> None:  # noqa: B027
         """Send the current content of views to all workers; does nothing if memory is shared.
 
         All workers, including restarted workers, receive the content before their next call. The
@@ -280,7 +280,7 @@ class WorkerPool(ABC):
     def close(self) -> None:
         """Stop all workers. Closing twice has no effect."""
 
-    def call_all(self, method: str, *args: Any) -> list[Any]:
+    def call_all(self, method: str, *args: object) -> list[Any]:
         """Call a method of every worker, and return the results in order of the workers.
 
         Raises:
@@ -339,7 +339,7 @@ class InlinePool(WorkerPool):
     def __len__(self) -> int:
         return len(self.workers)
 
-    def call(self, index: int, method: str, *args: Any) -> None:
+    def call(self, index: int, method: str, *args: object) -> None:
         """Queue the call."""
         if not self.workers:
             raise WorkerError(CLOSED)

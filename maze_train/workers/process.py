@@ -57,7 +57,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.memories: list[Any] = []
 
-    def persistent_id(self, obj: Any) -> tuple[int, int] | None:
+    def persistent_id(self, obj: object) -> tuple[int, int] | None:
         if not isinstance(obj, (SharedMemory, PrivateMemory)):
             return None
         self.memories.append(obj)
@@ -73,7 +73,7 @@ class _Unpickler(pickle.Unpickler):
         return self._memory_of(*pid)
 
 
-def pack(value: Any) -> tuple[bytes, list[Any]]:
+def pack(value: object) -> tuple[bytes, list[Any]]:
     """Pickle a value; return the bytes and the referenced memory objects."""
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -86,7 +86,7 @@ def unpack(content: bytes, memory_of: Callable[[int, int], Any]) -> Any:
     return _Unpickler(io.BytesIO(content), memory_of).load()
 
 
-def send_message(conn: Connection, process: int, value: Any) -> None:
+def send_message(conn: Connection, process: int, value: object) -> None:
     """Send a value that may contain shared memory.
 
     Args:
@@ -119,7 +119,7 @@ def receive_message(conn: Connection) -> Any:
     return unpack(content, lambda number, nbytes: SharedMemory(nbytes, descriptors[number]))
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Pickle a value, falling back to the slower cloudpickle for objects of local classes.
 
     Raises:
@@ -280,7 +280,7 @@ def _send(conn: Connection, kind: bytes, content: bytes) -> None:
     conn.send_bytes(content)
 
 
-def encoded(result: Any) -> bytes:
+def encoded(result: object) -> bytes:
     """Pickle a result.
 
     Raises:

@@ -388,7 +388,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
         self._poller.register(process.descriptor, select.POLLIN)
         return process
 
-    def call(self, index: int, method: str, *args: Any) -> None:
+    def call(self, index: int, method: str, *args: object) -> None:
         """Send a call to a worker process."""
         self._check_open()
         self._remote[index].call(method, args)

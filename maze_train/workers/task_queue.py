@@ -73,12 +73,12 @@ class TaskQueue(Generic[Result]):
             pool.close()
             raise
 
-    def set_up(self, method: str, *args: Any) -> None:
+    def set_up(self, method: str, *args: object) -> None:
         """Call a method of every worker, and register it for restarted workers."""
         self._setup.append((method, args))
         self._pool.call_all(method, *args)  # Waiting lets all workers start a round together.
 
-    def ask_all(self, method: str, *args: Any) -> None:
+    def ask_all(self, method: str, *args: object) -> None:
         """Call a method of every worker between two rounds, and wait until all calls end.
 
         A restarted worker repeats the call.
@@ -101,7 +101,7 @@ class TaskQueue(Generic[Result]):
                     self._call(index, method, *args)
 
     def begin(
-        self, *args: Any, task_of: Callable[[int], Any], seed_of: Callable[[int], int]
+        self, *args: object, task_of: Callable[[int], Any], seed_of: Callable[[int], int]
     ) -> None:
         """Begin a round. Call `drop` first, except before the first round.
 
@@ -199,7 +199,7 @@ class TaskQueue(Generic[Result]):
             self._call(index, "begin_round", *self._round)
         self._call(index, "advance", tasks)
 
-    def _call(self, index: int, method: str, *args: Any) -> None:
+    def _call(self, index: int, method: str, *args: object) -> None:
         self._states[index].calls += 1
         self._pool.call(index, method, *args)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.spaces import Space
 from torch import nn
 
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
@@ -437,7 +438,9 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         agents = several.agents if several else ()
         return known + (evaluation_metrics(config, agents) if self.has_env else [])
 
-    def _build_loss(self, model: PolicyModel, data: TransitionData, action_space: Any) -> BCLoss:
+    def _build_loss(
+        self, model: PolicyModel, data: TransitionData, action_space: Space[Any]
+    ) -> BCLoss:
         config = self.algorithm
         weights = None
         if config.class_weights == "balanced":

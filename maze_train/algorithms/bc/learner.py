@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from gymnasium import Space
@@ -121,7 +121,10 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         return loss
 
 
-def _of(each: Any, module_id: str) -> Any:
+T = TypeVar("T")
+
+
+def _of(each: T | Mapping[str, T], module_id: str) -> T:
     """Return the entry of a module in a mapping, or the common value."""
     return each[module_id] if isinstance(each, Mapping) else each
 

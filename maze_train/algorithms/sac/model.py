@@ -70,7 +70,7 @@ class SoftActorCriticModel(PolicyAndCritics):
         )
 
 
-def _note_temperatures(model: nn.Module, incompatible: Any) -> None:
+def _note_temperatures(model: nn.Module, incompatible: object) -> None:
     """Record that a model has loaded temperatures."""
     assert isinstance(model, SoftActorCriticModel)
     model.has_temperatures = True
