@@ -324,7 +324,7 @@ def test_versions_of_the_base(tmp_path):
     shutil.rmtree(base / "policies")
     with pytest.raises(ConfigError, match=r"has no spaces.json yet; resume the run"):
         started(tmp_path, f"{base}@final", "ppo", "discrete", run_dir=tmp_path / "no")
-    with pytest.raises(ConfigError, match=r"no saved policy 'final': it has none"):
+    with pytest.raises(ConfigError, match=r"no saved policy 'final': it has no saved policies"):
         started(tmp_path, f"{tmp_path}/nowhere@final", "ppo", "discrete", run_dir=tmp_path / "no")
 
 
