@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -75,10 +75,21 @@ def on_device(columns: T, device: torch.device) -> T:
     def moved(tree: TensorTree) -> TensorTree:
         return tree_map(lambda x: x.to(device), tree)
 
-    record: Any = columns
+    return with_trees(columns, {name: moved(tree) for name, tree in trees_of(columns).items()})
+
+
+def trees_of(record: object) -> dict[str, TensorTree]:
+    """Return the tensors and trees of tensors of a dataclass by field; {} for other objects."""
+    if not is_dataclass(record) or isinstance(record, type):
+        return {}
     given = {field.name: getattr(record, field.name) for field in fields(record)}
-    trees = {name: x for name, x in given.items() if isinstance(x, dict | torch.Tensor)}
-    result: T = replace(record, **{name: moved(tree) for name, tree in trees.items()})
+    return {name: x for name, x in given.items() if isinstance(x, dict | torch.Tensor)}
+
+
+def with_trees(record: T, trees: Mapping[str, TensorTree]) -> T:
+    """Return a copy of a dataclass with some fields replaced."""
+    given: Any = record
+    result: T = replace(given, **trees)
     return result
 
 

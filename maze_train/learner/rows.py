@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
-
-import torch
+from typing import TypeVar
 
 from maze_train.core.errors import TrainingError
-from maze_train.core.types import Tensor, tree_leaves, tree_map
+from maze_train.core.types import Tensor, tree_leaves, tree_map, trees_of, with_trees
 
 Batch = TypeVar("Batch")
 
@@ -32,14 +29,7 @@ def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
     Raises:
         TrainingError: If the batch is not a dataclass of tensors, or row counts differ.
     """
-    trees: dict[str, Any] = {}
-    if is_dataclass(batch) and not isinstance(batch, type):
-        trees = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    trees = {
-        name: tree
-        for name, tree in trees.items()
-        if isinstance(tree, torch.Tensor) or (isinstance(tree, dict) and tree)
-    }
+    trees = {name: tree for name, tree in trees_of(batch).items() if tree_leaves(tree)}
     sizes = {len(leaf) for tree in trees.values() for leaf in tree_leaves(tree)}
     if len(sizes) != 1:
         raise TrainingError(
@@ -49,5 +39,4 @@ def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
         )
     own = {name: tree_map(lambda x: own_rows(x, rank, count), t) for name, t in trees.items()}
     size = sizes.pop()
-    part: Any = replace(batch, **own)  # type: ignore[type-var]  # checked above
-    return part, len(range(rank, size, count)), size
+    return with_trees(batch, own), len(range(rank, size, count)), size

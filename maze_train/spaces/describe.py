@@ -392,22 +392,29 @@ def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> st
     if isinstance(leaf, spaces.Box):
         text = f"Box(shape={list(leaf.shape)}, dtype={leaf.dtype})"
         is_like = isinstance(other, spaces.Box) and leaf.dtype == other.dtype
-        numbers, entry = ("low", "high"), " with bounds [{}, {}]"
+        entry = " with bounds [{}, {}]"
     elif isinstance(leaf, spaces.MultiDiscrete):
         if leaf.nvec.size <= MAX_ENTRIES:
             return f"MultiDiscrete(nvec={leaf.nvec.tolist()}, start={leaf.start.tolist()})"
         text = f"MultiDiscrete(shape={list(leaf.shape)})"
         is_like = isinstance(other, spaces.MultiDiscrete)
-        numbers, entry = ("nvec", "start"), " with {} choices from {}"
+        entry = " with {} choices from {}"
     else:
         return str(leaf)
-    if other is None or not is_like or leaf.shape != other.shape:
+    if not isinstance(other, spaces.Box | spaces.MultiDiscrete) or not is_like:
         return text
-    ours, theirs = ([getattr(space, name) for name in numbers] for space in (leaf, other))
+    if leaf.shape != other.shape:
+        return text
+    ours, theirs = _bounds_of(leaf), _bounds_of(other)
     differs = np.logical_or(*(own != their for own, their in zip(ours, theirs, strict=True)))
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))
     place = f" at {list(index)}" if index else ""
     return text + entry.format(*(array[index] for array in ours)) + place
+
+
+def _bounds_of(leaf: spaces.Box | spaces.MultiDiscrete) -> tuple[Array, Array]:
+    """Return the bounds of a Box; the number and the first index of the choices otherwise."""
+    return (leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else (leaf.nvec, leaf.start)
 
 
 MAX_NUMBERS = 1 << 26
