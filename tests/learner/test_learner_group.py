@@ -728,7 +728,9 @@ def test_what_several_learners_refuse(monkeypatch):
         with pytest.raises(ConfigError, match=f"only {count} are available; use .*={count}"):
             check_gpus(settings, torch.device(device))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    with pytest.raises(ConfigError, match=r"runner.start_method = 'fork': several learners"):
+    with pytest.raises(
+        ConfigError, match=r"runner.start_method = 'fork': does not support several"
+    ):
         group.update(make_data(), Progress())
 
 
