@@ -651,7 +651,7 @@ def test_places_where_learners_of_a_cluster_meet():
 
 
 MEETING = """
-from maze_train.learner.parallel import SingleLearner
+from maze_train.learner.process_group import Address, Rendezvous, open_store
 meeting = Rendezvous("127.0.0.2")
 first = open_store(meeting.address, 2, 60, meeting.listener)
 open_store(meeting.address, 2, 60, None).set("key", "value")
