@@ -102,12 +102,12 @@ def matching_folders(key: str, pattern: str) -> dict[str, str]:
 
 
 def _is_link(path: str) -> tuple[bool, str]:
-    """Sort key: links before folders, so that a folder replaces its links."""
+    """Sort key: links before folders, so that a folder replaces links to it."""
     return os.path.realpath(path) == path, path
 
 
 def check_below(key: str, name: str) -> None:
-    """Raise if a file name is absolute or contains `..`, and could leave its directory."""
+    """Raise if a file name is absolute or contains `..`, and could refer to an outside file."""
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise ConfigError(key, "expected a path below the run directory, without ..", name)
 
@@ -158,15 +158,15 @@ def check_fields(settings: object, minimum: float, *keys: str, maximum: float = 
 def check_same_shape(**tensors: Tensor) -> None:
     """Raise if tensors differ in shape, because broadcasting would hide the error.
 
-    A column [N, 1] against a row [N] broadcasts silently to [N, N] and still has a finite mean.
+    A column [N, 1] against a row [N] broadcasts silently to [N, N], which still has a finite mean.
 
     Args:
-        **tensors: At least one tensor. The first tensor has the expected shape. Names are used in
-            the message.
+        **tensors: At least one tensor. The first tensor has the expected shape. Argument names
+            are used in the message.
 
     Raises:
-        ShapeError: If the shape of a tensor differs from the first. The message contains names and
-            shapes of both.
+        ShapeError: If the shape of a tensor differs from the shape of the first tensor. The message
+            contains the names and shapes of both tensors.
     """
     (first_name, first), *others = tensors.items()
     expected = first.shape

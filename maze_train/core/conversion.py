@@ -70,7 +70,7 @@ class Settings:
     @classmethod
     def hints(cls) -> Mapping[str, object]:
         """Return the type hints of the constructor's fields by name."""
-        if "_hints" not in vars(cls):  # A base class has other fields.
+        if "_hints" not in vars(cls):  # A base class has different fields.
             hints = get_type_hints(cls)
             cls._hints = MappingProxyType({f.name: hints[f.name] for f in fields(cls) if f.init})
         return cls._hints
@@ -97,8 +97,8 @@ class Settings:
         """Return plain values for YAML; the inverse of `convert`.
 
         Args:
-            hint: Type hint of the field. If the class of the settings differs, it is included as
-                `_target_`.
+            hint: Type hint of the field. If the class of the settings differs from this type, the
+                class is included as `_target_`.
         """
         cls = type(self)
         node: dict[str, object] = {} if cls is hint else {TARGET: dotted_name(cls)}
@@ -159,7 +159,7 @@ def join(path: str, key: str) -> str:
 
 
 def when_changeable(settings: Settings, key: str) -> tuple[str, str]:
-    """Return when a setting may change, according to the metadata of its field or section.
+    """Return when a setting may change, according to the metadata of the field or its section.
 
     Args:
         settings: The settings.
@@ -276,7 +276,7 @@ PLAIN_TYPES = frozenset((type(None), bool, int, float, str, list, tuple, dict))
 
 def _unboxed(value: object) -> object:
     """Convert a NumPy or PyTorch scalar to a Python number; return other values unchanged."""
-    if type(value) in PLAIN_TYPES:  # The check of the protocol takes ten times as long.
+    if type(value) in PLAIN_TYPES:  # The protocol check takes ten times as long.
         return value
     return value.item() if isinstance(value, Scalar) and value.shape == () else value
 
@@ -379,7 +379,8 @@ SCALARS: Mapping[object, tuple[str, Callable[[object], object]]] = MappingProxyT
         str: ("a string", lambda value: value if isinstance(value, str) else None),
     }
 )
-"""Name in messages and conversion for each scalar type. Conversions return None on failure."""
+"""Name in messages and conversion function for each scalar type; a conversion returns None on
+failure."""
 
 
 def _describe(hint: object) -> str:

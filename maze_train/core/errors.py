@@ -46,7 +46,7 @@ LIBRARIES = frozenset(
         *("onnxruntime", "onnxscript", "pettingzoo", "ray", "rich", "tensorboard", "wandb", "yaml"),
     )
 )
-"""Dependencies of maze_train, whose errors are explained in messages of maze_train."""
+"""Dependencies of maze_train whose errors are explained by messages of maze_train."""
 
 
 def failed_in_user_code(error: BaseException) -> bool:
@@ -102,7 +102,7 @@ class ConfigError(MazeTrainError):
         return type(self), (self.key, self.problem, self.value, self.remedy)
 
     def below(self, prefix: str) -> ConfigError:
-        """Return the same error with the key below the parent node `prefix`."""
+        """Return the same error with the key prefixed by the parent node `prefix`."""
         key = f"{prefix}.{self.key}" if prefix and self.key else prefix or self.key
         return type(self)(key, self.problem, self.value, self.remedy)
 
@@ -139,7 +139,8 @@ class CallbackError(TrainingError):
     """A callback or a user-defined evaluator raised an error.
 
     Attributes:
-        checkpoint: Checkpoint from which the run can be resumed; None before it is saved.
+        checkpoint: Checkpoint from which the run can be resumed; None before the checkpoint is
+            saved.
     """
 
     at_once = False
@@ -151,7 +152,7 @@ class RunDirectoryError(MazeTrainError):
 
 
 class ExportError(MazeTrainError):
-    """A policy cannot be exported, or the actions of the exported policy differ."""
+    """A policy cannot be exported, or the exported policy returns different actions."""
 
 
 class DatasetError(MazeTrainError):
@@ -169,7 +170,8 @@ class MissingExtraError(MazeTrainError):
         package: Name of the package.
         extra: Extra of `maze-train` that installs the package.
         purpose: Feature that requires the package.
-        problem: Reason why the installed package does not work; None: it is not installed.
+        problem: Reason why the installed package does not work; None: the package is not
+            installed.
     """
 
     def __init__(self, package: str, extra: str, purpose: str, problem: str | None = None) -> None:

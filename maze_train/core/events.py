@@ -46,7 +46,7 @@ class Event:
         object.__setattr__(self, "name", name)
 
     def of_part(self, part: str) -> Event:
-        """Return the event for a part, such as a part of the action: `<tag>/<part>`.
+        """Return the event for a part, such as an action component: `<tag>/<part>`.
 
         Statistics are keyed by tag, so a new event may be created in each call.
         """
@@ -124,8 +124,8 @@ class _Total:
             self.value = value
         elif self.reduce in ("mean", "sum"):
             self.value += value
-        # NaN takes precedence. Comparisons with NaN are false, so the result would depend on the
-        # order.
+        # NaN takes precedence. Comparisons with NaN are false, so the result would otherwise depend
+        # on the order.
         elif math.isnan(value) or (
             value > self.value if self.reduce == "max" else value < self.value
         ):
@@ -178,7 +178,7 @@ class Statistics:
     def merge(self, other: Statistics) -> None:
         """Append all values of `other`.
 
-        The result is exact: means are merged by their sums and weights.
+        The result is exact: means are merged from their sums and weights.
         """
         if other._totals:
             self._settle()

@@ -77,7 +77,7 @@ def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
     """Read a regular file of at most `at_most` bytes.
 
     Raises:
-        OSError: If the file cannot be read, is not a regular file, or is larger.
+        OSError: If the file cannot be read, is not a regular file, or is larger than `at_most`.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -122,7 +122,7 @@ class FileDigest:
 
 @contextmanager
 def undamaged(path: Path) -> Iterator[None]:
-    """Convert OSError in the block to DamagedError."""
+    """Raise any OSError in the block as a DamagedError."""
     try:
         yield
     except FileNotFoundError:
@@ -172,7 +172,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def writable(key: str, directory: Path) -> Iterator[None]:
-    """Convert OSError in the block to a ConfigError of a directory setting.
+    """Raise any OSError in the block as a ConfigError for a directory setting.
 
     Raises:
         ConfigError: If writing fails in the block.
@@ -238,7 +238,7 @@ def process_runs(pid: int) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove unfinished files of `atomic_write` in dead processes."""
+    """Remove unfinished files that `atomic_write` left in dead processes."""
     for path in directory.glob(".*.tmp"):
         pid = path.suffixes[-2:-1]
         if pid and pid[0][1:].isdigit() and not process_runs(int(pid[0][1:])):
@@ -252,13 +252,13 @@ TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
 directories."""
 
 LOCK_GRACE_S = 3.0
-"""Time in seconds to wait for the lock of a dead process until its workers release the lock."""
+"""Maximum time in seconds to wait until the workers of a dead process release its lock."""
 
 
 def new_directory(parent: Path) -> Path:
     """Create a directory named after the current time, unique among concurrent callers.
 
-    If a directory of the same second exists, a number is appended.
+    If a directory with this name exists, a number is appended.
     """
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     number = 1
@@ -276,8 +276,8 @@ def new_directory(parent: Path) -> Path:
 def link_latest(link: Path, directory: Path) -> None:
     """Create a link to a directory; does nothing if links are not supported.
 
-    The target is a sibling of the link, or below one. An existing link is replaced atomically;
-    other files are not changed.
+    The target must be a sibling of the link, or below a sibling. An existing link is replaced
+    atomically; other files are not changed.
     """
     temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
     if link.exists() and not link.is_symlink():
@@ -293,7 +293,7 @@ def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
     Args:
         key: Setting of the directory, for messages.
         name: Path; None: `<default_parent>/<date>_<time>`.
-        default_parent: Parent directory for `name` None.
+        default_parent: Parent directory if `name` is None.
 
     Raises:
         ConfigError: If the directory cannot be created.
@@ -315,11 +315,12 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     (see `guarded`).
 
     The lock is an `flock` on the file `.lock` in the directory. The OS releases the lock when the
-    process ends; the file remains. On file systems without locks, nothing is locked.
+    process ends; the file remains. On file systems without support for locks, the directory is not
+    locked.
 
     Args:
         directory: An existing directory, usually of a run.
-        use: Verb for the error message of other processes.
+        use: Verb for the error message in other processes.
 
     Raises:
         RunDirectoryError: If the directory is locked by another process, is not writable, or
@@ -362,7 +363,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
 
 @contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Serialise the blocks of all processes on this machine for a directory.
+    """Allow only one process on this machine at a time to run a block for a directory.
 
     Does nothing if the directory cannot be locked.
     """
@@ -425,7 +426,7 @@ def claim_temporary() -> None:
     directory = Path(get_temp_dir())
     if (directory / CLAIM).exists():
         return
-    with suppress(OSError):  # A remaining directory is harmless.
+    with suppress(OSError):  # A leftover directory is harmless.
         for path in directory.parent.glob(f"{TEMPORARY}/{CLAIM}"):
             with suppress(OSError), open_regular(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -436,7 +437,7 @@ def claim_temporary() -> None:
 
 
 DIGEST = "sha256"
-"""Key of the digest of the JSON text without this key."""
+"""Key of the digest, which is computed from the JSON text of all other keys."""
 
 
 def seal(content: dict[str, Any], *, indent: int | None = 2) -> bytes:

@@ -25,7 +25,7 @@ _GUARDED: dict[Path, tuple[Path, int]] = {}
 
 @contextmanager
 def guarded(directory: Path, mark: Path) -> Iterator[None]:
-    """Guard a directory in the block: if it is moved or removed, writes below it raise an error.
+    """Guard a directory in the block: if the directory is moved or removed, writes below it fail.
 
     Args:
         directory: The directory.
@@ -167,8 +167,8 @@ class OpenFolder:
 def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
     """Open a folder for writing. maze_train writes all files through this function.
 
-    Symbolic links below the outermost run, study or sweep are not followed, because they may be
-    untrusted. Links above this directory are followed.
+    Symbolic links below the outermost run, study or sweep are not followed, because such links may
+    be untrusted. Links above this directory are followed.
 
     Args:
         path: The folder.
@@ -228,7 +228,7 @@ def check_enclosed(directory: Path) -> None:
     """Raise if a directory contains links to targets outside the directory.
 
     Called before the first write to a run, study, sweep or dataset, so that no later write can
-    leave the directory. The directory itself may be a link if it is not below another run, study or
+    leave the directory. The directory itself may be a link, except below a different run, study or
     sweep.
 
     Raises:

@@ -1,7 +1,7 @@
 """Hugging Face Hub repositories, which can be used in place of run directories.
 
 `hf://<owner>/<repository>` refers to the newest policy of a repository, and
-`hf://<owner>/<repository>@<revision>` to a branch, a tag or a commit.
+`hf://<owner>/<repository>@<revision>` refers to the policy at a branch, a tag or a commit.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def hub_package() -> ModuleType:
 def fetched(name: str) -> Path:
     """Download the files of a policy (and no other files) to the Hub cache; return the directory.
 
-    If the Hub is unreachable, an earlier download is used, with a note. Commits that were
-    downloaded before are not requested again.
+    If the Hub is unreachable, an earlier download is used, with a note. Commits that are already in
+    the cache are not downloaded again.
 
     Args:
         name: `hf://<owner>/<repository>[@<revision>]`.
@@ -105,7 +105,7 @@ def fetched(name: str) -> Path:
 
 
 def _earlier(package: ModuleType, known: dict[str, Any]) -> Path | None:
-    """Return an earlier download, or None if it is missing or incomplete."""
+    """Return an earlier download, or None if there is no complete download."""
     with suppress(Exception):
         found = Path(package.snapshot_download(**known, local_files_only=True))
         return found if all((found / file).exists() for file in POLICY_FILES) else None

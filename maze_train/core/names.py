@@ -5,7 +5,7 @@ ENVIRONMENT, LOG, SERVICES = "environment.json", "run.log", "services.json"
 BEST, CHECKPOINTS, POLICIES = "best", "checkpoints", "policies"
 PLOTS, PROFILE, ROLLOUTS, BEFORE = "plots", "profile", "rollouts", "before"
 FINAL = "final"
-"""Version of the policy in the latest checkpoint; has no separate folder."""
+"""Version of the policy in the latest checkpoint; this version has no separate folder."""
 
 OUTPUTS, LATEST = "outputs", "latest"
 """Default parent directory of runs, and name of the link to the run that started last. The file

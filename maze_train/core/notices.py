@@ -11,7 +11,8 @@ from contextlib import suppress
 from maze_train.core.errors import printable
 
 CONSOLE = logging.getLogger(__name__)
-"""Logger of all printed lines, for handlers of a run or a user; does not print."""
+"""Logger that receives all printed lines, for handlers of runs and users; the logger does not
+print."""
 
 CONSOLE.addHandler(logging.NullHandler())
 CONSOLE.setLevel(logging.INFO)
@@ -34,9 +35,9 @@ def abandon_output() -> None:
 
 
 def notify(text: str, level: int = logging.INFO) -> None:
-    """Print a line on standard error unless `CONSOLE` ignores its level.
+    """Print a line on standard error unless `CONSOLE` ignores the level.
 
-    Errors of the stream are ignored.
+    Errors while writing to the stream are ignored.
     """
     if not CONSOLE.isEnabledFor(level):
         return

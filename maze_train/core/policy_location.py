@@ -14,7 +14,7 @@ from maze_train.core.run_directory import RunDirectory, checkpoint_name
 
 @dataclass(frozen=True)
 class PolicyLocation:
-    """Location of a saved policy: `<run>`, `<run>@<version>` or its directory.
+    """Location of a saved policy: `<run>`, `<run>@<version>` or the directory of the policy.
 
     Attributes:
         run: Run that saved the policy.
@@ -52,7 +52,7 @@ class PolicyLocation:
         return self.run.path if self.is_checkpoint else self.directory
 
     def check_files(self, name: str) -> None:
-        """Check that the configuration exists, and the policy if `version` is not set.
+        """Check that the configuration exists, and that the policy exists if `version` is not set.
 
         Args:
             name: Name of the policy in the settings.
@@ -72,7 +72,7 @@ class PolicyLocation:
 
 
 def policy_nearby(directory: Path) -> str:
-    """Return a hint about the best policy of a parent run, or that the directory is missing."""
+    """Return a hint: the best policy of a parent run, or that the directory does not exist."""
     for parent in directory.parents[:2]:
         if (parent / BEST / WEIGHTS).is_file():
             return did_you_mean([parent / BEST])

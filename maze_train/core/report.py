@@ -58,7 +58,7 @@ def csv_text(
 def _cell(value: str | SupportsFloat | None) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    # The repr of NumPy scalars is not a number.
+    # The repr of NumPy scalars is not a plain number.
     number = int(value) if isinstance(value, Integral) else float(value)
     return "NaN" if math.isnan(number) else repr(number)
 
@@ -124,7 +124,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_picture(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Write a figure in the format of the suffix: PNG, SVG or PDF.
+    """Write a figure in the format given by the file suffix: PNG, SVG or PDF.
 
     Raises:
         OSError: If the file cannot be written.
@@ -205,7 +205,7 @@ def add_legend(figure: Figure, columns: int = 4) -> None:
 def leave_out_extremes(
     axes: Axes, values: Array, typical: Array, percentiles: tuple[float, float]
 ) -> None:
-    """Limit the y axis if rare extreme values would take more than half of it, and add a label.
+    """Limit the y axis if rare extremes would take up more than half of the axis; add a label.
 
     Args:
         axes: The axes.

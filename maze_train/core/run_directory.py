@@ -62,7 +62,7 @@ FAILURES = ("error", "interrupted")
 """Stop reasons of runs that did not finish."""
 
 WHOLE = "the directory itself"
-"""Name of the run directory in messages if it was moved or removed."""
+"""Name of the run directory in messages if the directory was moved or removed."""
 
 MAX_NBYTES = 1 << 30
 """Maximum size of a metrics file in bytes."""
@@ -70,7 +70,7 @@ MAX_NBYTES = 1 << 30
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Directory of a run. The directory may not exist.
+    """Directory of a run. The directory does not have to exist.
 
     Attributes:
         path: Path of the directory.
@@ -97,10 +97,10 @@ class RunDirectory:
     def new(cls, name: str | None, default_parent: Path) -> Iterator[RunDirectory]:
         """Create and lock the directory of a new run, see `results_directory`.
 
-        If an error leaves the block before the settings were written, the new files are removed.
+        If the block raises an error before the settings are written, the new files are removed.
 
         Raises:
-            ConfigError: If the directory cannot be created, or contains another run.
+            ConfigError: If the directory cannot be created, or contains a different run.
             RunDirectoryError: See `lock`.
         """
         was_there = name is not None and os.path.isdir(name)
@@ -115,7 +115,7 @@ class RunDirectory:
                     shutil.rmtree(run.path, ignore_errors=True)
                     if was_there:
                         run.path.mkdir(exist_ok=True)
-                    with suppress(OSError):  # Parents that were created for the default.
+                    with suppress(OSError):  # Parents created for the default path.
                         for folder in run.path.parents[: 2 * (name is None)]:
                             folder.rmdir()
                 raise
@@ -132,7 +132,7 @@ class RunDirectory:
 
     @property
     def damaged_metrics(self) -> Path:
-        """File with the metrics of a resumed run whose table was damaged."""
+        """File to which a damaged table of metrics is renamed when the run is resumed."""
         return self.metrics.with_suffix(".damaged.csv")
 
     @property
@@ -212,7 +212,7 @@ class RunDirectory:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The summary; empty if it is missing or damaged."""
+        """The summary; empty if the file is missing or damaged."""
         with suppress(RunDirectoryError):
             return self.read_summary()
         return {}
@@ -227,7 +227,7 @@ class RunDirectory:
         A run that failed before its first checkpoint is ignored, because it cannot be resumed.
 
         Raises:
-            ConfigError: If the directory contains another run, or files of another run.
+            ConfigError: If the directory contains a different run, or files of a different run.
         """
         if self.config.exists():
             if not any(self.checkpoints.glob("*")) and self._has_failed:
@@ -262,7 +262,7 @@ class RunDirectory:
     def put_aside(self, results: Sequence[Path]) -> None:
         """Move the results of a restarted run into a subdirectory.
 
-        The settings remain until the new run replaces them, so that another restart is possible.
+        The settings remain until the new run replaces them, so that the run can be restarted again.
 
         Raises:
             OSError: If the files cannot be moved.
@@ -292,7 +292,7 @@ def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRo
     An incomplete last line, left by a killed process, is dropped.
 
     Args:
-        path: The file. A missing file has no rows.
+        path: The file. A missing file is treated as empty.
         last_epoch: Epoch of the checkpoint from which a run is resumed. Rows of later epochs, which
             will be repeated, are omitted. None: all rows.
 

@@ -95,8 +95,8 @@ def global_entropy() -> int:
 def seed_generators(*key: int) -> None:
     """Seed the global generators of Python, NumPy and PyTorch.
 
-    If PyTorch is not imported yet, its generator is seeded on import: worker processes import
-    PyTorch only if an environment requires it, possibly during a step.
+    If PyTorch is not imported yet, its generator is seeded on import: in worker processes, PyTorch
+    is imported only if an environment requires PyTorch, possibly during a step.
 
     Args:
         key: Integers >= 0; different keys give independent streams.

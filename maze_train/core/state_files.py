@@ -6,9 +6,9 @@ in a checkpoint, large parts are separate files.
 
 Other values are encoded as dicts with the key None, which is not allowed in states:
 
-    {None: "array" or "scalar" of numpy, "dtype": "<f4", "shape": (2, 3), "data": its bytes}
+    {None: "array" or "scalar" of numpy, "dtype": "<f4", "shape": (2, 3), "data": bytes}
     {None: "part", "version": "7", "content": {...}}
-    {None: "part", "version": "7", "file": name}     if it is a separate file
+    {None: "part", "version": "7", "file": name}     for a part in a separate file
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def dumps(state: dict[str, Any], write_part: WritePart | None = None) -> bytes:
             file name; None: parts are stored inline.
 
     Raises:
-        TypeError: If the state contains another type or is nested deeper than 64 levels. The
-            message contains the path.
+        TypeError: If the state contains a type not listed above, or is nested deeper than 64
+            levels. The message contains the path.
     """
     if not isinstance(state, dict):
         raise TypeError(f"expected a state dict, got {type(state).__name__}")
@@ -183,7 +183,7 @@ def loads(
     except RunDirectoryError:
         raise
     except Exception as error:  # Untrusted files can cause any exception.
-        # PyTorch's message is omitted, because it recommends unsafe loading.
+        # PyTorch's message is omitted, because the message recommends unsafe loading.
         is_ours = type(error) is ValueError
         problem = str(error) if is_ours else f"it is not a state ({type(error).__name__})"
         raise RunDirectoryError(f"{source} is damaged: {problem}") from error

@@ -17,7 +17,7 @@ Rows = TypeVar("Rows", npt.NDArray[Any], "Tensor")
 
 
 class StepEnd(IntEnum):
-    """Codes of the column `end`, uint8; codes up to TRUNCATED are transitions."""
+    """Codes of the column `end`, uint8; codes up to TRUNCATED mark transitions."""
 
     RUNNING = 0
     """The episode continues."""
@@ -90,8 +90,8 @@ class EpisodeEnd:
     """Index of the environment."""
 
     info: dict[str, Any]
-    """Info of the last step: the whole mapping, or the requested values by key. Copied before the
-    reset."""
+    """Info of the last step: the whole mapping, or the requested values by key. The info is
+    copied before the reset."""
 
     agent_returns: dict[str, float] = field(default_factory=dict)
     """Undiscounted return of each agent of a multi-agent environment."""

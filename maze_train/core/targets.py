@@ -35,7 +35,7 @@ OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers", "minig
 """Packages with classes that are always trusted."""
 
 UNSAFE = ("gymnasium.wrappers.array_conversion", "gymnasium.wrappers.rendering")
-"""Exceptions to `OFFERED`: modules with classes that import names or write to paths from
+"""Exceptions to `OFFERED`: modules with classes that import names or write to paths given as
 arguments."""
 
 
@@ -47,9 +47,9 @@ def is_within(key: str, sections: Iterable[str]) -> bool:
 class InlineObject(str):
     """Name of an object passed in Python, with a reference to the object.
 
-    `config.yaml` stores the name. `locate` returns the object, even if it cannot be imported
-    (lambdas). For objects of the main script, the name contains the importable module of the
-    script.
+    `config.yaml` stores the name. `locate` returns the object, even if the object cannot be
+    imported (lambdas). For objects of the main script, the name contains the importable module of
+    the script.
 
     Args:
         value: The object.
@@ -160,8 +160,8 @@ def check_trusted(node: object, is_used: Callable[[str], bool] = lambda key: Tru
         is_used: Returns whether the name with a key will be imported.
 
     Raises:
-        ConfigError: If there are untrusted names. The message lists the names and the setting that
-            allows them.
+        ConfigError: If there are untrusted names. The message lists the names, and the setting that
+            allows their import.
     """
     refused = [
         (name, reason)
@@ -239,7 +239,7 @@ def has_no_name(path: str) -> bool:
 
 
 def script_name() -> str:
-    """Return the importable module name of the main script, or `__main__` if it has none."""
+    """Return the importable module name of the main script; `__main__` if there is none."""
     main = sys.modules[SCRIPT]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:  # Set by `python -m`.
@@ -328,7 +328,7 @@ def _found(path: str, key: str) -> object:
 
 
 def _imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
-    """Import the longest module prefix of a dotted path; return it and the remaining names.
+    """Import the longest module prefix of a dotted path; return the module and the other names.
 
     Raises:
         ConfigError: If the module does not exist or cannot be imported.
@@ -561,7 +561,7 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
         package: Name of the package on PyPI.
         extra: Name of the extra that installs the package.
         purpose: Feature that requires the package.
-        module: Name of the module; None if it equals the package.
+        module: Name of the module; None if identical to the package name.
 
     Raises:
         MissingExtraError: If the package is not installed, or cannot be imported.

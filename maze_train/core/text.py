@@ -14,7 +14,7 @@ _AS_JSON = {"Infinity": "1e999", "-Infinity": "-1e999", "NaN": "null"}
 
 
 def json_text(value: object, indent: int | None = None, sort_keys: bool = False) -> str:
-    """Format a value as standard JSON, unlike `json.dumps` for NaN and infinity.
+    """Format a value as standard JSON; `json.dumps` writes NaN and infinity as invalid JSON.
 
     Infinite values are written as `1e999` and `-1e999`, which parsers read as infinity because of
     the overflow. NaN is written as null.
@@ -40,7 +40,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def compact(number: float) -> str:
     """Format a count in at most five characters: 950, 1.2k, 40k, 1.25M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        # The margin formats 999,960 as 1M instead of 1000k.
+        # With this margin, 999,960 is formatted as 1M instead of 1000k.
         if abs(number) >= size * 0.9995:
             scaled = number / size
             digits = f"{scaled:.2f}" if size > 1e3 and abs(scaled) < 9.995 else f"{scaled:.1f}"

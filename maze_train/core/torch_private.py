@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 
 def found(path: str, root: object = torch) -> Any:
-    """Return an attribute of `root` by dotted path, or None if it does not exist."""
+    """Return an attribute of `root` by dotted path, or None if there is no such attribute."""
     return reduce(lambda owner, name: getattr(owner, name, None), path.split("."), root)
 
 
@@ -25,11 +25,12 @@ FUSED_ADAMW: Callable[..., object] | None = found("_fused_adamw_")
 """Kernels of fused optimizers; if None, `optimizer.step()` is called instead."""
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-"""Attributes of an optimizer with its step hooks; if missing, hooks are assumed."""
+"""Attributes in which an optimizer stores its step hooks; if an attribute is missing, the optimizer
+is assumed to have hooks."""
 
 
 def takes_tensors(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step supports learning rates on the device and the flag of `skipping`."""
+    """Whether an optimizer supports learning rates on the device and the flag of `skipping`."""
     return found("_step_supports_amp_scaling", optimizer) is True
 
 

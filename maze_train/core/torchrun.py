@@ -14,7 +14,7 @@ LAUNCHED = "TORCHELASTIC_RUN_ID"
 
 @dataclass(frozen=True)
 class TorchrunVariables:
-    """Position of a process in a job of torchrun."""
+    """Position of a process in a torchrun job."""
 
     rank: int
     """Rank of this process among all processes, from 0."""
@@ -27,9 +27,9 @@ class TorchrunVariables:
     attempt: int
     """Number of earlier attempts (`--max-restarts`)."""
     host: str
-    """Address of the store of torchrun."""
+    """Address of the torchrun store."""
     port: int
-    """Port of that store."""
+    """Port of the torchrun store."""
     is_stored: bool
     """Whether torchrun runs the store; otherwise rank 0 does."""
 
@@ -63,7 +63,7 @@ class TorchrunVariables:
 
 
 def rank_label(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the name of a process of torchrun, for error messages; empty for other processes."""
+    """Return the name of a torchrun process, for error messages; empty for other processes."""
     if LAUNCHED not in variables:
         return ""
     return f"rank {variables.get('RANK')} of {variables.get('WORLD_SIZE')}: "

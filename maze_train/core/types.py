@@ -64,7 +64,7 @@ def is_on(x: Tensor, device: torch.device) -> bool:
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """Move a tensor to a device without synchronising the device; no copy if already there."""
+    """Move a tensor to a device without synchronising the device; copies only if necessary."""
     # CUDA copies from pageable memory before the call returns; other backends may copy later.
     return x.to(device, non_blocking=device.type == "cuda")
 
@@ -99,7 +99,7 @@ def rows_of(tree: TensorTree, rows: int | slice | Tensor | tuple[Tensor, ...]) -
 
 
 def tree_leaves(tree: T | dict[str, T]) -> list[T]:
-    """Return a list of the tensor, or of the tensors of the mapping."""
+    """Return the tensors of a tree as a list; a single tensor gives a list of one."""
     if isinstance(tree, dict):
         return list(tree.values())
     return [tree]

@@ -10,10 +10,11 @@ Three conventions apply to all families:
 - *Actions are the agent's actions, as sampled*: the unclipped Gaussian sample, the pre-tanh `u` of
   the squashed Gaussian, the `x` in (0, 1) of the Beta distribution, the 0-based index of a
   category. Storage and losses use this representation, so the probability of a stored action does
-  not change, and saturated actions need not be inverted. `to_env` converts actions for `env.step`.
-- *Log-probabilities refer to the joint action*: they are summed over dimensions and parts. The
-  squashed Gaussian and the Beta distribution use densities over the environment's action, which
-  include the Jacobian of tanh and of the scaling to the bounds.
+  not change, and saturated actions do not have to be inverted. `to_env` converts actions for
+  `env.step`.
+- *Log-probabilities refer to the joint action*: they are summed over dimensions and action
+  components. The squashed Gaussian and the Beta distribution use densities over the environment's
+  action, which include the Jacobian of tanh and of the scaling to the bounds.
 - *The last `free_param_size` entries of params* are a state-independent vector instead of network
   outputs. The vector is trained with the network and initialised to `initial_free_params()`.
 
@@ -74,7 +75,7 @@ class Constant:
 class Distribution(ABC):
     """Family of probability distributions over the actions of one space.
 
-    Single-part families are constructed as `Family(space, **settings)`.
+    Single-component families are constructed as `Family(space, **settings)`.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = None
@@ -88,9 +89,9 @@ class Distribution(ABC):
     free_params_move_mode: bool = True
     """Whether the mode depends on the state-independent parameters."""
     action_shape: tuple[int, ...]
-    """Shape of one of the agent's actions. Single-part families only."""
+    """Shape of one of the agent's actions. Single-component families only."""
     action_dtype: torch.dtype
-    """Dtype of the agent's actions. Single-part families only."""
+    """Dtype of the agent's actions. Single-component families only."""
     critic_input_size: int = 0
     """Number of critic input features per action, D; 0 for discrete families."""
     log_scale: float = 0.0
@@ -103,15 +104,15 @@ class Distribution(ABC):
 
     @property
     def parts(self) -> dict[str, Distribution]:
-        """Families of the parts of an action by key; single-part families use the key `""`."""
+        """Families of the action components by key; a single component has the key `""`."""
         return {"": self}
 
     def split(self, params: Tensor) -> list[Tensor]:
-        """Return the params of every part, each [..., param_size of the part]."""
+        """Return the params of every component, each [..., param_size of the component]."""
         return [params]
 
     def split_noise(self, noise: Tensor) -> list[Tensor]:
-        """Return the noise of every part, each [..., noise_size of the part]."""
+        """Return the noise of every component, each [..., noise_size of the component]."""
         return [noise]
 
     def initial_free_params(self) -> Tensor:
@@ -173,7 +174,7 @@ class Distribution(ABC):
             actions: The agent's actions, [..., *action_shape], same leading dimensions as `params`.
 
         Returns:
-            Sum over dimensions and parts, [...].
+            Sum over dimensions and components, [...].
         """
 
     @abstractmethod
@@ -207,7 +208,7 @@ class Distribution(ABC):
     def analytic_log_prob_and_entropy(
         self, params: Tensor, actions: Actions
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Return log-probability and entropy without a graph, and a gradient function."""
+        """Return log-probability and entropy without autograd, and a gradient function."""
         raise NotImplementedError
 
     @abstractmethod

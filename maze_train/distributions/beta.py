@@ -15,7 +15,7 @@ from maze_train.distributions.base import Distribution, check_space
 from maze_train.distributions.gaussian import BoxScale, VectorLayout
 
 PROPOSALS = 8
-"""Proposals per Gamma variate. All are rejected with a probability below 0.05⁸ = 4e-11."""
+"""Proposals per Gamma variate. The probability that all are rejected is below 0.05⁸ = 4e-11."""
 MARGIN = 2.0**-24
 """Minimum distance of an action from 0 and 1: the spacing of float32 values below 1."""
 

@@ -24,8 +24,8 @@ from maze_train.distributions.base import (
 from maze_train.distributions.gaussian import VectorLayout
 
 MIN_LOG_PROB = -1e4
-"""Smaller log-probabilities have probability 0 in every dtype. Finite, so that products of
-probability and log-probability are 0."""
+"""Log-probabilities below this value correspond to probability 0 in every dtype. The value is
+finite, so that products of probability and log-probability are 0."""
 
 
 def impossible_logit(dtype: torch.dtype) -> float:
@@ -38,7 +38,7 @@ def impossible_logit(dtype: torch.dtype) -> float:
 
 
 def weighted(probs: Tensor, values: Tensor) -> Tensor:
-    """Return p x, or 0 if p is 0, even for infinite or NaN x; the same for gradients."""
+    """Return p x, or 0 if p is 0, even for infinite or NaN x; gradients likewise."""
     return probs * values.masked_fill(probs == 0, 0.0)
 
 
@@ -131,8 +131,8 @@ class Categorical(CategoricalFamily):
     arXiv:1411.0030, section 2.
 
     Args:
-        space: The action space; the agent's actions start at 0, the environment's at the first
-            action of the space.
+        space: The action space. The agent's actions start at 0, and the environment's actions start
+            at the first action of the space.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = Discrete
@@ -163,7 +163,7 @@ class Categorical(CategoricalFamily):
     def analytic_log_prob_and_entropy(
         self, params: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Compute log-probability and entropy without a graph, and their analytic gradient.
+        """Compute log-probability and entropy without autograd, and their analytic gradient.
 
         ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H).
         """
@@ -191,8 +191,8 @@ class MultiCategorical(CategoricalFamily):
     equal, otherwise a copy padded with logits of probability 0.
 
     Args:
-        space: The action space; `nvec` may have any shape. The agent's actions start at 0, the
-            environment's at the first action of the space.
+        space: The action space; `nvec` may have any shape. The agent's actions start at 0, and the
+            environment's actions start at the first action of the space.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = MultiDiscrete
@@ -321,7 +321,7 @@ class Bernoulli(Distribution):
         return logsigmoid(torch.stack((-params, params), -1)).flatten(-2)
 
     def choices(self, actions: Tensor) -> Tensor:
-        """Return twice the index of each bit plus its value, [..., D]."""
+        """Return twice the index of each bit plus the value of the bit, [..., D]."""
         bits = self._layout.to_vector(actions).to(torch.int64)
         return bits + torch.arange(0, self.num_choices, 2, device=bits.device)
 

@@ -120,7 +120,7 @@ class BoxScale:
 
 
 def _inner_bound(bound: Array, towards: float) -> Array:
-    """Return a bound as float64, rounded towards the interior if it is not representable."""
+    """Return a bound as float64, rounded towards the interior if not representable."""
     values = bound.astype(np.float64)
     if not np.issubdtype(bound.dtype, np.integer):
         return values
@@ -157,8 +157,9 @@ class GaussianFamily(Distribution):
 
     Args:
         space: The action space.
-        state_dependent_std: Whether the network outputs log σ; otherwise it is a free parameter.
-        initial_log_std: Initial log σ; a state-dependent std adds this value to the network output.
+        state_dependent_std: Whether the network outputs log σ; otherwise log σ is a free parameter.
+        initial_log_std: Initial log σ; if the std is state-dependent, this value is added to the
+            network output.
         log_std_min: Lower limit of log σ; None: -20 with a state-dependent std, else no limit.
         log_std_max: Upper limit of log σ; None: 2 with a state-dependent std, else no limit.
     """
@@ -244,7 +245,7 @@ class GaussianFamily(Distribution):
         """Clamp a state-independent log σ [D] to its limits, in place.
 
         Outside the limits the gradient is 0, so a free parameter would stay constant. Network
-        outputs still change, because other states change the weights.
+        outputs still change, because the gradients of other states change the weights.
         """
         if self._is_limited:
             params.clamp_(*self._limits)
@@ -271,8 +272,9 @@ class DiagonalGaussian(GaussianFamily):
 
     Args:
         space: The action space; bounds may be infinite.
-        state_dependent_std: Whether the network outputs log σ; otherwise it is a free parameter.
-        initial_log_std: Initial log σ; a state-dependent std adds this value to the network output.
+        state_dependent_std: Whether the network outputs log σ; otherwise log σ is a free parameter.
+        initial_log_std: Initial log σ; if the std is state-dependent, this value is added to the
+            network output.
         log_std_min: Lower limit of log σ; None: -20 with a state-dependent std, else no limit.
         log_std_max: Upper limit of log σ; None: 2 with a state-dependent std, else no limit.
     """
@@ -303,9 +305,9 @@ class DiagonalGaussian(GaussianFamily):
     def analytic_log_prob_and_entropy(
         self, params: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Compute log-probability and entropy without a graph, and their analytic gradient.
+        """Compute log-probability and entropy without autograd, and their analytic gradient.
 
-        Only for a state-independent log σ.
+        Requires a state-independent log σ.
 
         With z = (a - μ) / σ and s = log σ:
 
@@ -357,8 +359,9 @@ class SquashedGaussian(GaussianFamily):
 
     Args:
         space: The action space; all bounds must be finite.
-        state_dependent_std: Whether the network outputs log σ; otherwise it is a free parameter.
-        initial_log_std: Initial log σ; a state-dependent std adds this value to the network output.
+        state_dependent_std: Whether the network outputs log σ; otherwise log σ is a free parameter.
+        initial_log_std: Initial log σ; if the std is state-dependent, this value is added to the
+            network output.
         log_std_min: Lower limit of log σ; None: -20 with a state-dependent std, else no limit.
         log_std_max: Upper limit of log σ; None: 2 with a state-dependent std, else no limit.
 

@@ -1,4 +1,4 @@
-"""Selection of the distribution for an action space, and joint distributions of several parts."""
+"""Selection of the distribution for an action space, and joint distributions."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from maze_train.spaces.describe import check_categories, flat_spaces
 
 
 class JointDistribution(Distribution):
-    """Product of independent parts: p(a) = Π_k p_k(a_k), for Dict and Tuple action spaces.
+    """Product of independent components: p(a) = Π_k p_k(a_k), for Dict and Tuple action spaces.
 
-    Actions are a flat mapping with one tensor per part. Log-probabilities, entropies and KL
-    divergences are sums over the parts. `params` are the network outputs of every part, in the
-    order of the parts, followed by the state-independent parameters of every part.
+    Actions are a flat mapping with one tensor per component. Log-probabilities, entropies and KL
+    divergences are sums over the components. `params` are the network outputs of every component,
+    in the order of the components, followed by the state-independent parameters of every component.
 
     Args:
-        parts: Single-part distributions by key (the keys of nested spaces joined by `/`).
+        parts: Single-component distributions by key (the keys of nested spaces joined by `/`).
 
     Raises:
-        SpaceError: If there are no parts.
+        SpaceError: If there are no components.
     """
 
     def __init__(self, parts: Mapping[str, Distribution]) -> None:
@@ -52,15 +52,15 @@ class JointDistribution(Distribution):
 
     @property
     def parts(self) -> dict[str, Distribution]:
-        """Parts by key, which define shapes and dtypes of the actions."""
+        """Components by key, which define shapes and dtypes of the actions."""
         return self._parts
 
     def initial_free_params(self) -> Tensor:
-        """Return initial state-independent parameters, part by part, [free_param_size]."""
+        """Return initial state-independent parameters of every component, [free_param_size]."""
         return torch.cat([part.initial_free_params() for part in self.parts.values()])
 
     def limit_free_params(self, params: Tensor) -> None:
-        """Clamp the state-independent parameters of every part to their limits, in place."""
+        """Clamp the state-independent parameters of every component to their limits, in place."""
         for part, own in zip(
             self._parts.values(), params.split_with_sizes(self._free_sizes), strict=True
         ):
@@ -69,12 +69,12 @@ class JointDistribution(Distribution):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Sample the concatenated noise of all parts, [*shape, noise_size]."""
+        """Sample the concatenated noise of all components, [*shape, noise_size]."""
         draws = [part.draw_noise(shape, generator, device) for part in self.parts.values()]
         return torch.cat(draws, dim=-1)
 
     def sample(self, params: Tensor, noise: Tensor) -> dict[str, Any]:
-        """Sample the actions of every part independently."""
+        """Sample the actions of every component independently."""
         return {
             key: part.sample(own, own_noise)
             for (key, part), own, own_noise in zip(
@@ -83,7 +83,7 @@ class JointDistribution(Distribution):
         }
 
     def mode(self, params: Tensor) -> dict[str, Any]:
-        """Return the most probable actions of every part."""
+        """Return the most probable actions of every component."""
         pairs = zip(self.parts.items(), self.split(params), strict=True)
         return {key: part.mode(own) for (key, part), own in pairs}
 
@@ -93,7 +93,7 @@ class JointDistribution(Distribution):
         return _total([part.log_prob(own, actions[key]) for (key, part), own in pairs])
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Sum of the entropies of the parts, [...]."""
+        """Sum of the entropies of the components, [...]."""
         pairs = zip(self.parts.values(), self.split(params), strict=True)
         return _total([part.entropy(own) for part, own in pairs])
 
@@ -106,21 +106,21 @@ class JointDistribution(Distribution):
     def log_prob_and_entropy(
         self, params: Tensor, actions: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Sums of log-probabilities and of entropies over the parts, each [...]."""
+        """Sums of log-probabilities and of entropies over the components, each [...]."""
         pairs = zip(self.parts.items(), self.split(params), strict=True)
         both = [part.log_prob_and_entropy(own, actions[key]) for (key, part), own in pairs]
         return _total([log_prob for log_prob, _ in both]), _total([entropy for _, entropy in both])
 
     def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Convert each part to the environment's action; the mapping stays flat."""
+        """Convert each component to the environment's action; the mapping stays flat."""
         return {key: part.to_env(actions[key]) for key, part in self.parts.items()}
 
     def from_env(self, actions: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Convert each part of a flat environment action to the agent's action."""
+        """Convert each component of a flat environment action to the agent's action."""
         return {key: part.from_env(actions[key]) for key, part in self.parts.items()}
 
     def split(self, params: Tensor) -> list[Tensor]:
-        """Return the params of every part, [..., param_size of the part], free parameters last."""
+        """Return the params of every component, each [..., param_size of the component]."""
         if not self.free_param_size:
             return list(params.split_with_sizes(self._net_sizes, -1))
         pieces = params.split_with_sizes(self._net_sizes + self._free_sizes, -1)
@@ -133,7 +133,7 @@ class JointDistribution(Distribution):
         ]
 
     def split_noise(self, noise: Tensor) -> list[Tensor]:
-        """Return the noise of every part, each [..., noise_size of the part]."""
+        """Return the noise of every component, each [..., noise_size of the component]."""
         return list(noise.split_with_sizes(self._noise_sizes, -1))
 
 
@@ -172,21 +172,21 @@ def distribution_for(
 ) -> Distribution:
     """Build the distribution for an action space; a joint distribution for Dict and Tuple spaces.
 
-    The family of a part is the override for its key (such as `steer` or `arm/0`), otherwise the
-    override for the type of its space (such as `Box`), otherwise the default for this type. A
+    The family of a component is the override for its key (such as `steer` or `arm/0`), otherwise
+    the override for the type of its space (such as `Box`), otherwise the default for this type. A
     family given by `_target_` is called with the space as first argument.
 
     Args:
-        action_space: Box, Discrete, MultiDiscrete, MultiBinary, or any nesting of Dict and Tuple
-            over these.
-        overrides: Families by key of a part or name of a space type.
+        action_space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple spaces of these,
+            with any nesting.
+        overrides: Families by key of a component or name of a space type.
 
     Returns:
         The family, bound to the space.
 
     Raises:
-        ConfigError: If an override is not a family, does not match any part or space type, does not
-            support its space, or has invalid settings.
+        ConfigError: If an override is not a family, does not match any component or space type,
+            does not support its space, or has invalid settings.
         SpaceError: If a space type is not supported, or the family does not support its bounds.
     """
     given = dict(overrides or {})
@@ -208,7 +208,7 @@ def distribution_for(
 
 
 def _check_keys(overrides: Mapping[str, Override], spaces: Mapping[str, Space[Any]]) -> None:
-    """Raise if an override matches neither a type of space nor a part of the action space."""
+    """Raise if an override matches neither a type of space nor an action component."""
     types = dict.fromkeys([*DEFAULTS, *map(_type_name, spaces.values())])
     allowed = [*types, *(key for key in spaces if key)]
     for key in overrides:

@@ -1,4 +1,4 @@
-"""Action distributions for soft actor-critics: features, choices and entropies by part."""
+"""Action distributions for soft actor-critics: features, choices and entropies by component."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from maze_train.distributions.base import Distribution
 
 @dataclass(frozen=True, slots=True)
 class SoftSample:
-    """Samples of the continuous parts and all choices of the discrete parts of n actions."""
+    """Samples of continuous components, and all choices of discrete components, of n actions."""
 
     features: Tensor
-    """Critic features of the continuous parts, [n, D]."""
+    """Critic features of the continuous components, [n, D]."""
 
     log_probs: Tensor
-    """Log-densities of the C continuous parts, with actions scaled to [-1, 1], [n, C]."""
+    """Log-densities of the C continuous components, with actions scaled to [-1, 1], [n, C]."""
 
     probs: Tensor
-    """Probabilities of the choices of all discrete parts, [n, N]."""
+    """Probabilities of the choices of all discrete components, [n, N]."""
 
     choice_log_probs: Tensor
     """Log-probabilities of the choices, or 0 if the probability is 0, [n, N]."""
 
 
 class SoftActions:
-    """Common interface of single and joint distributions with P continuous or discrete parts.
+    """Common interface of single and joint distributions with P continuous or discrete components.
 
-    The critic takes the features of the continuous parts, [n, D], and outputs one value for each of
-    the N choices of the discrete parts. The Q-value of an action is the sum over its choices; if
-    there are no discrete parts, the critic outputs a single value.
+    The critic takes the features of the continuous components, [n, D], and outputs one value for
+    each of the N choices of the discrete components. The Q-value of an action is the sum over its
+    choices; if there are no discrete components, the critic outputs a single value.
 
     Args:
         distribution: A single family or a joint distribution.
 
     Attributes:
-        part_keys: Keys of the P parts; [""] for a single family.
-        parts: Families of the parts.
-        is_discrete: Whether each part is discrete.
-        critic_input_size: D, the sum over parts.
-        num_choices: N, the sum over parts.
+        part_keys: Keys of the P components; [""] for a single family.
+        parts: Families of the components.
+        is_discrete: Whether each component is discrete.
+        critic_input_size: D, the sum over components.
+        num_choices: N, the sum over components.
 
     Raises:
-        SpaceError: If a part is neither continuous nor discrete.
+        SpaceError: If a component is neither continuous nor discrete.
     """
 
     def __init__(self, distribution: Distribution) -> None:
@@ -66,7 +66,7 @@ class SoftActions:
         self.num_choices = sum(self._choice_sizes)
 
     def critic_input(self, actions: TensorTree) -> Tensor:
-        """Return the concatenated features of the continuous parts of actions, [n, D]."""
+        """Return the concatenated features of the continuous components of actions, [n, D]."""
         own = self._own(actions)
         pairs = zip(self.parts, own, strict=True)
         pieces = [part.critic_input(a) for part, a in pairs if not part.num_choices]
@@ -109,10 +109,10 @@ class SoftActions:
         )
 
     def neg_log_probs(self, sample: SoftSample) -> Tensor:
-        """Entropy estimates of the parts in nats, [n, P], used to tune the temperatures.
+        """Entropy estimates of the components in nats, [n, P], used to tune the temperatures.
 
-        `-log_probs` for a continuous part, with actions scaled to [-1, 1]; the exact entropy
-        -Σ_a p_a log p_a for a discrete part.
+        `-log_probs` for a continuous component, with actions scaled to [-1, 1]; the exact entropy
+        -Σ_a p_a log p_a for a discrete component.
         """
         columns = iter(sample.log_probs.unbind(-1))
         terms = iter(
@@ -124,18 +124,18 @@ class SoftActions:
     def target_entropies(
         self, params: Tensor, multiplier: float, discrete_fraction: float
     ) -> Tensor:
-        """Target entropies of the parts, [n, P].
+        """Target entropies of the components, [n, P].
 
-        -multiplier · D for a continuous part of D dimensions; multiplier · discrete_fraction · the
-        maximum entropy over the legal actions for a discrete part.
+        -multiplier · D for a continuous component of D dimensions; multiplier · discrete_fraction ·
+        the maximum entropy over the legal actions for a discrete component.
 
         Sources: Haarnoja et al. (2018), arXiv:1812.05905, appendix D; Christodoulou (2019),
         arXiv:1910.07207, section 5.
 
         Args:
             params: Parameters of the distribution, [n, param_size].
-            multiplier: Factor for all parts.
-            discrete_fraction: Additional factor for discrete parts, in [0, 1].
+            multiplier: Factor for all components.
+            discrete_fraction: Additional factor for discrete components, in [0, 1].
         """
         targets = [
             part.max_entropy(own) * (multiplier * discrete_fraction)
@@ -146,14 +146,14 @@ class SoftActions:
         return _stacked(targets)
 
     def _own(self, actions: TensorTree) -> list[Tensor]:
-        """Return the actions of each part."""
+        """Return the actions of each component."""
         if isinstance(actions, torch.Tensor):
             return [actions]
         return [actions[key] for key in self.part_keys]
 
 
 def _names(parts: dict[str, Distribution]) -> str:
-    """Return the names of parts that are neither continuous nor discrete, for an error message."""
+    """Return the names of components that are neither continuous nor discrete, for messages."""
     lacking = {
         key: type(part).__name__
         for key, part in parts.items()

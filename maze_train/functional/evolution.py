@@ -33,17 +33,17 @@ def centered_ranks(returns: Tensor) -> Tensor:
 
     u_i = r_i / (m - 1) - 1/2,
 
-    where r_i in [0, m - 1] is the rank of entry i of m and 0 is the lowest. Equal entries share the
-    average of their ranks, and a single entry gets 0. The utilities sum to 0 and are exactly 0 if
-    all returns are equal. Utilities depend only on the order of the returns, so outliers have no
-    extra weight.
+    where r_i in [0, m - 1] is the rank of entry i of m and 0 is the lowest. Equal entries are
+    assigned the average of their ranks, and a single entry has the utility 0. The utilities sum to
+    0 and are exactly 0 if all returns are equal. Utilities depend only on the order of the returns,
+    so outliers have no extra weight.
 
     Args:
         returns: Finite returns of any real dtype and any shape, at least one.
 
     Returns:
-        Utilities in [-0.5, 0.5], same shape, in the dtype of the returns if it is floating point,
-        else in the default dtype.
+        Utilities in [-0.5, 0.5], same shape, in the dtype of the returns if floating-point, else in
+        the default dtype.
 
     Raises:
         ShapeError: If there are no returns.
@@ -68,14 +68,14 @@ def normalized_returns(returns: Tensor) -> Tensor:
     u_i = (R_i - mean(R)) / std(R),  std with divisor m, the number of entries
 
     All utilities are exactly 0 if all returns are equal. Computed in float64 from the differences
-    to the first return, so a large mean or a small spread does not cost precision.
+    to the first return, so a large mean or a small spread does not reduce the precision.
 
     Args:
         returns: Finite returns of any real dtype and any shape, at least one.
 
     Returns:
-        Utilities in [-sqrt(m - 1), sqrt(m - 1)], same shape, in the dtype of the returns if it is
-        floating point, else in the default dtype.
+        Utilities in [-sqrt(m - 1), sqrt(m - 1)], same shape, in the dtype of the returns if
+        floating-point, else in the default dtype.
 
     Raises:
         ShapeError: If there are no returns.
@@ -101,11 +101,11 @@ def shaped_returns(returns: Tensor, shaping: str) -> Tensor:
             the returns unchanged.
 
     Returns:
-        Utilities, same shape, in the dtype of the returns if it is floating point, else in the
-        default dtype.
+        Utilities, same shape, in the dtype of the returns if floating-point, else in the default
+        dtype.
 
     Raises:
-        ConfigError: If `shaping` is not one of these values.
+        ConfigError: If `shaping` has a different value.
         ShapeError: If there are no returns.
         TrainingError: If a return is not finite.
     """
@@ -138,7 +138,7 @@ def antithetic_gradient(utilities: Tensor, noise: Iterable[Tensor], dim: int) ->
 
     Raises:
         ShapeError: If the utilities are not [n, 2] with n >= 1, if the number of noise vectors is
-            not n, or if one of them is not [dim].
+            not n, or if a noise vector is not [dim].
 
     Source: Salimans et al. (2017), arXiv:1703.03864, algorithm 1 and section 2.1; mirrored samples:
     Brockhoff et al. (2010), PPSN XI.

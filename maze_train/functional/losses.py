@@ -1,11 +1,11 @@
 """Policy, value and critic losses.
 
-Log-probabilities refer to the joint action: they are summed over the parts of the action. The
+Log-probabilities refer to the joint action: they are summed over the action components. The
 losses run once per minibatch, so they use few tensor operations and never synchronise the device.
 
 Losses of soft actor-critics use these sizes: N samples, E critics, M outputs per critic. The action
-of a sample has C continuous parts and discrete parts with M choices in total; without discrete
-parts M = 1. The Q-value of an action is the sum of the outputs of its choices.
+of a sample has C continuous components, and discrete components with M choices in total; without
+discrete components, M = 1. The Q-value of an action is the sum of the outputs of its choices.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def clipped_value_loss(
 
     L = mean(max((v - R)^2, (v_old + clamp(v - v_old, -c, c) - R)^2))
 
-    Equal to `squared_value_loss`, also without the factor 0.5, while |v - v_old| <= c.
+    Identical to `squared_value_loss` if |v - v_old| <= c. The loss does not include a factor of
+    0.5.
 
     Args:
         values: v(s), [N] or any shape.
@@ -190,7 +191,7 @@ def critic_loss(
     Args:
         q: Outputs of the critics, `[E, N, M]`.
         choices: Indices of the actions in the last dimension of `q`, `[N, K]` int64; K = 0 if there
-            are no discrete parts, and then M is 1.
+            are no discrete components, and then M is 1.
         targets: y, `[N]`; treated as constant.
         weights: Importance weights w, `[N]`; None: 1.
         delta: δ of the Huber loss, > 0; infinite: squared errors.
@@ -242,14 +243,14 @@ class EntropyTerms:
     """Log-probabilities and temperatures of the policy that enter the soft state value."""
 
     log_probs: Tensor
-    """Log-densities of the sampled continuous parts, `[N, C]`."""
+    """Log-densities of the sampled continuous components, `[N, C]`."""
 
     temperatures: Tensor
-    """Temperatures of the continuous parts, `[C]`."""
+    """Temperatures of the continuous components, `[C]`."""
 
     choice_probs: Tensor | None = None
-    """Probabilities π_j of all choices, `[N, M]`, which sum to 1 per discrete part; None if there
-    are no discrete parts."""
+    """Probabilities π_j of all choices, `[N, M]`, which sum to 1 per discrete component; None if
+    there are no discrete components."""
 
     choice_log_probs: Tensor | None = None
     """Log-probabilities of the choices, 0 where the probability is 0, `[N, M]`."""
@@ -263,17 +264,17 @@ def soft_state_values(q: Tensor, terms: EntropyTerms) -> Tensor:
 
     V(s) = Σ_j π_j (min_e Q_ej - α_j log π_j) - Σ_c α_c log π_c,
 
-    where the first sum is an exact expectation over the choices and the second one uses a sampled
-    action per continuous part. Without choices V(s) = min_e Q_e - Σ_c α_c log π_c.
+    where the first sum is an exact expectation over the choices, and the second sum is estimated
+    with one sample per continuous component. Without choices, V(s) is min_e Q_e - Σ_c α_c log π_c.
 
     Args:
-        q: Outputs of the critics for the sampled continuous parts, `[E, N, M]`.
+        q: Outputs of the critics for the sampled continuous components, `[E, N, M]`.
         terms: Log-probabilities and temperatures of the policy in these states.
 
     Returns:
         Values, `[N]`.
 
-    Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 3, with the minimum of its section 5;
+    Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 3, with the minimum of section 5;
     discrete: Christodoulou (2019), arXiv:1910.07207, eq. 10; both: Delalleau et al. (2019),
     arXiv:1912.11077, section 3.
     """
@@ -308,8 +309,8 @@ def temperature_loss(log_temperatures: Tensor, entropies: Tensor, targets: Tenso
     L = Σ_p mean_n(log α_p (H_np - H̄_np))
 
     Args:
-        log_temperatures: log α of the parts of the action, `[P]`.
-        entropies: Entropy estimates of the parts (-log π of the sampled action, or the exact
+        log_temperatures: log α of the action components, `[P]`.
+        entropies: Entropy estimates of the components (-log π of the sampled action, or the exact
             entropy), `[N, P]`; treated as constant.
         targets: Target entropies, `[N, P]`; treated as constant.
 

@@ -1,4 +1,4 @@
-"""Mean and variance of data that arrives in batches, computed without storing it."""
+"""Mean and variance of data that arrives in batches, computed without storing the data."""
 
 from __future__ import annotations
 

@@ -66,10 +66,10 @@ def discounts_and_lambdas(
     discount_t = 0 if the step terminated, else gamma
     lambda_t = gae_lambda if the episode continues and step t + 1 is a transition, else 0
 
-    After a terminated step nothing is bootstrapped. After a truncated step the value of the final
-    observation is bootstrapped and the trace is cut, so no reward of the next episode enters. A
-    step before a row that is not a transition, such as a dropped episode, is treated like a
-    truncated step.
+    After a terminated step, no value is bootstrapped. After a truncated step, the value of the
+    final observation is bootstrapped and the trace is cut, so rewards of the next episode do not
+    contribute. A step before a row that is not a transition, such as a dropped episode, is treated
+    like a truncated step.
 
     Args:
         end: End codes of the steps (`maze_train.core.step_end.StepEnd`), uint8, [T, B].
@@ -129,7 +129,7 @@ def normalize_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
 
     (A - mean(A)) / (std(A) + epsilon),  std with divisor N - 1
 
-    Fewer than two elements are returned unchanged. Equal elements become 0.
+    A tensor with fewer than two elements is returned unchanged. Equal elements become 0.
 
     Args:
         advantages: All advantages of one minibatch, any shape.
@@ -171,8 +171,8 @@ def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
 
     1 - Var(targets - predictions) / Var(targets)
 
-    1: perfect prediction; 0: no better than a constant; below 0: worse than a constant. Targets of
-    zero variance give 0.
+    1: perfect prediction; 0: no better than a constant; below 0: worse than a constant. If the
+    targets have zero variance, the result is 0.
 
     Args:
         predictions: Predicted values, any shape, at least one element.
@@ -189,7 +189,7 @@ def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
     check_same_shape(predictions=predictions, targets=targets)
     with torch.no_grad():
         # `var_mean` uses a running mean, so equal elements give exactly 0. `var` would give the
-        # square of a rounding error; dividing by it would give values near -1e16.
+        # square of a rounding error; dividing by this value would give values near -1e16.
         variance, _ = torch.var_mean(targets, correction=0)
         residual, _ = torch.var_mean(targets - predictions, correction=0)
         share = 1.0 - residual / variance

@@ -45,20 +45,21 @@ class ValueTransform(ABC):
 
 @dataclass(frozen=True)
 class ReduceScaleValueTransform(ValueTransform):
-    """Square-root scaling of large magnitudes; the linear term keeps the inverse Lipschitz.
+    """Square-root scaling of large magnitudes, with a Lipschitz-continuous inverse.
 
     h(x) = sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x
 
     h^-1(y) = sign(y) * (((sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1)
 
-    Both are computed without differences of nearly equal values, so float32 keeps its precision
-    near 0, for large |x|, and for small epsilon.
+    The linear term makes the inverse Lipschitz continuous. Both functions are computed without
+    differences of nearly equal values, so float32 keeps its precision near 0, for large |x|, and
+    for small epsilon.
 
     Args:
         epsilon: Weight of the linear term, > 0.
 
     Raises:
-        ConfigError: If epsilon is not finite and above 0.
+        ConfigError: If epsilon is not a finite number above 0.
 
     Source: Pohlen et al. (2018), arXiv:1805.11593, proposition A.2.
     """

@@ -2,7 +2,7 @@
 
 Like the estimators in `returns.py`, V-trace takes arrays of discounts and lambdas, so episode ends
 need no special cases. Log-probabilities, parameters and actions are tensors of the whole action, or
-mappings with one tensor per part of the action.
+mappings with one tensor per action component.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def vtrace(
     vs_t = v_t + e_t
     A_t = min(rho_bar_pg, rho_t) * (r_t + discount_t * (v_{t+1} + lambda_t * e_{t+1}) - v_t)
 
-    With all lambdas 1 this is the estimator of the paper. With all rho 1 (and thresholds >= 1) the
-    advantages equal `lambda_advantages`, and the targets equal advantages plus values. Log ratios
-    are clamped to at most 40; -inf, the value of an action that the target policy never takes, has
-    weight 0.
+    With all lambdas equal to 1, this is the estimator of the paper. With all rho equal to 1 (and
+    thresholds >= 1), the advantages are identical to `lambda_advantages`, and the targets are the
+    advantages plus the values. Log ratios are clamped to at most 40; -inf, the value of an action
+    that the target policy never takes, has weight 0.
 
-    The values are estimates for the target policy. The convergence proof assumes
+    The `values` are estimates for the target policy. The convergence proof assumes
     rho_bar >= c_bar (section 4.1).
 
     Args:
@@ -101,7 +101,7 @@ def vtrace(
         ShapeError: If the tensors differ in shape or have no time dimension.
 
     Source: Espeholt et al. (2018), arXiv:1802.01561, eq. 1 and sections 4.1 and 4.2; recursion and
-    lambda: its remarks 1 and 2.
+    lambda: remarks 1 and 2 of the paper.
     """
     check_same_shape(
         log_rhos=log_rhos,
@@ -157,10 +157,10 @@ class VTraceFromLogitsReturns(NamedTuple):
     """Log importance weights of the joint actions, without gradient, `[T, B]`."""
 
     behaviour_action_log_probs: TensorTree
-    """Log-probabilities under the behaviour policy, without gradient, `[T, B]` or by part."""
+    """Log-probabilities under the behaviour policy, without gradient, `[T, B]` or by component."""
 
     target_action_log_probs: TensorTree
-    """Log-probabilities under the target policy, with gradient, `[T, B]` or by part."""
+    """Log-probabilities under the target policy, with gradient, `[T, B]` or by component."""
 
 
 class VTraceOptions(TypedDict, total=False):
@@ -192,7 +192,7 @@ def from_importance_weights(
     Values may have trailing dimensions, for example C values per step, [T, B, C]. The other
     arguments then have the same shape, or [T, B] or [T, B, 1], which are broadcast.
 
-    At a truncated step the next row belongs to another episode: add gamma times the value of the
+    At a truncated step, the next row belongs to a new episode: add gamma times the value of the
     final observation to the reward and set the discount to 0.
 
     Args:
@@ -247,11 +247,11 @@ def from_logits(
     """Compute V-trace from the distribution parameters of both policies.
 
     Args:
-        behaviour_policy_logits: Parameters of the behaviour policy, [T, B, param_size], or by part
-            of the action; treated as constant.
-        target_policy_logits: Parameters of the target policy, [T, B, param_size], or by part.
-        actions: The agent's actions, [T, B, ...] or by part.
-        distribution: Distribution of the parameters; a mapping if they are given by part.
+        behaviour_policy_logits: Parameters of the behaviour policy, [T, B, param_size], or by
+            action component; treated as constant.
+        target_policy_logits: Parameters of the target policy, [T, B, param_size], or by component.
+        actions: The agent's actions, [T, B, ...] or by component.
+        distribution: Distribution of the parameters; a mapping if they are given by component.
         discounts: See `from_importance_weights`.
         rewards: See `from_importance_weights`.
         values: See `from_importance_weights`.
@@ -264,7 +264,7 @@ def from_logits(
 
     Raises:
         ConfigError: If a threshold is not above 0.
-        ShapeError: If shapes or parts do not match.
+        ShapeError: If shapes or components do not match.
 
     Source: Espeholt et al. (2018), arXiv:1802.01561, section 4.
     """
@@ -285,21 +285,22 @@ def from_logits(
 def get_log_rhos(
     target_action_log_probs: TensorTree, behaviour_action_log_probs: TensorTree
 ) -> Tensor:
-    """Log importance weights of joint actions, summed over the parts of the action.
+    """Log importance weights of joint actions, summed over the action components.
 
     log rho = sum_k (log pi_k(a_k|s) - log mu_k(a_k|s))
 
     Args:
         target_action_log_probs: Log-probabilities under the target policy, [T, B] or any shape, or
-            by part.
+            by component.
         behaviour_action_log_probs: Log-probabilities under the behaviour policy, same shape and
-            parts.
+            components.
 
     Returns:
         Log importance weights, [T, B], without gradient.
 
     Raises:
-        ShapeError: If the parts differ, there are no parts, or the tensors differ in shape.
+        ShapeError: If the components differ, there are no components, or the tensors differ in
+            shape.
     """
     log_probs = {
         "target_action_log_probs": target_action_log_probs,
@@ -327,17 +328,17 @@ def log_probs_from_logits_and_actions_and_spaces(
     """Log-probabilities of actions under the distribution parameters of a policy.
 
     Args:
-        policy_logits: Parameters, [T, B, param_size], or by part of the action.
-        actions: The agent's actions, [T, B, ...]; a mapping by part if the parameters are given by
-            part or the distribution requires a mapping.
+        policy_logits: Parameters, [T, B, param_size], or by action component.
+        actions: The agent's actions, [T, B, ...]; a mapping by component if the parameters are
+            given by component or the distribution requires a mapping.
         distribution: Any object with `log_prob(params, actions)`; a mapping of such objects if the
-            parameters are given by part.
+            parameters are given by component.
 
     Returns:
-        Log-probabilities of the joint action, [T, B], or by part, differentiable.
+        Log-probabilities of the joint action, [T, B], or by component, differentiable.
 
     Raises:
-        ShapeError: If the parts of the arguments differ, or there are no parts.
+        ShapeError: If the components of the arguments differ, or there are no components.
     """
     if not isinstance(policy_logits, dict) and not isinstance(distribution, Mapping):
         return distribution.log_prob(policy_logits, actions)
@@ -368,10 +369,10 @@ def _spread(name: str, tensor: Tensor, values: Tensor) -> Tensor:
 
 
 def _by_part(**trees: object) -> list[Mapping[str, Any]]:
-    """Return the arguments as mappings by part of the action; a whole action has the key "".
+    """Return the arguments as mappings by action component; a whole action has the key "".
 
     Raises:
-        ShapeError: If the arguments differ in their parts, or have none.
+        ShapeError: If the arguments differ in their components, or have none.
     """
     parts = {
         name: f"the parts {sorted(tree)}" if isinstance(tree, Mapping) else "no parts"

@@ -26,14 +26,14 @@ class A2CAlgorithmConfig(ActorCriticConfig):
     epoch."""
 
     n_rollout_steps: int = 5
-    """Steps of each environment per update (>= 1)."""
+    """Number of steps of each environment per update (>= 1)."""
 
     lr: float | Schedule = field(default=7e-4, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.RMSprop"})
-    """Optimizer class and its arguments without the learning rate. The default of `eps`, if the
-    class has this argument, is 1e-5 or the default of the class, whichever is larger."""
+    """Optimizer class and its arguments, except the learning rate. If the class has the argument
+    `eps`, its default is 1e-5 or the default of the class, whichever is larger."""
 
     gae_lambda: float = 1.0
     """Lambda of generalized advantage estimation, in [0, 1]; 1 gives Monte Carlo returns."""

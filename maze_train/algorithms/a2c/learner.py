@@ -22,4 +22,4 @@ class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
 
 
 class A2C(ActorCritic):
-    """Trainer of A2C: alternates rollouts and single gradient steps; see `A2CLearner`."""
+    """Trainer of A2C, which alternates between rollouts and gradient steps; see `A2CLearner`."""

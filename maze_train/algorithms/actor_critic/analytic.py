@@ -1,7 +1,7 @@
 """Analytic gradients of actor-critics with template networks on vectors.
 
-For small networks, autograd takes more time than the arithmetic. Analytic gradients are equal to
-autograd gradients, see `tests/algorithms/test_accelerated.py`.
+For small networks, autograd takes more time than the arithmetic. Analytic gradients are
+identical to autograd gradients up to rounding; see `tests/algorithms/test_accelerated.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from maze_train.nets.mlp_gradients import (
 from maze_train.nets.policy_model import Policy
 
 FAMILY_METHOD = "analytic_log_prob_and_entropy"
-"""Method of distribution families with an analytic gradient."""
+"""Name of the method that computes the analytic gradient of a distribution family."""
 
 
 def has_analytic_gradients(model: ActorCriticModel) -> bool:
@@ -47,7 +47,7 @@ def has_analytic_gradients(model: ActorCriticModel) -> bool:
 
 
 class AnalyticOutputs:
-    """Outputs of a model for n samples, without a graph, and their backward pass.
+    """Outputs of a model for n samples, computed without autograd, and their backward pass.
 
     Must be used under `torch.no_grad`.
 

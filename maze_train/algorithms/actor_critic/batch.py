@@ -47,7 +47,7 @@ def evaluate_rollout(
         model: The model.
         rollout: T steps of B environments, on the device of the model.
         with_params: Whether to return the distribution parameters of the policy.
-        parallel: Data parallelism; each rank evaluates a slice of the rows, and slices are
+        parallel: Data parallelism; each rank evaluates a slice of the rows, and the results are
             gathered.
     """
     obs, num_envs = rollout.flat_obs(), rollout.num_envs
@@ -215,7 +215,8 @@ def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tens
     Args:
         sequences: All sequences.
         rows: Indices of the selected sequences.
-        positions: Indices of the steps of the selected sequences, in the order of the result.
+        positions: Indices of the steps of the selected sequences, in the order of the returned
+            samples.
     """
     samples, valid = positions, None
     if sequences.valid is not None:
@@ -273,7 +274,7 @@ class PreparedRollout:
         return self._batch(units, units)
 
     def whole(self) -> ActorCriticBatch:
-        """Return all samples, in order of time."""
+        """Return all samples in time order."""
         if self._units is not None or self._starts is not None:
             return self.select(torch.arange(self.num_units, device=self.rollout.end.device))
         obs = tree_map(lambda x: x[: self.num_units], self._obs)
@@ -313,7 +314,7 @@ class PreparedRollout:
         return self._batch(positions, samples, sequences)
 
     def _units_with_transitions(self) -> Tensor | None:
-        """Return the indices of units with a transition, or None for all units."""
+        """Return the indices of units with a transition, or None if all units have one."""
         if self._valid is None:
             return None
         windows = self._valid.view(-1, self.sequence_length, self.rollout.num_envs).any(1)

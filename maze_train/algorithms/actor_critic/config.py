@@ -14,7 +14,7 @@ from maze_train.training.config import DRY_RUN_STEPS, AlgorithmConfig
 
 @dataclass(kw_only=True)
 class ActorCriticConfig(GradientSettings, AlgorithmConfig):
-    """Base class of the settings of actor-critics."""
+    """Base class of settings for actor-critic algorithms."""
 
     supports_multi_agent: ClassVar[bool] = True
     has_snapshots: ClassVar[bool] = True
@@ -31,14 +31,14 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     )
 
     n_rollout_steps: int = 128
-    """Steps of each environment per update (>= 1)."""
+    """Number of steps of each environment per update (>= 1)."""
 
     lr: float | Schedule = field(default=3e-4, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.Adam"})
-    """Optimizer class and its arguments without the learning rate. The default of `eps`, if the
-    class has this argument, is 1e-5 or the default of the class, whichever is larger."""
+    """Optimizer class and its arguments, except the learning rate. If the class has the argument
+    `eps`, its default is 1e-5 or the default of the class, whichever is larger."""
 
     gamma: float = 0.99
     """Discount factor per step, in [0, 1]."""
@@ -63,9 +63,9 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
 
     reward_scaling: bool | Literal["large"] | None = None
     """Whether to divide rewards by the running standard deviation of discounted returns before
-    learning. Reported returns are not scaled; values are in scaled units. `large`: scale only while
-    the standard deviation exceeds 1. null: `large` for recurrent policies (`model.rnn`) of PPO,
-    otherwise false. Not supported by IMPALA."""
+    learning. Reported returns are not scaled, but reported values are. `large`: rewards are
+    scaled only while the standard deviation exceeds 1. null: `large` for recurrent policies
+    (`model.rnn`) of PPO, otherwise false. Not supported by IMPALA."""
 
     scaled_reward_clip: float = 10.0
     """Clip range of scaled rewards, > 0; 0: no clipping."""

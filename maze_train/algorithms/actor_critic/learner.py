@@ -45,7 +45,7 @@ METHODS = (
     *("compute_losses", "compute_gradients", "compute_loss_for_module"),
     *("outputs", "weighted_value_loss", "weighted_policy_loss", "value_loss", *PAIR),
 )
-"""Methods covered by `analytic_loss`."""
+"""Methods whose gradient is computed by `analytic_loss`."""
 
 
 class ActorCriticEvents(LearnerEvents):
@@ -75,8 +75,8 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     Args:
         modules: Actor-critic models by id, or a single model.
         config: Settings of the algorithm.
-        device: Device of the models and their updates.
-        seed: Seed of the order of minibatches.
+        device: Device on which the models are stored and updated.
+        seed: Seed for shuffling the minibatches.
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasStateValues)
@@ -223,7 +223,8 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Update the observation statistics for the next rollout.
 
-        The update uses the previous statistics, with which the actions were sampled.
+        The previous statistics are used during the update, because the actions were sampled with
+        them.
         """
         super().after_gradient_based_update(progress, statistics)
         for module_id, rollout in self._observed.items():
@@ -305,7 +306,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def analytic_loss(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> tuple[Tensor, Callable[[], object]]:
-        """Return the loss of `compute_loss_for_module` without a graph, and its backward pass."""
+        """Compute the loss of `compute_loss_for_module` and its backward pass without autograd."""
         config, size = self.config_of(module_id), batch.size
         outputs = AnalyticOutputs(self.model(module_id), batch.obs)
         errors = outputs.raw_values.squeeze(-1) - batch.targets

@@ -27,12 +27,12 @@ from maze_train.training.trainer import Trainer, TrainerServices
 
 
 class ActorCritic(Trainer):
-    """Base class of on-policy actor-critic trainers, which alternate rollouts and updates.
+    """Base class of on-policy actor-critic trainers, which alternate between rollouts and updates.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
-        model: The trained model, which the collector also uses for acting.
+        model: The model being trained, which the collector also uses for acting.
         services: Tracker, evaluator, model selection, limits, checkpoints.
         collector: Collects rollouts.
     """

@@ -58,8 +58,7 @@ from maze_train.training.models import modules_of
 from maze_train.training.multi_agent_models import is_trainable
 
 SCALES = (0.05, 20.0)
-"""Range of the scale of actions for which a Gaussian with initial standard deviation 1 is
-suitable."""
+"""Range of action scales for which a Gaussian with initial standard deviation 1 is suitable."""
 
 
 def check_legal(
@@ -68,7 +67,7 @@ def check_legal(
     distribution: Distribution,
     data: TransitionData,
 ) -> None:
-    """Raise if recorded actions are illegal according to the masks of their observations.
+    """Raise if recorded actions are illegal according to the action masks in the observations.
 
     Args:
         observation_space: Observation space of one environment, or of an agent.
@@ -77,7 +76,7 @@ def check_legal(
         data: The transitions.
 
     Raises:
-        DatasetError: If an action is illegal. The message contains episode and step.
+        DatasetError: If an action is illegal. The message contains the episode and the step.
     """
     layout = mask_layout(observation_space, action_space)
     if layout is None:
@@ -127,7 +126,7 @@ DATASET = "runner.dataset"
 def open_recorded(
     source: str | dict[str, Any], env_spaces: tuple[Any, Any], on_damaged: Any
 ) -> TrajectoryDataset:
-    """Open the dataset of a setting.
+    """Open the dataset selected by `runner.dataset`.
 
     Args:
         source: The value of `runner.dataset`.
@@ -156,11 +155,11 @@ def open_recorded(
 def kept_parts(
     dataset: TrajectoryDataset, known: Sequence[str], source: str | dict[str, Any]
 ) -> TrajectoryDataset:
-    """Return the dataset of a resumed run: the parts at its first start, without later additions.
+    """Return the dataset of a resumed run, without parts that were added after the first start.
 
     Args:
         dataset: The current dataset.
-        known: Fingerprints of the parts at the first start of the run.
+        known: Fingerprints of the parts that existed when the run was first started.
         source: The value of `runner.dataset`.
 
     Raises:
@@ -281,12 +280,12 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def step_label(self) -> str:
-        """Name of the counted steps: each use of a recorded step for training is counted."""
+        """Label of the step counter, which counts each use of a recorded step for training."""
         return "recorded steps"
 
     @property
     def selection_metric(self) -> str:
-        """The return, or the validation loss if there is no environment."""
+        """Metric for model selection: the return, or the validation loss without an environment."""
         trained = [_training_name("train/policy_loss", policy) for policy in self._clonings]
         losses = [VALIDATION_LOSS] * self._has_validation + trained
         return self.config.evaluation.metric_of_run(self.has_env, losses)
@@ -344,7 +343,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return make_learner(modules, self.algorithm, losses, metrics, device=device)
 
     def _check_env(self) -> None:
-        """Check the spaces of the environment, and that opponents have an environment."""
+        """Check the spaces of the environment, and that opponents are used with an environment."""
         opponents = self.config.evaluation.opponents
         if opponents and not self.has_env:
             problem = "requires an environment: set env, or remove this setting"
@@ -361,7 +360,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     def _taken_data(
         self, models: Mapping[str, PolicyModel]
     ) -> dict[str, tuple[TransitionData, TransitionData | None]]:
-        """Split the episodes, identically for all policies, and load the data if possible."""
+        """Split the episodes, identically for all policies, and load the data if it fits."""
         percentage = self.algorithm.validation_percentage
         seed = self.context.seeds.integer("validation")
         chosen = split_episodes(len(self.dataset), percentage, seed)
@@ -498,6 +497,6 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
 
 def _training_name(tag: str, policy: str) -> str:
-    """Return the name of a training metric, with the policy if there are several."""
+    """Return the name of a training metric, with the policy id if there are several policies."""
     prefix, _, name = tag.partition("/")
     return tag if policy == DEFAULT_MODULE else f"{prefix}/{policy}/{name}"

@@ -36,7 +36,7 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     )
 
     n_epochs: int = field(default=50, metadata=ON_RESUME)
-    """Number of epochs (>= 0); 0: no limit, which requires another limit."""
+    """Number of epochs (>= 0); 0: no limit on epochs, but then a different limit is required."""
 
     epoch_length: int = 0
     """Number of updates per epoch (>= 0); 0: one pass over the data. Evaluation, model selection
@@ -48,7 +48,7 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
     )
-    """Optimizer class and its arguments without the learning rate."""
+    """Optimizer class and its arguments, except the learning rate."""
 
     loss: dict[str, Any] = field(default_factory=lambda: {TARGET: "maze_train.BCLoss"})
     """Loss class and its arguments."""
@@ -62,14 +62,14 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
 
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of the classes of discrete actions. `balanced`: inversely proportional to the
-    frequency in the training data, with mean 1; `none`: all 1."""
+    frequency in the training data, with mean 1; `none`: all weights are 1."""
 
     validation_percentage: float = 20.0
     """Percentage of episodes held out for validation, in [0, 100); 0: no validation."""
 
     storage: Literal["auto", "memory", "disk"] = field(default="auto", metadata=ON_RESUME)
-    """Where the data are stored: `memory`; `disk`: memory-mapped files of the dataset; `auto`:
-    `memory` if the data require less than half of the free memory, otherwise `disk`. Does not
+    """Where the data is stored: `memory`; `disk`: memory-mapped files of the dataset; `auto`:
+    `memory` if the data requires less than half of the free memory, otherwise `disk`. Does not
     affect results."""
 
     on_damaged: Literal["raise", "skip"] = field(default="raise", metadata=ON_RESUME)

@@ -1,4 +1,4 @@
-"""Transitions of selected episodes of a dataset, and a loader for shuffled minibatches."""
+"""Transitions from selected episodes of a dataset, and a loader for shuffled minibatches."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def split_episodes(
 ) -> tuple[Array, Array]:
     """Split episodes into training and validation sets.
 
-    Whole episodes are split, because consecutive steps are highly correlated: splitting steps would
-    leak training data into the validation set.
+    Whole episodes are assigned to a set, because consecutive steps are highly correlated. If steps
+    were assigned individually, training data would leak into the validation set.
 
     Args:
         num_episodes: N >= 1.
         validation_percentage: Percentage of episodes held out for validation, [0, 100). The number
-            is rounded. If the percentage is above 0, at least one episode is held out, and at least
-            one is used for training.
+            of episodes is rounded. If the percentage is above 0, at least one episode is held out,
+            and at least one is used for training.
         seed: Seed of the random split.
 
     Returns:
@@ -57,7 +57,7 @@ def split_episodes(
 
 
 class TransitionData:
-    """Transitions of selected episodes of a dataset, numbered from 0.
+    """Transitions from selected episodes of a dataset, numbered from 0.
 
     Final observations are excluded, because they have no action.
 
@@ -119,7 +119,7 @@ class TransitionData:
         return sum(leaf.nbytes for leaf in (*tree_leaves(obs), *tree_leaves(actions)))
 
     def place(self, number: int) -> tuple[int, int, str]:
-        """Return episode, step and agent of a transition (empty agent in single-agent data)."""
+        """Return the episode, step and agent of a transition (agent "" in single-agent data)."""
         k = int(np.searchsorted(self._starts, number, side="right")) - 1
         piece, row = self._pieces[k], number - int(self._starts[k])
         step = int(piece.steps[row])

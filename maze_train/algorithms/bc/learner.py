@@ -26,9 +26,9 @@ class ImitationEvents(EventInterface, prefix="train"):
     """Metrics of behavioral cloning.
 
     Action metrics and the parameter norm are computed for the first and every 16th minibatch of an
-    epoch. Action metrics are averaged over the parts of an action; with several parts, each part
-    also has a separate metric `<tag>/<part>`. Metrics of the validation data are named
-    `validation/...`; `validation/loss` includes the entropy bonus.
+    epoch. Action metrics are averaged over action components; with several components, each
+    component also has a separate metric `<tag>/<component>`. Metrics of the validation data are
+    named `validation/...`; `validation/loss` includes the entropy bonus.
     """
 
     policy_loss = Event("Imitation loss, summed over action parts, without the entropy bonus.")
@@ -70,7 +70,7 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         config: Settings.
         loss: The loss, or losses by module id.
         metrics: Action metrics, or action metrics by module id; None: no metrics.
-        device: Device of the policy and its updates.
+        device: Device on which the policy is stored and updated.
     """
 
     most_empty_updates: ClassVar[int] = 100
@@ -130,13 +130,13 @@ def _of(each: T | Mapping[str, T], module_id: str) -> T:
 
 
 TOP_5_MIN, TOP_10_MIN = 10, 20
-"""Choices with more alternatives have the metrics top-5 and top-10 accuracy."""
+"""Number of discrete actions above which top-5 and top-10 accuracy are reported."""
 
 
 def parts_of(
     distribution: Distribution, params: Tensor, actions: TensorTree
 ) -> list[tuple[str, Distribution, Tensor, Tensor]]:
-    """Return key, distribution, parameters and actions of each part; a single part has key ""."""
+    """Return key, distribution, params and actions of each component; a single one has key ""."""
     by_key = leaves_by_key(actions)
     pieces = zip(distribution.parts.items(), distribution.split(params), strict=True)
     return [(key, part, own, by_key[key]) for (key, part), own in pieces]
@@ -156,15 +156,15 @@ class ImitationMetrics:
 
     @torch.no_grad()
     def __call__(self, params: Tensor, actions: TensorTree) -> list[tuple[Event, Tensor]]:
-        """Return events with values, 0-d.
+        """Compute the metrics, and return their events with the values, 0-d.
 
         Args:
             params: Distribution parameters, `[n, param_size]`.
             actions: The recorded actions, `[n, ...]`.
 
         Returns:
-            For actions with several parts, the mean of each event over the parts, followed by the
-            values for each part.
+            For actions with several components, the mean of each event over the components,
+            followed by the values for each component.
         """
         found: list[tuple[str, Event, Tensor]] = []
         for key, part, own_params, own_actions in parts_of(self._distribution, params, actions):
@@ -214,7 +214,7 @@ def _mean(values: Tensor) -> Tensor:
 
 
 def _ranks(sizes: Sequence[int], part: Distribution, params: Tensor, actions: Tensor) -> Tensor:
-    """Return the rank of each choice by probability, from 1, `[n, K]`; ties are ranked in order.
+    """Return the rank of each recorded action by probability, from 1, `[n, K]`; ties in order.
 
     The mode has rank 1.
     """
@@ -232,30 +232,30 @@ def _ranks(sizes: Sequence[int], part: Distribution, params: Tensor, actions: Te
 
 
 class BCLoss:
-    """Imitation loss, summed over the parts of the action, minus an entropy bonus.
+    """Imitation loss, summed over the action components, minus an entropy bonus.
 
     L = 1/n Σ_i Σ_k [ l_k(a_ik) - entropy_coef · H(π_k(·|s_i)) ]
 
-    with l_k for part k:
+    with the following l_k for component k:
 
     - Discrete, MultiDiscrete and MultiBinary: the cross-entropy -Σ_j w_j(a_j) log π(a_j | s),
-      summed over the choices (or bits) j of the part;
+      summed over the sub-actions (or bits) j of the component;
     - Box with `box_loss="nll"`: -log π(a | s), the density of the agent's action;
     - Box with `box_loss="mse"`: the mean over dimensions of (m(s) - a)², where m is the most likely
       action, both scaled to [-1, 1] in dimensions with two bounds. `mse` has no entropy bonus,
       which would be unbounded.
 
-    For recorded actions that are illegal, the loss is very large, but not NaN.
+    For illegal recorded actions, the loss is very large but not NaN.
 
     Args:
         distribution: Distribution of the actions.
         box_loss: `nll` or `mse`.
         entropy_coef: Weight of the entropy, >= 0.
-        class_weights: Weights w of the choices of discrete parts by key of the part (empty for a
-            single part): `[N]`, in the order of `Distribution.choice_probs`; default: 1.
+        class_weights: Class weights w of each discrete component by key (empty for a single
+            component): `[N]`, in the order of `Distribution.choice_probs`; default: 1.
 
     Raises:
-        ConfigError: If a setting is out of range, or the entropy bonus applies to no part.
+        ConfigError: If a setting is out of range, or the entropy bonus applies to no component.
         ShapeError: If the number of weights differs from the number of choices.
     """
 
@@ -299,7 +299,7 @@ class BCLoss:
         return policy_loss - self.bonus(params).mean()
 
     def bonus(self, params: Tensor) -> Tensor:
-        """Entropy bonus: `entropy_coef` times the entropy of parts without squared error, `[n]`."""
+        """Entropy bonus: `entropy_coef` times the entropy, without components with `mse`, `[n]`."""
         total = params.new_zeros(params.shape[:-1])
         if not self.entropy_coef:
             return total
@@ -336,18 +336,18 @@ class BCLoss:
 def balanced_weights(
     distribution: Distribution, batches: Iterable[TensorTree]
 ) -> dict[str, Tensor]:
-    """Compute class weights that balance the alternatives of each choice.
+    """Compute class weights that balance the classes of each discrete sub-action.
 
-    w_c = Σ_c' n_c' / (K n_c) for an alternative c with n_c > 0 occurrences, where K is the number
-    of alternatives of the choice with occurrences. The mean weight over the data is 1. Alternatives
-    without occurrences have weight 0.
+    w_c = Σ_c' n_c' / (K n_c) for a class c with n_c > 0 occurrences, where K is the number of
+    classes of the sub-action that occur. The mean weight over the data is 1. Classes that do not
+    occur have weight 0.
 
     Args:
         distribution: Distribution of the actions.
         batches: The agent's actions, `[n, ...]` each.
 
     Returns:
-        Weights of each discrete part by key (empty for a single part), `[N]` float32.
+        Weights of each discrete component by key (empty for a single component), `[N]` float32.
     """
     counts: dict[str, Tensor] = {}
     kinds: dict[str, Tensor] = {}
@@ -361,7 +361,7 @@ def balanced_weights(
                 counts[key] = torch.zeros(part.num_choices, dtype=torch.int64)
                 kinds[key] = torch.zeros(part.num_choices, dtype=torch.int64)
             counts[key] += torch.bincount(places.flatten(), minlength=part.num_choices)
-            for k in range(places.shape[-1]):  # Index of the choice within the part.
+            for k in range(places.shape[-1]):  # Index of the sub-action within the component.
                 kinds[key][torch.unique(places[..., k])] = k
     return {key: _balanced(count, kinds[key]) for key, count in counts.items()}
 

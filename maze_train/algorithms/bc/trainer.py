@@ -26,20 +26,21 @@ from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer, TrainerServices
 
 METRICS_INTERVAL = 16
-"""Interval of action metrics in minibatches, because metrics take as long as a gradient step."""
+"""Interval in minibatches at which action metrics are computed; computing them takes as long as a
+gradient step."""
 
 
 class BCTrainer(Trainer):
     """Trainer of behavioral cloning: gradient steps on minibatches of recorded transitions.
 
-    Each use of a recorded step for training is counted.
+    Each use of a recorded step for training counts as one step.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
-        model: The trained policy.
+        model: The policy being trained.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        loaders: Minibatch loaders by policy id, all at the same position.
+        loaders: Minibatch loaders by policy id; all must be at the same position.
         fingerprints: Digests of the parts of the dataset.
     """
 
@@ -106,7 +107,7 @@ BLOCK_NBYTES = 2**22
 class BCValidationEvaluator(Evaluator):
     """Computes loss, entropy and action metrics on recorded transitions.
 
-    Metrics are means over transitions. Metrics have the same names as in training with the prefix
+    Metrics are means over transitions. The metric names are those of training with the prefix
     `validation`: `validation/loss` (including the entropy bonus), `validation/policy_loss`,
     `validation/policy_entropy`, `validation/discrete_accuracy` and so on.
 
@@ -179,5 +180,5 @@ class JointValidationEvaluator(Evaluator):
 
 
 def validation_name(name: str, policy: str) -> str:
-    """Return the name of a validation metric, including the policy if there are several."""
+    """Return the name of a validation metric, with the policy id if there are several policies."""
     return f"validation/{name}" if policy == DEFAULT_MODULE else f"validation/{policy}/{name}"

@@ -15,7 +15,7 @@ from maze_train.learner.config import Schedule, check_schedule
 
 @cache
 def default_exploration() -> Schedule:
-    """Return the default of `epsilon`; cached, because it is used in every update."""
+    """Return the default of `epsilon`; cached, because the schedule is used in every update."""
     return Schedule(points=[[0.0, 1.0], [0.1, 0.05]])
 
 
@@ -23,8 +23,8 @@ def default_exploration() -> Schedule:
 class DQNAlgorithmConfig(OffPolicyConfig):
     """Deep Q-learning with replay (Mnih et al., 2015, doi:10.1038/nature14236).
 
-    Supports a single Discrete action, with or without action masks. An update steps the
-    environments and takes gradient steps on earlier transitions.
+    Supports a single Discrete action, with or without action masks. Each update consists of
+    environment steps and of gradient steps on earlier transitions.
     """
 
     name: ClassVar[str] = "dqn"
@@ -56,8 +56,8 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     arXiv:1710.10044); the Q-value is the mean of the quantiles. 0: no quantiles."""
 
     loss: Literal["huber", "squared"] = "huber"
-    """Loss of the TD error: half its square (`squared`), or linear beyond an error of 1
-    (`huber`)."""
+    """Loss function of the TD error: `squared` is half the squared error; `huber` is the same for
+    absolute errors up to 1, and linear for larger errors."""
 
     epsilon: float | Schedule | None = field(default=None, metadata=IN_RUN)
     """Probability of a random action during collection, in [0, 1]: a number, or a schedule such as

@@ -37,10 +37,10 @@ class DQNEvents(LearnerEvents):
 
 
 METHODS = (*("compute_losses", "compute_gradients", "compute_loss_for_module", "loss_of_outputs"),)
-"""Methods covered by `analytic_loss`."""
+"""Methods whose gradient is computed by `analytic_loss`."""
 
 DELTA = {"huber": 1.0, "squared": math.inf}
-"""Absolute TD error above which a loss is linear."""
+"""Absolute TD error above which the Huber loss is linear."""
 
 
 class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
@@ -51,7 +51,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     Args:
         modules: Models by id, or a single model.
         config: Settings of the algorithm.
-        device: Device of the models and their updates.
+        device: Device on which the models are stored and updated.
         seed: Unused, because the loss is deterministic.
     """
 
@@ -103,7 +103,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     def analytic_loss(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> tuple[Tensor, Callable[[], object]]:
-        """Compute the loss, 0-d without a graph, and its backward function."""
+        """Compute the loss, 0-d, and its backward function without autograd."""
         model, actions = self.model(module_id), batch.actions
         assert isinstance(actions, torch.Tensor)
         delta = DELTA[self.config_of(module_id).loss]

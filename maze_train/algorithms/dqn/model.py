@@ -43,8 +43,8 @@ UNUSED = {
 """Unsupported model settings, with the reason."""
 
 MIN_LEAD, MAX_LEAD = 1e-6, 1e4
-"""Limits of the logit of the greedy action, so that it is the mode for epsilon 1, and all other
-actions have probability 0 for epsilon 0."""
+"""Limits of the logit of the greedy action. The lower limit makes the greedy action the mode for
+epsilon 1; with the upper limit, all other actions have probability 0 for epsilon 0."""
 
 
 class DuelingNet(nn.Module):
@@ -191,8 +191,8 @@ def build_dqn(
             Q-values.
 
     Raises:
-        ConfigError: If a setting is not supported, or a custom network cannot be found, rejects its
-            arguments, or has a wrong output.
+        ConfigError: If a setting is not supported, or a custom network cannot be found, does not
+            accept its arguments, or has an invalid output.
         SpaceError: If the action space is not Discrete, or an observation is not supported.
     """
     if not isinstance(action_space, Discrete):

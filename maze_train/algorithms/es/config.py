@@ -16,8 +16,8 @@ from maze_train.training.config import DRY_RUN_STEPS, AlgorithmConfig
 class ESAlgorithmConfig(AlgorithmConfig):
     """Evolution strategies (Salimans et al., 2017, arXiv:1703.03864).
 
-    Each update evaluates perturbed copies of the policy for one episode each, and estimates a
-    gradient of the return from the results. There is no critic and no backpropagation.
+    In each update, perturbed copies of the policy are evaluated for one episode each, and a
+    gradient of the return is estimated from the results. There is no critic and no backpropagation.
     """
 
     name: ClassVar[str] = "es"
@@ -39,7 +39,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     n_timesteps_per_update: int = 0
     """Minimum number of environment steps per update (>= 0). If `n_rollouts_per_update` episodes
-    have fewer steps, additional episodes are played."""
+    have fewer steps, additional episodes are run."""
 
     max_steps: int = 0
     """Maximum length of a training episode in steps (>= 0); longer episodes are truncated. 0: no
@@ -53,7 +53,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "maze_train.Adam"})
-    """Optimizer class and its arguments without the learning rate: `maze_train.Adam`,
+    """Optimizer class and its arguments, except the learning rate: `maze_train.Adam`,
     `maze_train.SGD`, or a PyTorch optimizer."""
 
     l2_penalty: float = field(default=0.005, metadata=IN_RUN)
@@ -61,7 +61,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     the parameters."""
 
     fitness_shaping: Literal["centered_ranks", "normalized", "raw"] = "centered_ranks"
-    """Fitness shaping of the returns of an update: `centered_ranks`: ranks scaled to [-0.5, 0.5];
+    """Fitness shaping of the returns in an update: `centered_ranks`: ranks scaled to [-0.5, 0.5];
     `normalized`: mean 0 and standard deviation 1; `raw`: unchanged."""
 
     deterministic: bool = True
@@ -78,13 +78,14 @@ class ESAlgorithmConfig(AlgorithmConfig):
     """Device of the population and the learner: cpu, or auto (also cpu)."""
 
     noise_table_size: int = 10_000_000
-    """Number of values in the noise table, 4 bytes each in memory shared by all processes. Must be
-    >= 2 and larger than the number of policy parameters; at least 100 times as many values as
-    parameters are recommended."""
+    """Number of values in the noise table; each value takes 4 bytes of memory shared by all
+    processes. Must be >= 2 and larger than the number of policy parameters; at least 100 times as
+    many values as parameters are recommended."""
 
     policy_wrapper: dict[str, Any] | None = None
-    """Wrapper of the policy, such as a heuristic: `{_target_: my_package.MyWrapper, key: value}`,
-    called with the policy to return an acting module. null: none."""
+    """Wrapper around the policy, such as a heuristic: `{_target_: my_package.MyWrapper, key:
+    value}`. The wrapper is called with the policy and must return a module that acts. null: no
+    wrapper."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,26 +39,27 @@ class ESEvents(EventInterface, prefix="train"):
 
 
 class PopulationEvents(EventInterface, prefix="population"):
-    """Steps of a population. The number of dropped steps depends on the speed of the workers."""
+    """Step counts of a population. The number of dropped steps depends on the workers' speed."""
 
     steps_dropped = Event("Number of steps so far that were not used in any update.", reduce="last")
 
 
 @dataclass(frozen=True)
 class EvaluatedPopulation:
-    """Results of the pairs of one update."""
+    """Results of the mirrored pairs of one update."""
 
     pairs: Sequence[ESRolloutResult]
     """Pairs in order, excluding lost pairs."""
 
     noise_table: SharedNoiseTable
-    """Noise table for the indices of the pairs."""
+    """Noise table to which the noise indices of the pairs refer."""
 
     agents: Sequence[str] = ()
     """Agents of the policy; the fitness is their mean return. Empty for single-agent training."""
 
     offset: int = 0
-    """Number of parameters of preceding policies in the noise."""
+    """Index of the policy's first value in a noise vector, after the noise of preceding
+    policies."""
 
     @property
     def fitness(self) -> Tensor:
@@ -83,11 +84,11 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     g = 1/(2n) Σ_k (u_k⁺ - u_k⁻) ε_k,  u: shaped returns of θ + σ ε_k and θ - σ ε_k
 
     The optimizer minimises with the gradient -g + l2_penalty θ. If all returns are equal, g is 0
-    and no step is taken, because Adam would take full-sized steps along the penalty. The factor 1/σ
-    of the paper is part of the learning rate. θ are the trainable parameters in the order of
-    `module.parameters()`. Observation statistics of all members are merged after the update. With
-    multiple agents, all policies of a member are perturbed together, and the fitness of a policy is
-    the mean return of its agents.
+    and no step is taken, because Adam would take full-sized steps along the gradient of the
+    penalty. The factor 1/σ of the paper is included in the learning rate. θ are the trainable
+    parameters in the order of `module.parameters()`. Observation statistics of all members are
+    merged after the update. With multiple agents, all policies of a member are perturbed together,
+    and the fitness of a policy is the mean return of its agents.
 
     Args:
         modules: The policy, or the policies of a multi-agent environment by id.

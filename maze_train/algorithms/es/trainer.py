@@ -47,18 +47,18 @@ pairs."""
 
 
 class ESTrainer(Trainer):
-    """Trainer of evolution strategies: alternates evaluations of the population and updates.
+    """Trainer of evolution strategies, which alternates population evaluations and updates.
 
-    An update uses the pairs 0, 1, 2, ... of its iteration until `n_rollouts_per_update` episodes
-    and `n_timesteps_per_update` steps are reached. Pairs with a lost episode are skipped. See
-    `ESLearner`.
+    In each update, the pairs 0, 1, 2, ... of the iteration are used until `n_rollouts_per_update`
+    episodes and `n_timesteps_per_update` steps are reached. Pairs with a lost episode are skipped.
+    See `ESLearner`.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
-        model: The trained policy.
+        model: The policy being trained.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        rollouts: Evaluates the population; `begin` was called with `model`.
+        rollouts: Evaluates the population; `begin` must have been called with `model`.
     """
 
     algorithm_config: ESAlgorithmConfig
@@ -166,7 +166,7 @@ class ESTrainer(Trainer):
 
 STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
 """Steps per environment and number of environments for the initial observation statistics.
-Constants make the results independent of `runner.concurrency`."""
+These values are constants, so that results do not depend on `runner.concurrency`."""
 
 
 class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):

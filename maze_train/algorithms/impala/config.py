@@ -25,7 +25,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
     builder_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.ImpalaBuilder"
     has_snapshots: ClassVar[bool] = False
-    can_have_actors: ClassVar[bool] = False  # `num_actors` replaces them.
+    can_have_actors: ClassVar[bool] = False  # `num_actors` sets the number of actors.
     can_learn_meanwhile: ClassVar[bool] = True
     shared_settings: ClassVar[tuple[str, ...]] = ("num_actors", "actors_batch_size")
 
@@ -52,7 +52,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Number of updates between broadcasts of the weights to the actors (>= 1)."""
 
     n_rollout_steps: int = 20
-    """Steps of each environment per rollout (>= 1)."""
+    """Number of steps of each environment per rollout (>= 1)."""
 
     lr: float | Schedule = field(
         default_factory=lambda: Schedule.from_text("linear_0.001"), metadata=IN_RUN
@@ -78,8 +78,8 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
 
     loss_reduction: Literal["mean", "sum"] = "mean"
     """Whether the loss is the mean or the sum over the steps of a batch. `sum`, as in the paper,
-    scales the gradient by the number of steps, which requires other values of `max_grad_norm` and
-    `eps` of the optimizer."""
+    scales the gradient by the number of steps, so `max_grad_norm` and the `eps` of the optimizer
+    must be scaled accordingly."""
 
     replay_size: int = 0
     """Number of actor rollouts in the replay buffer (>= 0); 0: no replay."""

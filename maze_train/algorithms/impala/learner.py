@@ -161,7 +161,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return targets.pg_advantages, targets.vs
 
     def normalized(self, advantages: Tensor) -> Tensor:
-        """Scale advantages without shifting, because other policies sampled the actions."""
+        """Scale advantages without shifting, because the actions were sampled by older policies."""
         return scale_advantages(advantages)
 
     def _record_importance(
@@ -208,13 +208,13 @@ def _new_columns(rollout: Rollout) -> Rollout:
 def evaluate_with_graph(
     model: ActorCriticModel, rollout: Rollout
 ) -> tuple[EvaluatedRollout, tuple[Tensor, Tensor]]:
-    """Evaluate a feedforward model on a rollout, and return its outputs with the graph.
+    """Evaluate a feedforward model on a rollout, and return its outputs with the autograd graph.
 
     Learners with one gradient step per batch can use one forward pass for targets and loss.
 
     Returns:
-        Values and parameters without a graph, and a pair of distribution parameters and critic
-        outputs with a graph, for rows that are transitions.
+        Detached values and parameters, and a pair of distribution parameters and critic outputs
+        with an autograd graph, for rows that are transitions.
     """
     obs, num_envs, samples = rollout.flat_obs(), rollout.num_envs, rollout.rewards.numel()
     with torch.enable_grad():

@@ -18,7 +18,7 @@ class RolloutReplay:
     """Buffer of recent actor rollouts, which are mixed into new batches.
 
     Args:
-        size: Number of stored actor rollouts, >= 1.
+        size: Maximum number of stored actor rollouts, >= 1.
         num_replayed: Number of stored rollouts added to a batch, sampled with replacement, >= 1.
         num_envs: Number of environments per actor.
         seed: Seed of the samples.

@@ -29,17 +29,17 @@ from maze_train.workers.backends import Pickled
 
 
 class IMPALA(Trainer):
-    """Trainer of IMPALA: updates with rollouts of actors, in the order in which they finish.
+    """Trainer of IMPALA, which uses actor rollouts in the order in which they are finished.
 
-    Actors in other processes continue during updates, with the last broadcast weights. See
-    `ImpalaLearner`.
+    During updates, actors in other processes continue to collect with the last broadcast weights.
+    See `ImpalaLearner`.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
-        model: The trained model.
+        model: The model being trained.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        actors: Actors; `begin` was called with `model`.
+        actors: Actors; `begin` must have been called with `model`.
         replay: Replay buffers of rollouts by module id.
     """
 
@@ -127,7 +127,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         other runners, actors run during updates, and the order of rollouts depends on the speed of
         the actors.
         """
-        # Without checkpoints, states are never requested; None lets the backend decide.
+        # Without checkpoints, states are never requested. If None, the backend decides.
         is_kept = None if self.config.checkpoint.is_on else False
         num_actors = self.algorithm.num_actors
         envs, calls = self.envs_per_actor, self.context.env_calls
@@ -141,7 +141,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         return True
 
     def worker_use(self) -> tuple[float, int] | None:
-        """Return busy seconds and number of the actor workers, or None in a single process."""
+        """Return busy time in seconds and number of actor workers; None in a single process."""
         return worker_use(self.source)
 
     @property

@@ -44,12 +44,12 @@ RESERVED_SETTINGS = MappingProxyType(
         "relabelling": "the class of the buffer",
     }
 )
-"""Arguments of replay buffers that are set by other settings, with the names of the settings."""
+"""Replay buffer arguments that are set by other settings, with the names of these settings."""
 
 
 @runtime_checkable
 class _Growing(Protocol):
-    """Part of the interface of replay buffer classes, which import PyTorch."""
+    """Interface of replay buffer classes, declared here to avoid an import of PyTorch."""
 
     growing: Mapping[str, float]
     """See `BaseReplayBuffer`."""
@@ -57,9 +57,9 @@ class _Growing(Protocol):
 
 @dataclass(kw_only=True)
 class OffPolicyConfig(GradientSettings, AlgorithmConfig):
-    """Base class of the settings of algorithms with a replay buffer.
+    """Base class of settings for algorithms with a replay buffer.
 
-    An update steps the environments and takes gradient steps on earlier transitions.
+    Each update consists of environment steps and of gradient steps on earlier transitions.
     """
 
     supports_multi_agent: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     epoch."""
 
     n_rollout_steps: int = 1
-    """Steps of each environment per update (>= 1)."""
+    """Number of steps of each environment per update (>= 1)."""
 
     update_to_data_ratio: float = 1.0
     """Number of gradient steps per collected transition, > 0, independent of the number of
@@ -121,7 +121,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
     )
-    """Optimizer class and its arguments without the learning rate."""
+    """Optimizer class and its arguments, except the learning rate."""
 
     gamma: float = 0.99
     """Discount factor per step, in [0, 1]."""
@@ -210,7 +210,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
             )
 
     def check_total_steps(self, total_steps: int, concurrency: int) -> None:
-        """Raise if a run would end before its first gradient step, see `OffPolicy`."""
+        """Raise if a run would end before the first gradient step; see `OffPolicy`."""
         update = concurrency * self.n_rollout_steps
         # Learning starts in the update after warm-up; demonstrations may complete the warm-up.
         is_shown = self.initial_demonstration_trajectories is not None
@@ -232,7 +232,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     def shortened(self) -> OffPolicyConfig:
         """Return the settings of a dry run: a few steps and one gradient step per environment.
 
-        Agents that act in turns have a transition after their second action.
+        An agent that acts in turns completes its first transition with its second action.
         """
         return replace(
             self,
@@ -247,7 +247,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
 
 @dataclass(kw_only=True)
 class PolicyAndCriticsConfig(OffPolicyConfig):
-    """Base class of the settings of algorithms with a policy and Q-functions."""
+    """Base class of settings for algorithms with a policy and Q-functions."""
 
     module_settings: ClassVar[tuple[str, ...]] = ("critic_lr",)
     learning_rates: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.learning_rates, "critic_lr")

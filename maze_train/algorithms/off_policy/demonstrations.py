@@ -31,7 +31,7 @@ def read_demonstrations(
     Args:
         source: The value of `initial_demonstration_trajectories`.
         env: Training environments.
-        num_envs: Number of environments, also of other processes.
+        num_envs: Number of environments, including environments of other processes.
         distribution: Distribution of the actions.
 
     Raises:

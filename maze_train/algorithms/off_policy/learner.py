@@ -67,7 +67,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     Args:
         modules: Models by id, or a single model.
         config: Settings of the algorithm.
-        device: Device of the models and their updates.
+        device: Device on which the models are stored and updated.
         seed: Seed of the random generator for the losses.
 
     Attributes:
@@ -84,7 +84,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     def preprocess(
         self, module_id: str, experience: Transitions, statistics: Statistics
     ) -> Transitions:
-        """Move the transitions to the device. Targets are computed with the loss."""
+        """Move the transitions to the device. Targets are computed together with the loss."""
         is_there = is_on(experience.rewards, self.device)
         return experience if is_there else on_device(experience, self.device)
 
@@ -139,13 +139,13 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     """Base class of learners of a policy and Q-functions, with one gradient step per batch.
 
     Subclasses define the value targets (`targets`) and the policy loss (`policy_loss`). By default,
-    both gradients are computed at the same weights. The gradients are separate: targets are
-    constants of the critic loss, and critics are constants of the policy loss.
+    both gradients are computed at the same weights. The gradients are separate: targets are treated
+    as constants in the critic loss, and critics as constants in the policy loss.
 
     Args:
         modules: Models by id, or a single model.
         config: Settings of the algorithm.
-        device: Device of the models and their updates.
+        device: Device on which the models are stored and updated.
         seed: Seed of the random generator for the losses.
     """
 
@@ -159,7 +159,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         """Return a module as a `PolicyAndCritics`."""
         module = self.modules[module_id]
         assert isinstance(module, PolicyAndCritics)
-        return cast("Model", module)  # The settings of the algorithm name its class.
+        return cast("Model", module)  # The algorithm settings select the class.
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Register one optimizer for the policy and one for the critics."""
@@ -236,7 +236,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
 
     @abstractmethod
     def targets(self, model: Model, batch: Transitions, config: PolicyConfig) -> Tensor:
-        """Compute the targets y of the Q-values of stored actions, `[n]`, without a graph."""
+        """Compute the targets y for the Q-values of stored actions, `[n]`, detached."""
 
     @abstractmethod
     def policy_loss(
@@ -254,7 +254,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             model: The model.
             batch: Transitions.
             inputs: Network inputs of the observations.
-            features: Result of `critics.encode` for the inputs, without a graph.
+            features: Result of `critics.encode` for the inputs, detached.
             config: Settings of the module.
             statistics: Statistics of the update.
         """
@@ -282,7 +282,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         return loss
 
     def complete_batch(self, module_id: str, batch: Transitions) -> Transitions:
-        """Sample the noise for the losses, on the CPU regardless of the device."""
+        """Sample the noise for the losses, always on the CPU for identical noise on all devices."""
         names = self.noise_columns(self.config_of(module_id))
         draw, shape = self.model(module_id).distribution.draw_noise, (len(batch.rewards),)
         cpu = torch.device("cpu")

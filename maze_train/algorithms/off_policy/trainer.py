@@ -55,13 +55,13 @@ from maze_train.training.trainer import Trainer, TrainerServices
 class OffPolicy(Trainer):
     """Base class of trainers with a replay buffer.
 
-    The gradient steps for the transitions of an update run in the next update, in parallel to the
+    The gradient steps for the transitions of an update run in the next update, in parallel with the
     environment steps. Results are identical to sequential execution. See `OffPolicyLearner`.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
-        model: The model that the learner updates and the collector acts with.
+        model: The model being trained, which the collector also uses for acting.
         services: Tracker, evaluator, model selection, limits, checkpoints.
         collector: Collects rollouts.
         replay_buffers: Replay buffers by module id.
@@ -133,12 +133,12 @@ class OffPolicy(Trainer):
     ) -> None:
         """Set the amount of exploration of the models.
 
-        For modules that are not trained, the parameter is set to 0.
+        For modules that are not trained, the exploration parameter is set to 0.
 
         Args:
-            how: Metric.
+            how: Event that records the exploration parameter.
             setting: Value or schedule.
-            progress: Progress of training.
+            progress: Training progress.
             statistics: Statistics of the update.
         """
         value, learner = scheduled_value(setting, progress), self.learners.first

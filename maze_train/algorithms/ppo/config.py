@@ -53,7 +53,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     libraries; each sample is used exactly this many times. Must be >= 1."""
 
     clip_range: float | Schedule = field(default=0.2, metadata=IN_RUN)
-    """Half-width of the interval around a probability ratio of 1, > 0: a number or a schedule."""
+    """Clip range of the probability ratio (half-width of the interval around 1), > 0: a number or a
+    schedule."""
 
     value_clip_range: float = 0.0
     """Maximum change of the value prediction per update, in units of (transformed) returns, >= 0;
@@ -64,8 +65,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     stops before the gradient step. Must be >= 0; 0: no early stopping."""
 
     gradient_accumulation: int = 1
-    """Number of minibatches per optimizer step, whose gradients are averaged; the last step of an
-    update may have fewer. Must be >= 1."""
+    """Number of minibatches per optimizer step, whose gradients are averaged. The last step of an
+    update may use fewer minibatches. Must be >= 1."""
 
     recompute_advantages: bool = False
     """Whether to recompute values and advantages before each optimization epoch."""

@@ -59,7 +59,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         super().__init__(modules, config, **options)
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
-        """Raise if the module, or value clipping with the module, is not supported."""
+        """Raise if the module is not supported, in general or with value clipping."""
         super().check_module(module_id, module)
         value_clip_range = self.config_of(module_id).value_clip_range
         is_categorical = isinstance(module, ActorCriticModel) and module.value_head.support
@@ -188,7 +188,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         """Return whether the KL divergence of all policies exceeds `target_kl`.
 
         A policy with a divergence above `target_kl` is not trained further in this update; other
-        policies are still trained. This method also adapts learning rates of `adaptive_kl` before
+        policies are still trained. This method also adapts `adaptive_kl` learning rates before
         each gradient step except the first, in which the divergence is 0.
         """
         divergences: dict[str, Tensor] = {}
@@ -201,7 +201,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
                 for _, optimizer in self.get_optimizers_for_module(module_id):
                     optimizer.adapt_lr(found)
         bound = self.config.target_kl
-        if bound > 0:  # Read on the host, to decide on another gradient step.
+        if bound > 0:  # Read on the host, to decide whether to take the next gradient step.
             self._stopped |= {key for key, found in divergences.items() if float(found) > bound}
         return bool(self._stopped) and divergences.keys() <= self._stopped
 
@@ -254,4 +254,4 @@ def minibatch_indices(
 
 
 class PPO(ActorCritic):
-    """Trainer of PPO: alternates rollouts and optimization epochs; see `PPOLearner`."""
+    """Trainer of PPO, which alternates rollouts and optimization epochs; see `PPOLearner`."""

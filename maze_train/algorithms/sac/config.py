@@ -16,8 +16,8 @@ from maze_train.learner.config import Schedule
 class SACAlgorithmConfig(PolicyAndCriticsConfig):
     """Soft actor-critic with replay (Haarnoja et al., 2018, arXiv:1812.05905).
 
-    Supports continuous, discrete (Christodoulou, 2019, arXiv:1910.07207) and mixed actions. An
-    update steps the environments and takes gradient steps on earlier transitions.
+    Supports continuous, discrete (Christodoulou, 2019, arXiv:1910.07207) and mixed actions. Each
+    update consists of environment steps and of gradient steps on earlier transitions.
     """
 
     name: ClassVar[str] = "sac"
@@ -45,16 +45,16 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     `entropy_tuning`."""
 
     entropy_tuning: bool = True
-    """Whether to tune the temperatures (one for each part of the action) to the target entropy."""
+    """Whether to tune the temperatures (one per action component) to the target entropy."""
 
     target_entropy_multiplier: float = field(default=1.0, metadata=IN_RUN)
-    """Factor of the target entropy, >= 0. The target entropy is -dim(A) nats for a Box (actions
+    """Factor for the target entropy, >= 0. The target entropy is -dim(A) nats for a Box (actions
     scaled to [-1, 1]), and 0.98 times the maximum entropy over legal actions for discrete
     actions."""
 
     @property
     def fixed_settings(self) -> dict[str, str]:
-        """Temperature with tuning, and target entropy without tuning, with the reasons."""
+        """Settings that must not change, with reasons; these depend on `entropy_tuning`."""
         if self.entropy_tuning:
             reason = "tuned by algorithm.entropy_tuning; change algorithm.target_entropy_multiplier"
             return {**super().fixed_settings, "entropy_coef": reason}

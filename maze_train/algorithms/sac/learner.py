@@ -52,15 +52,15 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
     """Learner of SAC: one gradient step of critics, policy and temperatures per batch.
 
     By default, the three gradients are computed at the same weights. The gradients are separate:
-    targets are constants of the critic loss; critics and temperatures are constants of the policy
-    loss.
+    targets are treated as constants in the critic loss, and critics and temperatures as constants
+    in the policy loss.
 
     Source: Haarnoja et al. (2018), arXiv:1812.05905, algorithm 1.
 
     Args:
         modules: Soft actor-critic models by id, or a single model.
         config: Settings of the algorithm.
-        device: Device of the models and their updates.
+        device: Device on which the models are stored and updated.
         seed: Seed of the actions sampled in the losses.
     """
 
@@ -93,7 +93,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         return super().compute_loss_for_module(module_id, batch, statistics)
 
     def noise_columns(self, config: SACAlgorithmConfig) -> Sequence[str]:
-        """Return the names of the noise of target actions and of actions in the policy loss."""
+        """Return the names of the noise columns for target actions and for the policy loss."""
         noise = {CRITICS: TARGET_NOISE, POLICY: POLICY_NOISE}
         return [noise[loss] for loss in self.losses]
 
@@ -150,7 +150,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
 
 
 def _temperatures(model: SoftActorCriticModel) -> Tensor:
-    """Return the temperatures of the parts of the action, without a graph, `[P]`."""
+    """Return the detached temperatures of the action components, `[P]`."""
     return model.log_temperatures.detach().exp()
 
 

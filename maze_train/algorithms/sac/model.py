@@ -37,7 +37,7 @@ class SoftActorCriticModel(PolicyAndCritics):
     def __init__(self, *parts: Any, **others: Any) -> None:
         super().__init__(*parts, **others)
         self.log_temperatures = nn.Parameter(torch.zeros(len(self.actions.part_keys)))
-        """Logarithm of the temperature of each part of the action."""
+        """Logarithm of the temperature of each action component."""
         self.register_load_state_dict_post_hook(_note_temperatures)  # type: ignore[no-untyped-call]  # untyped in torch
 
         kinds = list(zip(self.actions.parts, self.actions.is_discrete, strict=True))
@@ -48,7 +48,7 @@ class SoftActorCriticModel(PolicyAndCritics):
 
     @torch.no_grad()
     def set_temperatures(self, temperature: float) -> None:
-        """Set the temperature of every part of the action, > 0."""
+        """Set the temperature of every action component, > 0."""
         self.log_temperatures.fill_(math.log(temperature))
         self.has_temperatures = True
 
@@ -57,7 +57,7 @@ class SoftActorCriticModel(PolicyAndCritics):
 
         Args:
             sample: Actions of the policy.
-            temperatures: Temperatures of the parts of the action, `[P]`.
+            temperatures: Temperatures of the action components, `[P]`.
         """
         if not self.actions.num_choices:
             return EntropyTerms(sample.log_probs, temperatures)
@@ -96,8 +96,8 @@ def build_soft_actor_critic(
         num_critics: Number of critics.
 
     Raises:
-        ConfigError: If a setting is not supported, or a custom network cannot be found, rejects its
-            arguments, or has a wrong output.
+        ConfigError: If a setting is not supported, or a custom network cannot be found, does not
+            accept its arguments, or has an invalid output.
         SpaceError: If a space is not supported by any network or distribution.
     """
     config = _with_family(config)

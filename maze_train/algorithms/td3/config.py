@@ -15,8 +15,8 @@ from maze_train.learner.config import Schedule, check_schedule
 class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     """Twin delayed DDPG with replay (Fujimoto et al., 2018, arXiv:1802.09477).
 
-    Supports bounded Box actions, alone or as parts of a Dict or Tuple. An update steps the
-    environments and takes gradient steps on earlier transitions.
+    Supports bounded Box actions, alone or as components of a Dict or Tuple. Each update consists of
+    environment steps and of gradient steps on earlier transitions.
     """
 
     name: ClassVar[str] = "td3"
@@ -28,8 +28,8 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     module_settings: ClassVar[tuple[str, ...]] = ("target_noise_stddev", "target_noise_clip")
 
     num_critics: int = 2
-    """Number of critics, in [1, 100]. The targets use the minimum of all critics, the policy loss
-    uses the first critic."""
+    """Number of critics, in [1, 100]. The targets are computed from the minimum of all critics, and
+    the policy loss from the first critic."""
 
     policy_update_interval: int = 2
     """Number of gradient steps between updates of the policy and the target networks (>= 1)."""

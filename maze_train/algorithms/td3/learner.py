@@ -45,13 +45,13 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
     Args:
         modules: Models by id, or a single model.
         config: Settings of the algorithm.
-        device: Device of the models and their updates.
+        device: Device on which the models are stored and updated.
         seed: Seed of the target policy smoothing noise.
     """
 
     @property
     def updates_policy(self) -> bool:
-        """Whether the next gradient step is the last of its interval and includes the policy."""
+        """Whether the next gradient step updates the policy (the last step of each interval)."""
         return (self.gradient_steps + 1) % self.config.policy_update_interval == 0
 
     @property
@@ -60,7 +60,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         return self.config.target_update_interval * self.config.policy_update_interval
 
     def noise_columns(self, config: TD3AlgorithmConfig) -> Sequence[str]:
-        """Return the names of the noise of target actions, if used."""
+        """Return the names of the noise columns for target actions, if noise is used."""
         is_used = config.target_noise_stddev > 0 and CRITICS in self.losses
         return [TARGET_NOISE] if is_used else []
 

@@ -38,7 +38,7 @@ class TD3Model(PolicyAndCritics):
 
     Attributes:
         exploration_noise_stddev: Standard deviation of the exploration noise, 0-d; saved with the
-            weights if it is scheduled.
+            weights if a schedule is used.
     """
 
     exploration_noise_stddev: Tensor
@@ -83,8 +83,8 @@ def build_td3(
         noise_stddev: Standard deviation of the exploration noise.
 
     Raises:
-        ConfigError: If a setting is not supported, or a custom network cannot be found, rejects its
-            arguments, or has a wrong output.
+        ConfigError: If a setting is not supported, or a custom network cannot be found, does not
+            accept its arguments, or has an invalid output.
         SpaceError: If an action is not a bounded Box, or an observation is not supported.
     """
     for key, space in flat_spaces(action_space).items():
