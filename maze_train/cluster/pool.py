@@ -51,8 +51,8 @@ class RemoteActor(RemoteWorker):
         index: Index of the worker.
 
     Attributes:
-        memories: Ids of memory with a copy in the actor.
-        forgotten: Ids of memory to release in the actor with the next call.
+        memories: Ids of memory objects that have a copy in the actor.
+        forgotten: Ids of memory objects to release in the actor with the next call.
         steps: Number of environment steps reported.
     """
 
@@ -183,7 +183,7 @@ class RemoteActor(RemoteWorker):
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")
 
     def quit(self) -> Any:
-        """Request the actor to close its worker; return the reference of the result."""
+        """Ask the actor to close its worker; return the reference of the result."""
         self.cancel()
         return self._handle.close.remote()
 

@@ -134,7 +134,7 @@ class RaySession:
         return f"{where} is lost; restart Ray, and resume the run"
 
     def answers(self) -> bool:
-        """Whether the head answers. Ray would retry for minutes."""
+        """Whether the head answers at once; Ray's own requests would retry for minutes."""
         try:
             look_for(self._head)
         except OSError:
@@ -164,7 +164,7 @@ class RaySession:
     def free_cpus(self, place: RaySettings) -> float:
         """Return the number of CPUs for workers of a backend: reserved and free CPUs."""
         if self.is_local:
-            return available_cores() * place.cpus_per_worker  # Not reserved.
+            return available_cores() * place.cpus_per_worker  # A local Ray reserves no CPUs.
         own = len(self._groups.get(place, ())) * place.cpus_per_worker
         return own + float(self.ray.available_resources().get("CPU", 0.0))
 
@@ -226,7 +226,7 @@ def find_cluster(ray: Any, address: str) -> str:
         address: See `RaySettings`.
 
     Raises:
-        OSError: If the cluster at `address` does not answer. Ray would retry for minutes.
+        OSError: If the cluster at `address` does not answer; Ray itself would retry for minutes.
         ValueError: If the address is malformed.
     """
     services = ray._private.services
@@ -236,7 +236,7 @@ def find_cluster(ray: Any, address: str) -> str:
             look_for(named)
         return named or "local"
     # Only clusters started with `ray start` are considered. Ray's search would also find private
-    # instances of other programs, which use another token and end with these programs.
+    # instances of other programs, which use a different token and end with these programs.
     started = services.find_bootstrap_address(None)
     try:
         if started is not None:
@@ -258,8 +258,9 @@ class RaySettings(RemoteBackend):
     """
 
     address: str = "auto"
-    """`local` starts Ray on this machine and stops it with the last pool. `auto` or `<head>:<port>`
-    connects to a running cluster. Without a running cluster, `auto` is the same as `local`."""
+    """`local` starts Ray on this machine and stops Ray when the last pool closes. `auto` or
+    `<head>:<port>` connects to a running cluster. Without a running cluster, `auto` is the same as
+    `local`."""
 
     cpus_per_worker: float = 1.0
     """CPUs reserved for each worker (> 0)."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Span: TypeAlias = "tuple[int, int, Array]"
-"""Id of the memory, offset in bytes, content."""
+"""Tuple of memory id, offset in bytes, and content."""
 
 
 class Reply(NamedTuple):
@@ -54,7 +54,7 @@ class RayWorker:
     """Ray actor that runs a worker.
 
     Calls run one after the other. `write`, `cancel` and `pulse` are in a separate concurrency
-    group, and run in parallel to a call.
+    group, and run in parallel with a call.
 
     Args:
         index: Index of the worker.

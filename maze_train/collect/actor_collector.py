@@ -109,7 +109,7 @@ class ActorCollector(Collector):
         self._begin().make_calls(calls)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state and generation of each actor; call between rollouts."""
+        """Return the state and the generation of each actor; call between rollouts."""
         state = self._begin().state_dict()
         kept = {name: state[name] for name in ("generations", "actors")}
         return {**kept, "turns": self.turns.state_dict()}

@@ -32,7 +32,7 @@ from maze_train.workers.pool import Worker, WorkerContext, check_spaces
 
 HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1
-"""Header entries: index of the newest buffer, and the first of the stamps of both buffers.
+"""Positions in the header: index of the newest buffer, and first of the stamps of both buffers.
 
 A stamp is odd during a write to the buffer.
 """
@@ -120,7 +120,7 @@ class WeightsWriter(_SharedWeights):
     @torch.no_grad()
     def publish(self, weights_seq_no: int) -> None:
         """Publish the current weights."""
-        # Collected in each call, because a module may replace its buffers.
+        # The tensors are collected in each call, because a module may replace its buffers.
         state = {SEQ_NO: torch.tensor([weights_seq_no]), **acting_state(self._model)}
         for key, view in self._views[0].items():
             if state[key].shape != view.shape:
@@ -185,7 +185,7 @@ class WeightsReader(_SharedWeights):
             parameters[key].data = self._buffers.pop(key)
 
     def load(self) -> int:
-        """Load the newest weights; return their number of updates."""
+        """Load the newest weights; return the number of updates of these weights."""
         for seen in self._newest():
             if seen == self._seen:
                 return self.weights_seq_no
@@ -278,7 +278,7 @@ class CollectedRollout:
         num_final_obs: Number of final observations in the slot.
         has_gaps: Whether some rows are not transitions.
         episodes: Episodes that ended.
-        finished: Wall-clock time of the end, on the machine of the actor, in seconds.
+        finished: Wall-clock time at the end of the rollout, on the actor's machine, in seconds.
         env_s: Time in seconds spent in the environments.
         seconds: Total time in seconds.
         state: State of the actor after the rollout, see `ActorPolicy.returns_states`.
@@ -303,7 +303,7 @@ class ActorWorker(Worker):
         make_env: Builds the environments of one actor.
         num_envs: Number of environments per actor.
         actors: Indices of the actors of this worker.
-        can_be_restored: Whether states will be requested; None: only if the worker is local.
+        can_be_restored: Whether states will be requested; None means True only for a local worker.
         context: Context of the worker.
     """
 
@@ -360,7 +360,7 @@ class ActorWorker(Worker):
 
         Returns:
             For each restored actor, a mask `[E]` of environments that began new episodes, and
-            whether all others were restored exactly; None for actors without a state.
+            whether all other environments were restored exactly; None for actors without a state.
 
         Raises:
             SpaceError: If the spaces of the environments differ.

@@ -4,15 +4,15 @@ Rollouts are collected in one of two modes:
 
 - ordered (always used in this process): when the learner requests rollouts, the next actors collect
   one rollout each, with the last published weights. Results are reproducible.
-- unordered: actors collect in parallel to the learner. Each actor fills its memory slots one after
-  the other, and pauses when all slots contain rollouts that the learner has not received. Processes
-  do not share locks.
+- unordered: actors collect in parallel with the learner. Each actor fills its memory slots one
+  after the other, and pauses when all slots contain rollouts that the learner has not received.
+  Processes do not share locks.
 
 Exceptions of environments in this process propagate. If a remote actor raises, dies or hangs,
 training ends with a `WorkerError`, or its worker is restarted within the limit of the backend and
 the steps of the running rollout are dropped and counted. With `ActorPolicy.returns_states`,
 restarted actors continue from their state after the last rollout, so results do not change. Actors
-without states, and actors that fail twice in a row, begin new episodes with other seeds.
+without states, and actors that fail twice in a row, begin new episodes with new seeds.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class DistributedActors:
         num_envs: Number of environments per actor.
         place: Backend of the workers; None selects this process.
         num_workers: Number of workers; 0 selects one per actor.
-        can_be_restored: Whether states will be requested; None: only in this process.
+        can_be_restored: Whether states will be requested; None means True only if actors run in
+            this process.
         calls: See `RolloutCollector`.
 
     Attributes:
@@ -356,7 +357,7 @@ class DistributedActors:
             if overlap is not None:
                 with torch.enable_grad():
                     overlap()
-            with torch_threads(1):  # Same as in remote workers.
+            with torch_threads(1):  # Remote workers use one thread as well.
                 for turn in turns:
                     taken.append(self._received(self._workers[turn % self.num_actors]))
         except BaseException:
@@ -407,7 +408,7 @@ class DistributedActors:
                 self._set_up(worker)
 
     def _set_up(self, worker: int, **changes: Any) -> None:
-        """Send the policy, with changed fields, and the states of its actors to a worker."""
+        """Send the policy, with `changes` applied, and the states of its actors to a worker."""
         weights, *slots = self._memories
         part = self.slices[worker]
         states = self.states[part.start : part.stop]
@@ -501,7 +502,7 @@ class DistributedActors:
             self._call_worker(worker, *call)
 
     def _start_over(self, actor: int) -> None:
-        """Let an actor begin new episodes with other seeds at the next setup."""
+        """Let an actor begin new episodes with new seeds at the next setup."""
         self.generations[actor] += 1
         self.states[actor] = None
         self._lost[actor] = True
@@ -525,7 +526,7 @@ class DistributedActors:
             self._queue.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts, published weights and generations; in ordered mode, also actor states.
+        """Return the counts, published weights and generations; in ordered mode, also actor states.
 
         In unordered mode, environments and rollouts in flight are not saved.
         """

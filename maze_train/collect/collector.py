@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class SingleModule:
-    """Assigns rollouts to the only module; the single-agent counterpart of `TurnSplitter`."""
+    """Assigns rollouts to the single module; the single-agent counterpart of `TurnSplitter`."""
 
     def split(self, rollout: Rollout) -> dict[str, Rollout]:
         """Return the rollout under the id of the module."""
         return {DEFAULT_MODULE: rollout}
 
     def forget(self, envs: Tensor) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing, because there is no state."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing, because there is no state."""
 
 
 Turns: TypeAlias = "SingleModule | TurnSplitter"
@@ -267,7 +267,8 @@ class RolloutCollector(Collector):
         noise = model.draw_noise(shape, self.generator, cpu)
         if total == self.num_envs:
             return noise
-        # Other environments are stepped by other processes.
+        # Noise is sampled for all environments; this process uses the noise of its own
+        # environments.
         return noise[:, first : first + self.num_envs]
 
     def _actor_and_storage(
@@ -298,7 +299,7 @@ class RolloutCollector(Collector):
 
     @property
     def _storage_device(self) -> torch.device | None:
-        """Device of the rollouts; None: the CPU, with NumPy arrays from the environments."""
+        """Device of the rollouts; None selects the CPU for NumPy arrays from the environments."""
         return None
 
     def _reset(self, seed: int) -> Any:
@@ -352,7 +353,7 @@ class RolloutCollector(Collector):
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of environments, turns, recurrent policy and action noise.
+        """Return the state of environments, unfinished turns, recurrent policy and action noise.
 
         Call between rollouts.
         """
@@ -409,7 +410,7 @@ class RolloutCollector(Collector):
                 "third-party vector environments cannot be restored: set "
                 "checkpoint.allow_new_episodes=true to begin new ones, or use env.backend=gymnasium"
             )
-        # A reproducible seed that differs from the seed of the earlier episodes.
+        # The new seed is reproducible and differs from the seed of the earlier episodes.
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         self.env.make_calls(self.calls)

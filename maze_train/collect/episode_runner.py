@@ -1,4 +1,4 @@
-"""Loop that plays episodes; used in evaluations, rollouts, recordings and ES."""
+"""Loop that runs episodes; used in evaluations, rollouts, recordings and ES."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ObservationMoments(NamedTuple):
     Attributes:
         samples: Number of observations, 0-d.
         mean: Means of all normalised entries, as one vector.
-        var: Variances (divided by `samples`).
+        var: Population variances (divisor `samples`), as one vector.
     """
 
     samples: Array
@@ -91,7 +91,8 @@ class PlayedEpisode:
     Attributes:
         number: Index of the requested episode, from 0.
         seed: Seed of the episode.
-        episode_return: Undiscounted sum of rewards; of raw rewards if the environment reports them.
+        episode_return: Undiscounted sum of rewards, or of raw rewards if the environment reports
+            them.
         length: Number of steps, >= 1.
         success: 1.0 or 0.0 if the final info has `is_success` (mean over agents), else NaN.
         end: `StepEnd` code of the last step. For DROPPED episodes (non-finite value), the other
@@ -157,10 +158,10 @@ class Episodes(ABC):
 
 
 class VectorEpisodes(Episodes):
-    """Episodes of a vector environment: environment j modulo n plays episode j.
+    """Episodes of a vector environment: episode j runs in environment j modulo n.
 
-    The vector environment resets automatically. A dropped episode is repeated with another seed.
-    All tasks have the seed of the reset.
+    The vector environment resets automatically. A dropped episode is repeated with a different
+    seed. All tasks contain the seed of the reset.
 
     Args:
         env: The vector environment; reset by the constructor.

@@ -46,7 +46,7 @@ class BatchPolicy(Protocol):
     """Policy for environment observations and actions, such as `maze_train.TrainedPolicy`."""
 
     def act(self, observations: Any) -> Any:
-        """Return actions for a batch of observations, both with the structure of the spaces."""
+        """Return actions for a batch of observations; both have the structure of the spaces."""
         ...
 
 
@@ -86,15 +86,15 @@ class RandomPolicy(FixedPolicy):
     """Samples actions uniformly from the action space.
 
     Values of a Box are distributed as in `gymnasium.spaces.Box.sample`: uniform between two bounds,
-    normal without bounds, and shifted exponential with one bound. Discrete parts are uniform over
-    the legal actions.
+    normal without bounds, and shifted exponential with one bound. Discrete components are uniform
+    over the legal actions.
 
     Args:
         distribution: Distribution family of the actions.
         action_space: Action space of the environment.
         masking: Applies the action masks in the observations; None for observations without masks.
-        repeat: Number of consecutive steps with the same noise, >= 1. The action is also repeated
-            if it remains legal.
+        repeat: Number of consecutive steps with the same noise, >= 1. The action is repeated as
+            well, as long as it remains legal.
     """
 
     is_random = True
@@ -126,7 +126,7 @@ class RandomPolicy(FixedPolicy):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Sample uniform values in [0, 1) for Boxes, and the family's noise for discrete parts."""
+        """Sample uniform values in [0, 1) for Boxes, and the family's noise for other leaves."""
         draws = [
             torch.rand((*shape, self._boxes[key].size), generator=generator, device=device)
             if key in self._boxes
@@ -163,7 +163,7 @@ class RandomPolicy(FixedPolicy):
         return self._acted(as_tree(actions, "" not in actions), hidden_state)
 
     def policy_state(self) -> dict[str, Any]:
-        """Return the repeated noise and the number of steps since it was sampled."""
+        """Return the repeated noise and the number of steps since the noise was sampled."""
         return {"held": self._held, "age": self._age}
 
     def load_policy_state(self, state: dict[str, Any]) -> None:
@@ -203,13 +203,13 @@ class WrappedPolicy(FixedPolicy):
         """Call the policy; see `ActingModel`.
 
         Raises:
-            ShapeError: If a part of the actions does not have the shape `[n, *space.shape]`.
-            SpaceError: If a part is missing or invalid.
+            ShapeError: If a component of the actions does not have the shape `[n, *space.shape]`.
+            SpaceError: If a component is missing or invalid.
         """
         return self._acted(self._in_form(self._asked_actions(obs), obs), hidden_state)
 
     def _asked_actions(self, obs: TensorTree) -> Array:
-        """Call the policy; return the concatenated parts of n actions, float64, [n, D]."""
+        """Call the policy; return the concatenated components of n actions, float64, [n, D]."""
         leaves = obs if isinstance(obs, dict) else {"": obs}
         arrays = {
             key: leaves[key].cpu().numpy().astype(space.dtype)
@@ -242,7 +242,7 @@ class WrappedPolicy(FixedPolicy):
         return tree_map(lambda x: x.to(device), found)
 
     def policy_state(self) -> dict[str, Any]:
-        """Return the state of the policy; empty if it has no `state_dict`."""
+        """Return the state of the policy; empty if the policy has no `state_dict`."""
         state_dict = member_of(self._policy, "state_dict")
         return {} if state_dict is None else dict(state_dict())
 
@@ -306,10 +306,10 @@ class RowPolicies:
         self._observation, self._action = FlatView(observation_space), FlatView(action_space)
 
     def act(self, observations: Any) -> Any:
-        """Return actions for a batch of observations, both with the structure of the spaces.
+        """Return actions for a batch of observations; both have the structure of the spaces.
 
         Raises:
-            SpaceError: If a part of an action is missing.
+            SpaceError: If a component of an action is missing.
         """
         columns = dict(self._observation.read(observations))
         found = []
@@ -325,8 +325,8 @@ class StatefulPolicy(WrappedPolicy):
     """User-defined policies with a method `reset`, one per agent and running episode.
 
     A policy is called only when its agent acts, and reset at the beginning of each episode. The
-    recurrent state of an agent stores the index of its policy, from 1. The value 0 means that the
-    next action begins an episode. After a checkpoint is loaded, policies are reset.
+    recurrent state of an agent stores the index of its policy, starting at 1. The value 0 means
+    that the next action begins an episode. After a checkpoint is loaded, policies are reset.
 
     Args:
         make_policy: Creates a policy.
@@ -394,7 +394,7 @@ class StatefulPolicy(WrappedPolicy):
         return self._free.pop()
 
     def _add(self) -> None:
-        """Create another policy.
+        """Create an additional policy.
 
         Raises:
             ConfigError: If `make_policy` returns the same object twice.

@@ -23,8 +23,8 @@ from maze_train.learner.torchrun import TorchrunProcesses
 class GatheringCollector(Collector):
     """Collects with the environments of this process, and returns the rollouts of all processes.
 
-    The environments of all processes are joined in the order of ranks, so the result is the rollout
-    of one process with all environments.
+    The environments of all processes are joined in the order of ranks, so the result is identical
+    to the rollout of a single process with all environments.
 
     Args:
         processes: The processes, with equal numbers of environments.
@@ -72,7 +72,7 @@ class GatheringCollector(Collector):
 
 
 class GatheringActors(DistributedActors):
-    """The share of the actors of this process; gathers the rollouts of all processes.
+    """The actors of this process; `gather` returns the rollouts of all processes.
 
     Args:
         processes: The processes; each has the same number of actors.
@@ -99,7 +99,7 @@ class GatheringActors(DistributedActors):
         return self._total
 
     def begin(self, model: nn.Module, policy: ActorPolicy, seed_of: SeedOf, **how: Any) -> None:
-        """Begin with the seeds of the actors of this process among those of all processes."""
+        """Begin; each actor is seeded by its index among the actors of all processes."""
         first = self.num_actors * self._processes.rank
         super().begin(model, policy, lambda actor, begun: seed_of(first + actor, begun), **how)
 
@@ -111,7 +111,7 @@ class GatheringActors(DistributedActors):
     ) -> GatheredRollouts:
         """Return the next `count` rollouts, an equal number from each process.
 
-        `idle` is not called, since processes may wait for different times.
+        `idle` is not called, because processes may wait for different lengths of time.
         """
         processes = self._processes
         own = super().gather(count // processes.count, overlap=overlap)
@@ -153,7 +153,7 @@ def gathered_episodes(processes: TorchrunProcesses, episodes: FinishedEpisodes) 
 def _gathered(
     processes: TorchrunProcesses, tree: TensorTree, sizes: Sequence[int] | None
 ) -> list[TensorTree]:
-    """Return the trees of all processes; `sizes` are the numbers of rows, if different."""
+    """Return the trees of all processes; `sizes` are the numbers of rows if they differ."""
     found: list[dict[str, Tensor]] = [{} for _ in range(processes.count)]
     for key, leaf in leaves_by_key(tree).items():
         if sizes is not None:

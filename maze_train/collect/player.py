@@ -98,7 +98,7 @@ class SliceEpisodes(Episodes):
         self.envs.rest()
 
     def _next_seed(self, i: int) -> int | None:
-        if i in self._tasks or not self._waiting:  # The last result has not been returned yet.
+        if i in self._tasks or not self._waiting:  # The last result is still pending.
             return None
         self._tasks[i] = self._waiting.popleft()
         return self._tasks[i].seed
@@ -282,8 +282,8 @@ class PlayerPool:
             round_: Result of `_next_round`.
             numbers: Indices of the episodes, in the order of the results.
             task_of: Returns the task with a given index.
-            limit_of: Maps the index of the next result to the end (exclusive) of the indices of
-                episodes that may begin.
+            limit_of: Maps the index of the next result to an exclusive upper bound on the indices
+                of episodes that may begin.
             on_step: See `RolloutPlayer.play`.
             *args: Arguments of `RowAgent.begin_round`.
         """
@@ -328,8 +328,8 @@ class PlayerPool:
 
 
 WINDOW = 2
-"""Episodes begun ahead of the first unfinished one, as a multiple of the number of environments;
-limits the memory for finished episodes that have not been returned yet."""
+"""Maximum number of episodes begun ahead of the first unfinished one, as a multiple of the number
+of environments; limits the memory for finished episodes that have not been returned yet."""
 
 
 class RolloutPlayer(PlayerPool):
@@ -486,7 +486,7 @@ def model_of(policy: Any) -> nn.Module | None:
 
 
 def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
-    """Return the observation and action space declared by a policy; None if undeclared."""
+    """Return the observation and action space declared by a policy; None for undeclared spaces."""
     if isinstance(policy, type):
         return None, None
     return member_of(policy, "observation_space"), member_of(policy, "action_space")
@@ -524,7 +524,8 @@ class RolloutGenerator(RolloutPlayer):
         deterministic: Whether a model takes the most likely action instead of sampling.
         concurrency: Number of episodes that run at a time, >= 1.
         n_workers: Number of worker processes; 0 selects this process.
-        seed: Seed of the first episode, >= 0; the next ones have `seed + 1`, `seed + 2`, ...
+        seed: Seed of the first episode, >= 0; the following episodes use `seed + 1`, `seed + 2`,
+            ...
         max_episode_steps: Maximum length of an episode, >= 1; None selects the environment's limit.
         settings: Settings of the episodes; None records trajectories.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
@@ -578,7 +579,7 @@ class RolloutGenerator(RolloutPlayer):
 
         Args:
             n_episodes: Number of episodes, >= 1.
-            seeds: One seed per episode; None continues with new seeds in each call.
+            seeds: One seed per episode; if None, each call uses new seeds.
 
         Raises:
             ConfigError: If an argument is invalid, or recording is disabled in the settings.

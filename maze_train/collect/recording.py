@@ -37,7 +37,7 @@ class EpisodeRecording:
 
     Args:
         envs: The environments.
-        i: Index of the environment, at the beginning of the episode.
+        i: Index of the environment, which must be at the beginning of an episode.
     """
 
     def __init__(self, envs: EnvSlice, i: int) -> None:
@@ -48,7 +48,7 @@ class EpisodeRecording:
         self._obs = [_row(envs.obs, i)]
 
     def step(self, envs: EnvSlice, i: int) -> None:
-        """Record action, reward, and next or final observation of a step."""
+        """Record the action, the reward, and the next or final observation of a step."""
         self._actions.append(_row(envs.actions, i))
         self._rewards.append(float(envs.rewards[i]))
         if self._game is not None:
@@ -176,7 +176,7 @@ BUILD = 'build the environment with render_mode="rgb_array"'
 
 
 class VideoWriter:
-    """Writes a video. The file is created under its name when it is complete.
+    """Writes a video. The file appears under its final name only when the video is complete.
 
     ffmpeg writes a temporary file, which is renamed by `close`. If the height or width of the
     frames is odd, their last row or column is repeated, because the codec requires even sizes.
@@ -271,7 +271,7 @@ class VideoWriter:
             # With -xerror, ffmpeg stops at the first error, so the messages fit into the pipe.
             *(self._ffmpeg, "-y", "-loglevel", "error", "-xerror", "-threads", "1"),
             *(*raw, "-r", f"{self._fps:g}", "-i", "pipe:0", "-an"),
-            # One thread: other cores are used by environments.
+            # One thread, because environments use the other cores.
             *(*coded, "-threads", "1", "-movflags", "+faststart", "-f", "mp4"),
             str(self._temporary.absolute()),
         ]
@@ -279,7 +279,7 @@ class VideoWriter:
         try:
             make_folders(self.path.parent)
             self._temporary.unlink(missing_ok=True)
-            os.close(open_own(self._temporary, os.O_WRONLY))  # ffmpeg follows links.
+            os.close(open_own(self._temporary, os.O_WRONLY))  # ffmpeg follows symlinks.
             # A separate session protects ffmpeg from signals such as Ctrl-C.
             return subprocess.Popen(
                 command, stdin=pipe, stdout=null, stderr=pipe, start_new_session=True

@@ -1,6 +1,6 @@
 """Agents that play episodes: user-defined policies, random actions and models.
 
-Each row is an independent episode: the actions depend only on the policy, and on seed and
+Each row is an independent episode: the actions depend only on the policy, and on the seed and the
 observations of the episode.
 """
 
@@ -117,7 +117,7 @@ class PopulationAgent(RowAgent):
         return self._noise[torch.tensor(rows), torch.from_numpy(at)]
 
     def _with_added(self, actions: TensorTree, noise: Tensor) -> TensorTree:
-        """Add noise `[n, size]` to the real-valued parts of actions."""
+        """Add noise `[n, size]` to the real-valued components of actions."""
         real = [leaf for leaf in tree_leaves(actions) if leaf.is_floating_point()]
         parts = iter(torch.split(noise, [leaf[0].numel() for leaf in real], dim=1))
 
@@ -143,7 +143,7 @@ def model_agent(model: nn.Module, envs: EnvSlice, deterministic: bool = True) ->
 
 
 def acting_part(model: nn.Module) -> nn.Module:
-    """Return an actor-critic or multi-agent model without critics; keep other models."""
+    """Return an actor-critic or multi-agent model without critics, or any other model unchanged."""
     if type(model) is JointModel:
         policies = {key: acting_part(own) for key, own in model.by_policy.items()}
         return JointModel(policies, model.agents)
@@ -157,11 +157,11 @@ class PolicyAgent(RowAgent):
     """Acts with user-defined policies, one per environment. Policies may be stateful.
 
     A policy is a function, or an object with a method `act`. The argument is a copy of one
-    observation with the structure and dtypes of the space; the result is one action. Floats of
-    other precision are converted. The optional method `reset` is called at the beginning of each
-    episode; stateful policies require it, because an object plays multiple episodes. If `reset` has
-    a parameter `seed` or one required argument, a seed is passed, which differs from the seed of
-    the environment.
+    observation with the structure and dtypes of the space; the result is one action. Floats of a
+    different precision are converted. The optional method `reset` is called at the beginning of
+    each episode; stateful policies require it, because an object plays multiple episodes. If
+    `reset` has a parameter `seed` or one required argument, a seed is passed, which differs from
+    the seed of the environment.
 
     Args:
         make_policy: Returns a new policy.
@@ -207,7 +207,7 @@ class PolicyAgent(RowAgent):
         return columns[""] if self._action.is_single else columns
 
     def _checked(self, row: int, action: Any) -> list[tuple[str, Array]]:
-        """Return the parts of an action, with the dtypes of the space."""
+        """Return the components of an action, with the dtypes of the space."""
         try:
             parts = self._action.read(action)
             return [(key, converted_action(part, self._action.leaves[key])) for key, part in parts]
@@ -240,10 +240,10 @@ def random_agent(envs: EnvSlice) -> PolicyAgent:
 
 
 def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:
-    """Convert a part of an action to the dtype of its space.
+    """Convert a component of an action to the dtype of its space.
 
     Raises:
-        SpaceError: If the part is not in the space.
+        SpaceError: If the component is not in the space.
     """
     dtype = np.dtype(leaf.dtype)
     with suppress(ValueError):  # Lists of unequal lengths.

@@ -2,8 +2,8 @@
 
 An episode is a sequence of turns. Each turn contains the observations of the agents that act next;
 their actions are passed to the next `step`. Agents can act one at a time or simultaneously, end
-early, and join late. The successive decisions of one step can also be modelled as agents, such as
-`choose_item` followed by `choose_place`.
+early, and join late. The successive decisions within one step can also be modelled as separate
+agents, such as `choose_item` followed by `choose_place`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Turn:
     it."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Rewards since the previous turn, by agent; empty after a reset. Agents that did not act may
-    have rewards, but not agents that have ended. A reward is credited to the last action of its
-    agent, or to its first action if it has not acted yet. For a step that consists of several
-    decisions, return the reward for each decision."""
+    have rewards, but not agents that have ended. A reward is credited to the agent's last action,
+    or to the agent's first action if the agent has not acted yet. If a step consists of several
+    decisions, return a separate reward for each decision."""
     terminated: Collection[str] | Mapping[str, bool] = ()
     """Agents whose episode has terminated since the previous turn."""
     truncated: Collection[str] | Mapping[str, bool] = ()
@@ -58,13 +58,14 @@ class Turn:
 class MultiAgentEnv(ConvertibleEnv):
     """Base class of multi-agent environments.
 
-    If episodes are not determined by seed and actions alone, define `state_dict()`, which returns
-    plain values and arrays, and `load_state_dict(state)`.
+    If episodes are not determined by the seed and the actions alone, define `state_dict()`, which
+    returns plain values and arrays, and `load_state_dict(state)`.
 
     Attributes:
-        possible_agents: Names of all agents that can act, in a fixed order, without `/`.
+        possible_agents: Names of all agents that can act, in a fixed order. Names must not contain
+            `/`.
         metadata: As in Gymnasium: `render_modes`, `render_fps`.
-        render_mode: Type of the result of `render`, as in Gymnasium.
+        render_mode: Render mode, as in Gymnasium; selects the return type of `render`.
         teams: Agents by team, as in `env.teams`.
     """
 
@@ -83,7 +84,7 @@ class MultiAgentEnv(ConvertibleEnv):
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
-        """Begin an episode. Seed and actions must determine the episode."""
+        """Begin an episode. The seed and the actions must fully determine the episode."""
 
     @abstractmethod
     def step(self, actions: dict[str, Any]) -> Turn:
@@ -103,19 +104,19 @@ class MultiAgentEnv(ConvertibleEnv):
 
 
 class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
-    """Adapter from a multi-agent environment to one Gymnasium environment with a step per turn.
+    """Adapter from a multi-agent environment to a Gymnasium environment with one step per turn.
 
-    The adapter supports workers, exact resume, time limits, evaluation and recording.
-    `maze_train.spaces.agents` defines its observations and actions. Agents are in the order of
-    `possible_agents`; `metadata["agents"]` lists them, and `metadata["teams"]` lists the agents of
-    each team. An agent without a team forms a team of one. Before the first observation of an
-    agent, its observation is the element of the space closest to 0, with all actions legal. The
-    reward is the mean over all possible agents. When no agent acts, the episode is truncated if any
-    agent was truncated, otherwise terminated. Infos are keyed by agent; `agent_returns` is the sum
-    of rewards of each agent since the reset. The scalars of an agent's final info remain in the
-    infos until the end of the episode.
+    The adapter supports workers, exact resume, time limits, evaluation and recording. The
+    observation and action spaces are defined in `maze_train.spaces.agents`. Agents are in the order
+    of `possible_agents`; `metadata["agents"]` lists them, and `metadata["teams"]` lists the agents
+    of each team. An agent without a team forms a team of one. Until an agent receives its first
+    observation, the adapter returns the element of the agent's observation space that is closest to
+    0, with all actions legal. The reward is the mean over all possible agents. When no agent acts,
+    the episode is truncated if any agent was truncated, otherwise terminated. Infos are keyed by
+    agent; `agent_returns` is the sum of rewards of each agent since the reset. The scalars of an
+    agent's final info remain in the infos until the end of the episode.
 
-    The key `action_mask` in the observation of an agent marks its legal actions
+    The entry `action_mask` in the observation of an agent is the mask of legal actions
     (`maze_train.spaces.masks`). The adapter has the methods `state_dict()` and
     `load_state_dict(state)` if `env` has them.
 
@@ -131,10 +132,10 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
             final observation is not finite (`algorithm.on_non_finite=skip`).
 
     Raises:
-        EnvError: If names of agents are invalid. In `reset` and `step`: if a turn contains an
-            unknown or ended agent, an observation outside its space, or an acting agent without a
-            legal action; if the final observation of a truncated agent is missing; if a reset
-            returns no acting agent, or rewards.
+        EnvError: If agent names are invalid. In `reset` and `step`: if a turn contains an unknown
+            or ended agent, an observation outside its space, or an acting agent without a legal
+            action; if the final observation of a truncated agent is missing; if a reset returns no
+            acting agent, or rewards.
         SpaceError: If a space cannot be flattened, or a mask does not match the action space.
     """
 
@@ -357,7 +358,7 @@ class _Seat:
         """Check the last returned observation of an agent that has ended.
 
         Raises:
-            NonFiniteError: If the observation is not finite. The message contains the agent.
+            NonFiniteError: If the observation is not finite. The message names the agent.
         """
         check_finite(
             {key: column[0, ...] for key, column in self._columns.items()},
@@ -405,7 +406,7 @@ def check_form(turn: Any) -> None:
 
 
 def check_mapping(what: str, value: Any) -> None:
-    """Check that a value is a mapping by agent.
+    """Check that a value is a mapping keyed by agent.
 
     Raises:
         EnvError: If the value is not a mapping.
@@ -415,7 +416,7 @@ def check_mapping(what: str, value: Any) -> None:
 
 
 def shortened(value: Any) -> str:
-    """Return a value as text of limited length."""
+    """Return a value as a string of limited length."""
     return textwrap.shorten(f"{type(value).__name__} {value!r}", 80)
 
 
@@ -443,5 +444,5 @@ def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_name(name: Any) -> bool:
-    """Whether a value is a valid name of an agent. Names are used in joined keys."""
+    """Whether a value is a valid agent name. Names must be usable in keys joined by `/`."""
     return isinstance(name, str) and name not in ("", AGENT_RETURNS) and "/" not in name

@@ -35,19 +35,20 @@ PURPOSE = "the preprocessing of Atari games"
 
 
 class AtariPreprocessing(Wrapper):
-    """Standard preprocessing of an Atari game: frame skip, grey images, no-ops.
+    """Standard preprocessing of an Atari game: frame skip, greyscale images, no-ops.
 
     - Every action is repeated for `frame_skip` frames, and the rewards are summed. The observation
       is the maximum of the last two frames (also if the frame limit shortens the step), or the last
-      frame if the game ended within the step, grey, resized by area, uint8.
-    - A game begins with 1 to `noop_max` no-op frames. If the game has a fire button, FIRE follows
-      for one step, because some games do not start without it. For the same reason, the step after
-      the loss of a life executes FIRE instead of the given action.
+      frame if the game ended within the step. Observations are greyscale images, resized by area
+      interpolation, uint8.
+    - A game begins with 1 to `noop_max` no-op frames. If the game has a fire button, one FIRE step
+      follows, because some games do not start without FIRE. For the same reason, FIRE replaces the
+      given action in the step after the loss of a life.
     - A game is truncated at the frame limit of the environment (108 000).
 
-    The same seed gives the same game: the emulator starts from a saved state, and sticky actions
-    (`repeat_action_probability` of the environment, per frame) are sampled by this wrapper.
-    Reloading the game, which takes 60 ms, is not necessary.
+    The same seed always produces the same game: the emulator starts from a saved state, and sticky
+    actions (`repeat_action_probability` of the environment, per frame) are sampled by this wrapper.
+    The game does not have to be reloaded, which would take 60 ms.
 
     Args:
         env: A game created with `frameskip=1` and any `obs_type`. The game must not have wrappers,
@@ -83,7 +84,7 @@ class AtariPreprocessing(Wrapper):
         self._cv2 = import_extra("opencv-python-headless", "atari", PURPOSE, "cv2")
         self._pick_actions(env.unwrapped)
         self._repeat_probability = self._ale.getFloat("repeat_action_probability")
-        # Applied when the game is loaded.
+        # The emulator applies the new probability when the game is loaded.
         self._ale.setFloat("repeat_action_probability", 0.0)
         self._frame_limit = self._ale.getInt("max_num_frames_per_episode") or 2**31
         height, width = self._ale.getScreenDims()
@@ -141,8 +142,8 @@ class AtariPreprocessing(Wrapper):
         return self._observation(), reward, terminated, ale.game_truncated(), self._info()
 
     def _begin_game(self) -> None:
-        # Both calls are needed: in ale-py 0.12, state of the previous game survives a reset in 23
-        # of 104 games, and restoring a state in 5.
+        # Both calls are needed: in ale-py 0.12, a reset keeps some state of the previous game in 23
+        # of 104 games, and restoring a saved state does so in 5 games.
         self._ale.reset_game()
         self._ale.restoreState(self._start)
         self._held = self._noop
@@ -204,7 +205,7 @@ class EpisodicLifeWrapper(ContinuingWrapper):
     seed. A new game begins only after the end of the previous one.
 
     Args:
-        env: An environment whose infos have the number of `lives`.
+        env: An environment whose infos contain `lives`, the number of remaining lives.
         noop: The no-op action.
 
     Raises:
@@ -315,7 +316,7 @@ STACKED_SCREENS = 4
 
 
 def game_under(env: Env) -> AtariPreprocessing | None:
-    """Return the Atari game of an environment, or None if a wrapper changes actions."""
+    """Return the Atari game of an environment, or None if an outer wrapper changes actions."""
     for layer in layers_of(env):
         if isinstance(layer, AtariPreprocessing):
             return layer
@@ -383,7 +384,7 @@ class AtariGames:
         with closed_on_error([game]):
             env: Env = AtariPreprocessing(game)
         if config.max_episode_steps is not None:
-            # Outermost wrapper, to count steps of the agent.
+            # Outside the preprocessing, the limit counts agent steps instead of frames.
             env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
         return ObservationStackWrapper(env, STACKED_SCREENS)
 

@@ -49,8 +49,8 @@ ATARI = {
     "episodic_life": False,
     "reward_clipping": False,
 }
-"""Preprocessing of Mnih et al. (2015), Methods. The adapter changes rewards and ends of episodes,
-so that raw returns remain available."""
+"""Preprocessing of Mnih et al. (2015), Methods. Sign rewards and termination at the loss of a life
+are applied by the adapter instead, so that raw returns remain available."""
 OURS = {
     "num_envs": "set runner.concurrency",
     "batch_size": "all environments are stepped together",
@@ -75,9 +75,9 @@ class Backend:
 
     env: VectorEnv[Any, Any, Any]
     is_atari: bool = False
-    """Whether `infos["lives"]` are the lives of an Atari game."""
+    """Whether `infos["lives"]` contains the lives of Atari games."""
     frame_stack: dict[str, int] = field(default_factory=dict)
-    """Number of stacked frames by leaf of the observation."""
+    """Number of stacked frames for each observation leaf."""
     limit_left: int | None = None
     """Step limit enforced by the adapter; None if the environment enforces the limit."""
 
@@ -86,8 +86,8 @@ def check_settings(config: EnvConfig) -> None:
     """Check that the settings are compatible with third-party vector environments.
 
     Raises:
-        ConfigError: If wrappers or unsupported arguments are set, or not exactly one of id and
-            target.
+        ConfigError: If wrappers or unsupported arguments are set, or if not exactly one of `id` and
+            `target` is set.
     """
     if config.backend == "gymnasium":
         raise ConfigError("env.backend", "expected native, envpool or tensor", config.backend)
@@ -271,7 +271,7 @@ Made = TypeVar("Made", bound=VectorEnv[Any, Any, Any])
 
 
 def built(name: str, config: EnvConfig, make: Callable[[], Made]) -> Made:
-    """Return the vector environment that `make` creates, converting its errors.
+    """Return the vector environment that `make` creates; raise errors as ConfigError or EnvError.
 
     Raises:
         ConfigError: If a package is missing, or `make` rejected its arguments.
@@ -294,7 +294,7 @@ def built(name: str, config: EnvConfig, make: Callable[[], Made]) -> Made:
 
 
 def parameters_of(creator: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a class or function; empty if its signature is unknown."""
+    """Return the parameters of a class or function; empty if the signature is unknown."""
     try:
         return inspect.signature(creator).parameters
     except ValueError:
@@ -327,13 +327,13 @@ def smaller(one: int | None, other: int | None) -> int | None:
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return the autoreset mode that a vector environment declares, as enum or value.
+    """Return the autoreset mode declared by a vector environment as an enum member or its value.
 
     Raises:
         EnvError: If the mode is missing or unknown.
     """
-    # Without metadata, the dict of the base class is used. ale-py writes the mode of its last
-    # environment into this shared dict.
+    # A class without metadata shares the dict of the base class. ale-py writes the mode of the
+    # environment created last into this shared dict.
     shared = env.metadata is VectorEnv.metadata
     declared = None if shared else metadata_of(env).get("autoreset_mode")
     if declared is None:
@@ -351,10 +351,10 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def seed_for(env: VectorEnv[Any, Any, Any], root: int) -> Any:
-    """Return the seed for `env.reset`: one seed per environment if the signature accepts a list.
+    """Return the seed for `env.reset`: one seed per environment if `reset` accepts a list.
 
     Gymnasium expands a single integer s to s, s + 1, ..., so consecutive run seeds would share
-    episodes. Therefore a single seed is drawn at random as well.
+    episodes. Therefore a single seed is also derived from `root` by hashing.
     """
     parameter = parameters_of(env.unwrapped.reset).get("seed")
     accepted = "" if parameter is None else str(parameter.annotation)
@@ -377,7 +377,7 @@ ENVPOOL_ATARI = {
     "repeat_action_probability": 0.25,
 }
 """Preprocessing of Mnih et al. (2015), Methods, with the sticky actions of the v5 ids (Machado et
-al. 2018, section 5). EnvPool's default probability is 0."""
+al. 2018, section 5). EnvPool's default repeat probability is 0."""
 
 
 class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
@@ -420,7 +420,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> Reset:
-        """Build the environments with these seeds, and begin their first episodes.
+        """Build the environments with the given seeds, and begin their first episodes.
 
         Args:
             seed: One seed per environment, or the first of `num_envs` consecutive seeds.
@@ -460,7 +460,7 @@ def build_envpool(
             environment remains in force.
 
     Raises:
-        ConfigError: If EnvPool does not have the environment, or does not support the settings.
+        ConfigError: If EnvPool does not provide the environment, or does not support the settings.
         EnvError: If building the environment failed.
         MissingExtraError: If EnvPool is not installed.
     """

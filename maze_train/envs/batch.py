@@ -23,7 +23,8 @@ class StepReport:
     ends: list[EpisodeEnd] = field(default_factory=list)
     """Episodes that ended."""
     infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    """Infos of resets and of other steps, by index of the environment, if requested."""
+    """Infos of resets and of other steps, with the index of the environment; empty unless
+    requested."""
     lost: list[int] = field(default_factory=list)
     """Environments whose episode was dropped. The rows of these environments are not
     transitions."""
@@ -31,7 +32,7 @@ class StepReport:
     """Environments whose new episode continues the game of the previous one."""
 
     def add(self, other: StepReport) -> None:
-        """Append the report of the following environments."""
+        """Append the report of the environments that follow in index order."""
         self.ends += other.ends
         self.infos += other.infos
         self.lost += other.lost
@@ -80,7 +81,7 @@ def number_at(info: Mapping[str, Any], key: str) -> float | None:
 
 def as_number(value: Any) -> float | None:
     """Return a value as a float; None if it is not a scalar."""
-    # Infos may contain values of any type, and must not stop training.
+    # Infos may contain values of any type; an unsupported value must not stop training.
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         array = np.asarray(value)
         if array.dtype.kind not in "SU":
@@ -89,7 +90,7 @@ def as_number(value: Any) -> float | None:
 
 
 def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of all scalars in an info, with its nesting."""
+    """Return copies of all scalars in an info, preserving the nesting."""
     found: dict[str, Any] = {}
     for key, value in info.items():
         part = numbers_in(value) if isinstance(value, Mapping) else as_number(value)

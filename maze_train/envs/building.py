@@ -1,4 +1,4 @@
-"""Building and closing of several environments."""
+"""Functions that build and close several environments."""
 
 from __future__ import annotations
 

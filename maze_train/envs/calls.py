@@ -26,7 +26,7 @@ OWNED = frozenset(("reset", "step", "render", "close", "state_dict", "load_state
 FORWARDING = frozenset(
     ("call", "call_async", "get_attr", "get_wrapper_attr", "set_attr", "set_wrapper_attr")
 )
-"""Methods of gymnasium that access an attribute by name, which would not be checked."""
+"""Gymnasium methods that access an attribute by name; that name would not be checked."""
 
 UNLISTED = frozenset((*dir(gymnasium.Wrapper), *dir(gymnasium.vector.VectorWrapper), *OWNED))
 """Attributes of every environment; omitted from lists in messages."""
@@ -45,7 +45,7 @@ class EnvCall:
     name: str
     """Name of the method or attribute."""
     args: list[Any] = field(default_factory=list)
-    """Positional arguments; the value of an attribute."""
+    """Positional arguments of the method, or the new value of the attribute."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments."""
     is_attribute: bool = False
@@ -70,7 +70,7 @@ class EnvCall:
         return replace(self, args=args, kwargs=kwargs)
 
     def _refusal(self) -> str:
-        """Return why the name is not allowed, also in settings and checkpoints of others."""
+        """Return the reason why the name is not allowed; empty if the name is allowed."""
         if not self.name.isidentifier():
             return "expected the name of a method or attribute, without dots"
         if self.name in OWNED:
@@ -90,7 +90,7 @@ class EnvCall:
         """Call the method of the outermost wrapper that has the method, or of the environment.
 
         Args:
-            env: The environment; may be any object with wrapped environments under `env`.
+            env: The environment, or any object that has the wrapped environment as attribute `env`.
             may_draw: Whether the call may sample from random generators of the environment.
 
         Raises:
@@ -161,7 +161,7 @@ class EnvCall:
 
 
 def layers_of(env: Any) -> Iterator[Any]:
-    """Yield an environment and all environments within it, from the outside in."""
+    """Yield an environment and all environments that it wraps, outermost first."""
     while env is not None:
         yield env
         env = getattr(env, "env", None)
@@ -178,7 +178,7 @@ def new_calls(calls: Sequence[EnvCall], num_made: int) -> list[EnvCall]:
     """Return the calls after the first `num_made` calls.
 
     Raises:
-        EnvError: If there are fewer.
+        EnvError: If there are fewer than `num_made` calls.
     """
     if len(calls) < num_made:
         raise EnvError(
@@ -214,7 +214,7 @@ def calls_to_state(calls: Sequence[EnvCall]) -> list[dict[str, Any]]:
 
 
 class Called(Protocol):
-    """Environments that receive calls: a vector environment, or the owner of several."""
+    """Environments that receive calls: a vector environment, or an object that owns several."""
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
         """Make the calls that have not been made yet, and wait for them.
@@ -225,7 +225,7 @@ class Called(Protocol):
 
 
 class EnvCalls:
-    """All environment calls of a run, in order. New environments repeat them.
+    """All environment calls of a run, in order. The calls are repeated in environments built later.
 
     Checkpoints do not contain calls that failed in an environment.
 
@@ -234,7 +234,7 @@ class EnvCalls:
         evaluation: Calls made in evaluation environments.
         training_envs: Training environments.
         evaluation_envs: Evaluation environments.
-        helpers: Environments of this process that play no episodes; the calls of training
+        helpers: Environments of this process in which no episodes run; the calls of training
             environments are also made in these environments.
     """
 

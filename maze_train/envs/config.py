@@ -20,10 +20,10 @@ class EnvConfig(Settings):
     """Environment to train on: a registered id, or a custom class or function."""
 
     atari_games: ClassVar[str] = "maze_train.envs.atari.AtariGames"
-    """Class that preprocesses Atari games; loaded only if the id or `preprocessing` requires it."""
+    """Class that preprocesses Atari games; loaded only if needed for the id or `preprocessing`."""
 
     pettingzoo: ClassVar[str] = "maze_train.envs.pettingzoo.PettingZoo"
-    """Adapter of PettingZoo environments; loaded only if the id or the target requires it."""
+    """Adapter of PettingZoo environments; loaded only if needed for the id or the target."""
 
     id: str | None = None
     """Registered Gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`. `my_module:MyEnv-v0` imports
@@ -47,29 +47,29 @@ class EnvConfig(Settings):
     `bootstrap_previous`: bootstrap from the value of the previous observation; `as_termination`: do
     not bootstrap."""
     preprocessing: Literal["auto", "atari", "none"] = "auto"
-    """`atari`: standard Atari preprocessing (no-ops, frame skip 4, 84x84 grey, stack 4; in training
-    only, the loss of a life ends an episode and rewards are replaced by their sign); `auto`: the
-    same for `ALE/` ids with colour screen observations, nothing for other ids; `none`: no
-    preprocessing."""
+    """`atari`: standard Atari preprocessing (no-ops, frame skip 4, 84x84 greyscale, stack 4; in
+    training only, the loss of a life ends an episode and rewards are replaced by their sign);
+    `auto`: `atari` for `ALE/` ids with colour screen observations, `none` for other environments;
+    `none`: no preprocessing."""
     wrappers: list[dict[str, Any]] = field(default_factory=list)
     """Wrappers around the preprocessed environment, from the inside out, in training and
-    evaluation: `{_target_: dotted path, key: value}` each, called with the environment as first
-    argument."""
+    evaluation. Each entry has the form `{_target_: dotted path, key: value}` and is called with the
+    environment as its first argument."""
     training_wrappers: list[dict[str, Any]] = field(default_factory=list)
     """Outer wrappers for training only, such as reward clipping. Reported training returns do not
     include the effect of these wrappers."""
     empty_mask: Literal["error", "all_legal"] = "error"
-    """Reaction to an action mask without legal actions while the episode continues. `error`: the
-    run ends; `all_legal`: all actions of this choice become legal, and the environment must handle
-    them (single-agent environments only)."""
+    """What to do if an action mask contains no legal action although the episode continues.
+    `error`: raise an error; `all_legal`: treat all actions of this component as legal, in which
+    case the environment must accept illegal actions (single-agent environments only)."""
     max_episode_steps: int | None = None
-    """Maximum length of an episode in steps (>= 1), counted inside `wrappers`, or in turns of a
-    multi-agent environment. null selects the registered limit, or no limit for a custom
+    """Maximum length of an episode in steps, or in turns for a multi-agent environment (>= 1).
+    Steps are counted inside `wrappers`. null selects the registered limit, or no limit for a custom
     environment."""
     teams: dict[str, list[str]] = field(default_factory=dict)
-    """Agents by team: names or patterns (`{red: ["red_*"], blue: ["blue_*"]}`). The winner is the
-    team with the largest sum of returns. Empty selects the teams declared by
-    the environment, if any."""
+    """Agents of each team, given as names or patterns (`{red: ["red_*"], blue: ["blue_*"]}`). The
+    winner is the team with the largest sum of returns. If empty, the teams declared by the
+    environment are used, if any."""
 
     def __post_init__(self) -> None:
         """Check the settings that can be checked without building the environment.
@@ -93,7 +93,7 @@ class EnvConfig(Settings):
 
     @property
     def maker(self) -> str | None:
-        """Dotted path of the factory of single environments of this backend; None for Gymnasium."""
+        """Dotted path of this backend's factory of single environments; None for Gymnasium."""
         return "maze_train.envs.simulated.make_simulator_env" if self.backend == "tensor" else None
 
     @property

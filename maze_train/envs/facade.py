@@ -39,13 +39,13 @@ def infos_of(batch: StepBatch[Array], num_envs: int) -> dict[str, Any]:
 
 
 def columns_of(rows: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> dict[Any, Any]:
-    """Combine infos into one array per key, with their nesting, and a mask under `_key`.
+    """Combine infos into one array per key and a mask under `_key`, preserving the nesting.
 
     If the values of a key differ in type or shape, the array has dtype object. A key that collides
     with the name of a mask is omitted.
 
     Args:
-        rows: Infos by index of the environment.
+        rows: Pairs of environment index and info.
         num_envs: Number of environments.
     """
     given: dict[Any, dict[int, Any]] = {}

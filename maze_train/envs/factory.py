@@ -37,7 +37,7 @@ REWARD_WRAPPERS = (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)
 
 @dataclass(frozen=True)
 class EnvFactory:
-    """Builds one environment per call. Can be sent to other processes.
+    """Builds one environment per call. The factory can be sent to other processes.
 
     Args:
         config: Settings of the environment.
@@ -86,9 +86,9 @@ class EnvFactory:
     def __call__(self) -> Env:
         """Build a new environment.
 
-        Order of the wrappers, from the inside out: Atari preprocessing and `wrappers`; for training
-        also `MonitoringWrapper`, `EpisodicLifeWrapper` and `SignRewardWrapper` of Atari games, and
-        `training_wrappers`.
+        The wrappers are applied in this order, innermost first: Atari preprocessing and `wrappers`;
+        in training also `MonitoringWrapper`, `EpisodicLifeWrapper` and `SignRewardWrapper` of Atari
+        games, and `training_wrappers`.
 
         Raises:
             ConfigError: If the settings select no valid environment.
@@ -133,8 +133,8 @@ class BoundedEnvFactory:
     Args:
         factory: Builds the environments.
         max_episode_steps: Maximum length of an episode, >= 1; a smaller limit of the environment
-            remains in force. None selects the limit of the environment, or `GUARD_STEPS` if it has
-            none. 0 adds no limit.
+            remains in force. If None, the limit of the environment applies, or `GUARD_STEPS` if the
+            environment has no limit. If 0, no limit is added.
     """
 
     factory: Callable[[], Env]
@@ -238,20 +238,22 @@ def _made(config: EnvConfig) -> Env:
 
 
 def make_registered(config: EnvConfig, env_id: str) -> Env:
-    """Build a registered environment, converting errors of Gymnasium."""
+    """Build a registered environment; raise errors of Gymnasium as errors of maze_train."""
     import_env_module(env_id)
     if env_id.rpartition(":")[2].startswith("ALE/"):
         register_atari()
     elif ":" not in env_id and env_id not in gymnasium.registry:
         register_installed()
-    # The checker slows down every step. Values are checked when they are stored.
+    # Gymnasium's environment checker slows down every step. Values are checked when they are
+    # stored.
     options = {"disable_env_checker": True, "max_episode_steps": config.max_episode_steps}
     try:
         return gymnasium.make(env_id, **{**options, **config.kwargs})
     except MazeTrainError:
         raise
     except BaseException as error:
-        # Without traceback, which could reveal contents of a file if settings are untrusted.
+        # For known packages, the traceback is omitted, because it could reveal the contents of a
+        # file if the settings are untrusted.
         spec = gymnasium.registry.get(env_id)
         entry = str(spec.entry_point) if spec is not None else ""
         is_told = entry.startswith(("gymnasium", "minigrid.")) or isinstance(error, ImportError)
@@ -282,7 +284,7 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> Env:
 
 
 def converted(env: Any) -> Any:
-    """Convert an environment with another interface to Gymnasium; keep other objects."""
+    """Convert a non-Gymnasium environment to Gymnasium; return other objects unchanged."""
     adapter = pettingzoo_adapter()
     if adapter is not None:
         env = adapter.adapted(env)

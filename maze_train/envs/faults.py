@@ -58,7 +58,7 @@ SEVERAL_REWARDS = (
 def explained(error: BaseException) -> str:
     """Return the text of an exception of an environment, with a hint if the cause is known.
 
-    Every handler of arbitrary exceptions of an environment must call this function.
+    Code that catches arbitrary exceptions of an environment must call this function.
 
     Raises:
         KeyboardInterrupt: If `error` is a KeyboardInterrupt.
@@ -135,7 +135,7 @@ def episode_fault(number: int, step: int, seed: int, error: BaseException) -> st
 
 
 class EpisodeError(EnvError):
-    """An episode failed.
+    """Error raised when an episode fails.
 
     Args:
         text: Description of the failure.
@@ -161,7 +161,7 @@ WEIGHT = 2.0**-20
 
 
 class NonFiniteError(EnvError):
-    """An environment returned NaN or infinity."""
+    """Error raised when an environment returns NaN or infinity."""
 
     is_final = True  # Restarting the worker would reproduce the value.
 
@@ -169,9 +169,9 @@ class NonFiniteError(EnvError):
 class FiniteCheck:
     """Fast check that arrays contain only values that are finite in float32.
 
-    Each array is checked by one dot product, the fastest check in NumPy. The other factor is a
-    small constant, which preserves NaN and infinity; for float64, which can represent the square of
-    any float32, it is the array itself.
+    Each array is checked by one dot product, the fastest check in NumPy. The second factor is a
+    small constant, which preserves NaN and infinity. A float64 array is multiplied by itself,
+    because float64 can represent the square of any float32.
 
     Args:
         columns: Contiguous arrays; arrays of other dtypes are skipped.

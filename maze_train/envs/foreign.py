@@ -79,8 +79,8 @@ def make_foreign_env(
 
     Raises:
         ConfigError: If the settings select no vector environment, or the backend does not support
-            them.
-        EnvError: If building the environment failed, or it declares no autoreset mode.
+            the settings.
+        EnvError: If building the environment failed, or the environment declares no autoreset mode.
         MissingExtraError: If a required package is not installed.
         SpaceError: If a space cannot be flattened.
     """
@@ -117,7 +117,8 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
         metadata: Metadata of an environment.
         atari_training: Whether the loss of a life ends an episode and rewards are replaced by their
             sign; requires `infos["lives"]`.
-        frame_stack: Number of stacked frames by leaf of the observation; None reads the metadata.
+        frame_stack: Number of stacked frames by leaf of the observation; if None, the metadata
+            declares the number.
         empty_mask: See `EnvConfig.empty_mask`.
         copy: Whether to return copies of the observations.
         step_infos: Whether to return the infos of every step.
@@ -171,7 +172,7 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
 
     @abstractmethod
     def _step_envs(self, actions: Columns) -> StepBatch[Array]:
-        """Step all environments; observations are by leaf, and `columns` has all infos."""
+        """Step all environments; return observations by leaf, and all infos in `columns`."""
 
     def _following(self, columns: Columns, end: Array) -> Columns:
         """Return the observations for the next actions after a step with episode ends."""
@@ -360,7 +361,7 @@ class SameStepVectorEnv(ThirdPartyVectorEnv):
         call.make_in_vector(self._env, self.num_envs)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close and release the environment; some threads stop only when it is released."""
+        """Close and release the environment; some threads stop only after the release."""
         env = vars(self).pop("_env", None)
         if env is not None:
             backends.IN_USE.discard(env)
@@ -454,7 +455,7 @@ class DisabledVectorEnv(SameStepVectorEnv):
 
 
 class SimulatorVectorEnv(ThirdPartyVectorEnv):
-    """Adapter of simulators.
+    """Adapter of a simulator to `MazeVectorEnv`.
 
     Args:
         simulator: The simulator; closed together with the adapter.
@@ -531,20 +532,20 @@ def foreign_env(
     The behaviour at the end of an episode depends on the autoreset mode of the environment:
 
     * SAME_STEP: as described in `MazeVectorEnv`.
-    * NEXT_STEP: the returned observation is the final one of the episode. The next step only resets
-      the environment: the action is ignored, the reward is 0, the flags are False, the returned
-      observation is the first of the next episode, and `infos["ignored"][i]` is True. Rows with
-      `ignored` are not transitions. The key exists only if a row is ignored.
+    * NEXT_STEP: the returned observation is the final observation of the episode. The next step
+      only resets the environment: the action is ignored, the reward is 0, the flags are False, the
+      returned observation is the first of the next episode, and `infos["ignored"][i]` is True. Rows
+      with `ignored` are not transitions. The key exists only if a row is ignored.
     * DISABLED: the adapter resets ended environments in the same step, as in SAME_STEP.
 
     Args:
         env: The vector environment. `metadata["autoreset_mode"]` declares the autoreset mode.
             Closing the adapter closes the environment.
-        max_episode_steps: Maximum length of an episode, >= 1; mode DISABLED only.
+        max_episode_steps: Maximum length of an episode, >= 1; allowed only in mode DISABLED.
         **settings: See `ThirdPartyVectorEnv`.
 
     Raises:
-        ConfigError: If `max_episode_steps` is given for another mode.
+        ConfigError: If `max_episode_steps` is given and the mode is not DISABLED.
         EnvError: If the environment declares no autoreset mode.
         SpaceError: If a space cannot be flattened.
     """

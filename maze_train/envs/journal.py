@@ -1,7 +1,7 @@
 """Journal of the actions of running episodes, used to replay them.
 
-Seed and actions determine an episode. The journal stores the index and the actions of each running
-episode; an `EpisodeRecord` contains the data of one replay.
+The seed and the actions determine an episode. The journal stores the index and the actions of each
+running episode; an `EpisodeRecord` contains the data of one replay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from maze_train.envs.calls import EnvCall, calls_from
 from maze_train.envs.vector import Array
 
 RECENT_NBYTES, RECENT_STEPS = 2**18, (16, 1024)
-"""Size of the buffer of recent actions: in bytes, and its minimum and maximum in steps."""
+"""Size of the buffer of recent actions in bytes, and minimum and maximum number of buffered
+steps."""
 
 PIECE_NBYTES = 2**18
 """Minimum size in bytes of actions that checkpoints store as a separate part."""
@@ -63,8 +64,8 @@ def is_rounding(found: Array, expected: Array) -> bool:
 class EpisodeRecord:
     """Data to restore one environment.
 
-    A replay starts at the base: the beginning of the running episode; the beginning of an earlier
-    episode of the same game; or the last saved state of the environment.
+    A replay starts at the base, which is the beginning of the running episode, the beginning of an
+    earlier episode of the same game, or the last saved state of the environment.
     """
 
     episodes: int
@@ -80,20 +81,20 @@ class EpisodeRecord:
     is_kept: bool
     """Whether the actions are stored."""
     actions: dict[str, Array]
-    """Later actions, which follow `pieces`, [k, ...] per part."""
+    """Actions after those in `pieces`, [k, ...] per leaf."""
     obs: dict[str, Array]
     """The current observation, [...] per leaf."""
     reward: float
     """The last reward."""
     calls: int = 0
-    """Number of calls of the environment before the base."""
+    """Number of environment calls made before the base."""
     calls_at: list[int] = field(default_factory=list)
     """Number of actions between the base and each later call."""
     pieces: list[StatePart] = field(default_factory=list)
-    """First actions since the base, in immutable parts."""
+    """Oldest actions since the base, stored in immutable parts."""
 
     def all_actions(self) -> dict[str, Array]:
-        """Return a copy of the actions since the base, [k, ...] per part."""
+        """Return a copy of the actions since the base, [k, ...] per leaf."""
         return joined([*(piece.read() for piece in self.pieces), self.actions])
 
     @property
@@ -103,7 +104,7 @@ class EpisodeRecord:
         return sum(min(map(len, part.values()), default=0) for part in parts)
 
     def difference(self, obs: Mapping[str, Array], reward: float) -> Difference | None:
-        """Return the difference after the replay, or None if all bytes are equal."""
+        """Return the difference between replay and record, or None if all bytes are equal."""
         found = []
         for key, expected in self.obs.items():
             if obs[key].tobytes() != expected.tobytes():
@@ -127,14 +128,14 @@ class Base:
     options: dict[str, Any] | None = None
     own: dict[str, Any] | None = None
     actions: list[dict[str, Array]] = field(default_factory=list)
-    """Actions after `pieces` and before the buffer of recent actions, [k, ...] per part."""
+    """Actions after `pieces` and before the buffer of recent actions, [k, ...] per leaf."""
     nbytes: int = 0
     """Size of pieces and actions in bytes."""
     is_kept: bool = True
     start: int = 0
     """Index of the first step after the base."""
     calls: int = 0
-    """Number of calls before the base."""
+    """Number of environment calls made before the base."""
     calls_at: list[int] = field(default_factory=list)
     pieces: list[StatePart] = field(default_factory=list)
     """See `EpisodeRecord`."""
@@ -144,11 +145,11 @@ class Journal:
     """Stores the actions of `n` environments since their bases, and counts their episodes.
 
     Recent actions of all environments are stored in one buffer, so a step costs one assignment per
-    part of the actions. Older actions are stored in one list per environment. When a state is
-    saved, long lists are converted to immutable parts, which are written to disk only once.
+    action leaf. Older actions are stored in one list per environment. When a state is saved, long
+    lists are converted to immutable parts, which are written to disk only once.
 
     Args:
-        columns: The arrays with the actions of a step, [n, ...] per part.
+        columns: The arrays with the actions of a step, [n, ...] per leaf.
 
     Attributes:
         episodes: Number of episodes begun, by environment.
@@ -204,7 +205,7 @@ class Journal:
         """Record that episodes ended in the last recorded step and new ones began.
 
         Args:
-            indices: The environments.
+            indices: Indices of the environments.
             continuing: Environments whose new episode continues the same game. Replays of these
                 episodes must include the previous episode.
         """
@@ -254,7 +255,7 @@ class Journal:
         """Return the data to restore an environment.
 
         Args:
-            i: The environment.
+            i: Index of the environment.
             obs: The current observations, [n, ...] per leaf.
             rewards: The last rewards, [n].
 
@@ -286,7 +287,7 @@ class Journal:
     def read_state(
         self, state: Any, obs: Mapping[str, Array]
     ) -> tuple[int | None, list[EnvCall], list[EpisodeRecord]]:
-        """Read root seed, calls and records from a saved state; no records before the first reset.
+        """Read the root seed, the calls and the records (if any) from a saved state.
 
         Args:
             state: Result of `MazeVectorEnv.state_dict`.
@@ -349,7 +350,7 @@ def nbytes_of(actions: Mapping[str, Array]) -> int:
 
 
 def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Concatenate actions [k, ...] per part."""
+    """Concatenate actions, [k, ...] per leaf."""
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
@@ -390,10 +391,10 @@ def record_from(
 
 
 def check_calls(record: EpisodeRecord, i: int, num_calls: int) -> None:
-    """Check when environment i received its calls.
+    """Check the positions of the calls in the record of environment i.
 
     Raises:
-        EnvError: If it did not receive all calls in order, between its actions.
+        EnvError: If environment i did not receive all calls in order, between its actions.
     """
     before, at = record.calls, record.calls_at
     is_valid = type(before) is int and before >= 0 and isinstance(at, list)

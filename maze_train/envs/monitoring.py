@@ -1,4 +1,4 @@
-"""Wrapper stacks: metadata, saved state, episode statistics, and games that span episodes."""
+"""Wrapper stacks: metadata, saved state, episode statistics, games with several episodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ContinuingWrapper(Wrapper):
     Attributes:
         goes_on: Whether the next reset continues the running game; False begins a new game.
         game_end: Termination flag and final info if the game ended during a reset that continued
-            it, otherwise None.
+            the game, otherwise None.
     """
 
     goes_on: bool = False
@@ -89,7 +89,7 @@ def own_state(env: Env) -> dict[str, Any]:
     """Return the state of an environment and its wrappers as plain values and copied arrays.
 
     Raises:
-        EnvError: If the state contains other values.
+        EnvError: If the state contains values of other types.
     """
     names, states = [], []
     for layer in layers_of(env):
@@ -147,7 +147,7 @@ def remembered_by(layer: Any) -> tuple[str, ...] | None:
 
 
 FRAME_STACK, MONITORED = "frame_stack", "monitored"
-"""Keys of the metadata that wrappers set."""
+"""Metadata keys set by wrappers."""
 
 
 class MonitoringWrapper(Wrapper):
@@ -190,7 +190,7 @@ class MonitoringWrapper(Wrapper):
             self._return, self._length = 0.0, 0
 
     def take(self) -> tuple[float, int] | None:
-        """Return and clear return and length of the last ended episode; None without one."""
+        """Return and clear the return and length of the last ended episode; None if none ended."""
         ended, self._ended = self._ended, None
         return ended
 
@@ -211,7 +211,8 @@ def continue_game(
         continuing: The wrappers that continue the game.
 
     Returns:
-        The current observation, and termination flag and info if the game ended during these steps.
+        The current observation, and the termination flag and info if the game ended during these
+        steps, otherwise None.
     """
     for game in continuing:
         game.game_end = None
@@ -258,7 +259,7 @@ def described_metadata(env: Env) -> dict[str, Any]:
 
 
 class AllLegalWrapper(Wrapper):
-    """Makes all actions of a choice legal if the mask contains no legal action (`env.empty_mask`).
+    """Makes all actions of a component legal if none is legal in the mask (`env.empty_mask`).
 
     Raises:
         ConfigError: If observations have no mask.
@@ -292,7 +293,7 @@ class AllLegalWrapper(Wrapper):
 
 
 def mask_size(action_space: Space) -> int:
-    """Return the size of a mask over all maskable parts of an action space."""
+    """Return the size of a mask over all maskable components of an action space."""
     return sum(sum(choice_sizes(leaf)) for leaf in flat_spaces(action_space).values())
 
 

@@ -191,8 +191,8 @@ class PettingZooAgents(MultiAgentEnv):
 class ParallelAgents(PettingZooAgents):
     """Adapter of a `ParallelEnv`; all live agents act simultaneously.
 
-    An agent that remains in `agents` after its end may still receive rewards. Therefore the end is
-    reported when the agent is removed, or when no agent acts any more.
+    An agent that remains in `agents` after it has ended may still receive rewards. Therefore its
+    end is reported when the agent is removed, or when no agent acts any more.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
@@ -255,8 +255,8 @@ class ParallelAgents(PettingZooAgents):
 class CyclingAgents(ParallelAgents):
     """Adapter of a `ParallelEnv` that PettingZoo converted from an `AECEnv`.
 
-    Turns are the steps of PettingZoo's conversion. The conversion also computes an observation
-    before each action and discards it; this class does not.
+    Turns are the steps of PettingZoo's conversion. The conversion also computes and discards an
+    observation before each action; this class omits this step.
     """
 
     def step(self, actions: dict[str, Any]) -> Turn:
@@ -280,10 +280,10 @@ class CyclingAgents(ParallelAgents):
 class AlternatingAgents(PettingZooAgents):
     """Adapter of an `AECEnv`; agents act one after the other.
 
-    Every turn is an action of one live agent. The rewards of a turn are the `rewards` of all agents
-    after this action; the cumulative sums are not used. The adapter also performs the steps without
-    an action that remove ended agents. An agent may receive rewards until it is removed, so its end
-    is reported on removal.
+    In every turn, one live agent acts. The rewards of a turn are the `rewards` of all agents after
+    this action; the cumulative sums are not used. The adapter also performs the steps without an
+    action that remove ended agents. An agent may receive rewards until it is removed, so its end is
+    reported on removal.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
@@ -392,7 +392,7 @@ def nearest_names(env_id: str) -> list[str]:
 
 
 def installed() -> dict[str, str]:
-    """Return the modules of all installed environments by `family/name`.
+    """Return the modules of all installed environments, keyed by `family/name`.
 
     Raises:
         MissingExtraError: If PettingZoo is not installed.

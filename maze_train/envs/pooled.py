@@ -108,7 +108,7 @@ class WorkerRepair:
     ) -> StepReport | None:
         """Restart a worker until it completes the call or begins new episodes; return its report.
 
-        Calls of `run.call_envs` that fail again after a restart end the run instead.
+        If a call of `run.call_envs` fails again after a restart, the run ends instead.
 
         Args:
             failure: Failure of the worker.
@@ -212,8 +212,8 @@ class PooledVectorEnv(MazeVectorEnv):
     """Vector environment whose environments are stepped by the workers of a backend.
 
     Stepping environments sequentially in this process is easiest to debug, and fastest for steps of
-    a few microseconds. Worker processes are faster from tens of microseconds per step. Results are
-    bit-for-bit identical for all backends and any number of workers.
+    a few microseconds. Worker processes are faster if a step takes tens of microseconds or more.
+    Results are bit-for-bit identical for all backends and any number of workers.
 
     After an exception of an environment in this process, the vector environment can be reset. If a
     worker process raises, dies or hangs, a `WorkerError` is raised and the vector environment is
@@ -230,7 +230,7 @@ class PooledVectorEnv(MazeVectorEnv):
         copy: Whether to return copies of the observations; False returns internal buffers, which
             the next step overwrites.
         step_infos: Whether to return the infos of every step; False returns only the infos of
-            resets and last steps, and sends less data between processes.
+            resets and last steps, which reduces the data sent between processes.
         info_keys: Keys of the values to keep from final infos; None keeps whole infos.
         on_non_finite: Reaction to rewards, observations and final observations of truncated
             episodes that are not finite in float32: `raise` an error, or `skip` the episode.
@@ -438,7 +438,7 @@ class PooledVectorEnv(MazeVectorEnv):
         Returns:
             `root_seed`, and in `envs` one dict per environment with the fields of
             `maze_train.envs.journal.EpisodeRecord`. Before the first reset, the seed is None and
-            `envs` is empty. `calls` are all calls of the environments.
+            `envs` is empty. `calls` contains all environment calls.
 
         Raises:
             EnvError: If the last call failed, a step is in progress, or the state contains values
@@ -575,7 +575,7 @@ class PooledVectorEnv(MazeVectorEnv):
     def _give_up(self) -> None:
         """Invalidate the journal, and close this object if a worker is still busy.
 
-        After Ctrl-C, pending results would be mistaken for later ones.
+        After Ctrl-C, pending results would be mistaken for results of later calls.
         """
         if self._journal is not None:
             self._journal.invalidate()
@@ -584,4 +584,4 @@ class PooledVectorEnv(MazeVectorEnv):
 
 
 SequentialVectorEnv = PooledVectorEnv
-"""Alias of `PooledVectorEnv`, whose default is to step environments in this process."""
+"""Alias of `PooledVectorEnv`, which by default steps the environments in this process."""

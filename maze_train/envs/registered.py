@@ -41,11 +41,11 @@ class EnvPackage:
 
 
 OF_OLD_GYM = ("gymnasium.envs", "shimmy", "shimmy.openai_gym_compatibility")
-"""Entry points of environments of the old gym, whose arguments name modules to import. If shimmy is
-not installed, Gymnasium registers a placeholder."""
+"""Entry points of environments of the old gym package; their arguments name modules to import. If
+shimmy is not installed, Gymnasium registers a placeholder."""
 
 HARMLESS = frozenset((*sys.stdlib_module_names, "cuda"))
-"""Prefixes of texts such as `http://...` and `cuda:0`, which are not modules of environments."""
+"""Prefixes of strings such as `http://...` and `cuda:0`, which are not modules of environments."""
 
 ATARI = EnvPackage("ale-py", "atari", "ale_py", ("ALE/",))
 ROBOTS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
@@ -63,7 +63,7 @@ def register_atari() -> None:
     """
     ale_py = import_extra("ale-py", "atari", "the ALE environments", "ale_py")
     gymnasium.register_envs(ale_py)
-    # Otherwise every game prints a banner.
+    # At the default log level, every game prints a banner.
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
@@ -79,7 +79,7 @@ def register_installed() -> None:
 
 
 def module_of_id(env_id: str) -> str:
-    """Return the module that Gymnasium imports for an id; "" if it imports none.
+    """Return the module that Gymnasium imports for an id; "" if no module is imported.
 
     For ids of the old gym, the module is shimmy. As in Gymnasium, the version of an id is optional.
     """
@@ -130,7 +130,7 @@ def import_env_module(env_id: str) -> None:
 
 
 def known_about(env_id: str) -> str:
-    """Return a hint about an unregistered id as a sentence; may be empty."""
+    """Return a hint about an unregistered id as a sentence; "" if there is no hint."""
     module, _, name = env_id.rpartition(":")
     if _is_of_old_gym(name):
         return (
@@ -191,7 +191,7 @@ REMEDIES = (
     ("box2d", "Box2D", 'pip install "maze-train[box2d]"'),
     ("mujoco", "mujoco", 'pip install "maze-train[mujoco]"'),
 )
-"""Hints for import errors: word in the message, module that must be missing, hint."""
+"""Hints for import errors, as tuples: word in the message, module that must be missing, hint."""
 
 MAX_LENGTH = 300
 """Maximum number of characters shown of an error message."""
@@ -259,7 +259,7 @@ def build_failure(
         return ConfigError(
             "env.kwargs", f"{name} does not accept these arguments: {text}", config.kwargs
         )
-    # One line only, because the message may quote the contents of a file.
+    # The message is shortened, because it may quote the contents of a file.
     text = " ".join(explained(error).split())[:MAX_LENGTH]
     return EnvError(f"building {name} with {config.kwargs} failed: {text}")
 

@@ -21,7 +21,7 @@ from maze_train.workers.pool import CallCancelledError
 
 
 class TrainingSlice(EnvSlice):
-    """Worker of a `PooledVectorEnv`; all episodes are derived from one seed.
+    """Worker of a `PooledVectorEnv`; the seeds of all episodes are derived from one seed.
 
     Running episodes are restored by replaying the records of a journal, or from saved states of the
     environments.
@@ -30,7 +30,7 @@ class TrainingSlice(EnvSlice):
     _run: list[EpisodeSeeds]
 
     def reset(self, seed: int, options: dict[str, Any] | None) -> StepReport:
-        """Begin a sequence of episodes derived from the seed."""
+        """Begin a sequence of episodes whose seeds are derived from `seed`."""
         self._begin_run(seed)
         report = StepReport()
         for i, source in enumerate(self._run):

@@ -40,7 +40,7 @@ class SimulatorEnv(Env):
 
     @property
     def env(self) -> Any:
-        """The object whose methods callbacks call."""
+        """The object whose methods callbacks may call."""
         return self.simulator.called
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:

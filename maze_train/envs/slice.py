@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from maze_train.envs.agents import JointEnv
 
 SeedSource: TypeAlias = Callable[[int], int | None]
-"""Returns the seed of the next episode for the row of an environment; None pauses it."""
+"""Returns the seed of the next episode for the row of an environment; None pauses the
+environment."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,22 @@ class SliceSettings:
     """Reaction to NaN and infinity, one of `ON_NON_FINITE`; `skip` drops the episode."""
 
     final_obs: Literal["none", "truncated", "all"] = "truncated"
-    """Which final observations are stored and checked: of truncated episodes, of all, or none."""
+    """Which final observations are stored and checked: of truncated episodes, of all episodes, or
+    of none."""
 
     seeded_as: tuple[int, int] | None = None
-    """Index of the first environment of all slices, and number of environments, in all processes of
-    a run; determine the seeds. None: there are no other environments."""
+    """Index of the first environment of all slices among the environments of all processes of a
+    run, and the total number of environments. Both values determine the seeds. If None, no other
+    process has environments."""
 
     whole_games: bool = False
-    """Whether each episode is a whole game, independent of earlier ones: a reset never continues a
-    game (see `EpisodicLifeWrapper`), and restores the initial state of environments with
-    `state_dict`."""
+    """Whether each episode is a whole game, independent of earlier episodes: a reset never
+    continues a game (see `EpisodicLifeWrapper`), and restores the initial state of environments
+    with `state_dict`."""
 
 
 class EnvSlice(Worker):
-    """The environments `first, first + 1, ...`; each one uses one row of all arrays.
+    """The environments `first, first + 1, ...`; each one uses one row of every array.
 
     When an episode ends, the next one begins with the seed from the seed source. If the source
     returns None, the environment is paused: it is not stepped, and its row does not change. Errors
@@ -289,7 +292,7 @@ class EnvSlice(Worker):
         return any(layer.goes_on for layer in self._continuing[i])
 
     def _counted(self, i: int) -> tuple[float, int] | None:
-        """Return and clear raw return and length of the last game; None if no game ended."""
+        """Return and clear the raw return and length of the last game; None if no game ended."""
         monitor = self._monitors[i]
         return None if monitor is None else monitor.take()
 
@@ -342,7 +345,7 @@ class EnvSlice(Worker):
         When an episode ends, the next one begins unless the seed source returns None.
 
         Returns:
-            Episode ends and infos; None without ends and infos.
+            Episode ends and infos; None if there are neither.
         """
         started = time.perf_counter()
         self._report = None
@@ -363,7 +366,7 @@ class EnvSlice(Worker):
         try:
             for (i, env), action in zip(self._in_turn, self._next_actions(), strict=False):
                 obs, reward, terminated, truncated, info = env.step(action)
-                # `float` raises for None; assignment to an array would convert it to NaN.
+                # `float` raises for None; assignment to an array would convert None to NaN.
                 rewards[i] = number = float(reward)
                 total += abs(number)
                 if terminated or truncated:
@@ -465,7 +468,8 @@ class EnvSlice(Worker):
                 faults.check_finite_reward(self.rewards[i])
                 faults.check_finite(self._row(i))
             except faults.NonFiniteError as error:
-                # A non-finite first observation always raises: there is no episode to drop.
+                # A non-finite first observation always raises an error: there is no episode to
+                # drop.
                 if not self._skips or self._episode_start[i] == self._steps:
                     raise self._fault(i, error) from error
             self._drop(i)

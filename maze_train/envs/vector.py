@@ -44,7 +44,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     the previous episode, under the masks `infos["_final_obs"]` and `infos["_final_info"]`. Each
     episode has a separate seed, see `maze_train.core.seeding.EpisodeSeeds`.
 
-    `step` calls `step_async`, which sends the actions, and `step_wait`. Worker processes of
+    `step` calls `step_async`, which sends the actions, and then `step_wait`. Worker processes of
     `SubprocVectorEnv` run in parallel between these calls; other vector environments do all the
     work in `step_wait`. Between `step_async` and `step_wait`, only `close` may be called, and the
     contents of internal buffers are undefined.
@@ -55,9 +55,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     always copies.
 
     An episode is dropped after the failure of a worker, or if a non-finite value is skipped. The
-    mask `infos["lost"]` marks dropped episodes, and exists only if there are any. The row of a
-    dropped episode is not a transition: `infos["ignored"][i]` is True, the reward is 0, the flags
-    are False, and the observation is the first of the next episode.
+    mask `infos["lost"]` marks dropped episodes, and exists only if an episode was dropped. The row
+    of a dropped episode is not a transition: `infos["ignored"][i]` is True, the reward is 0, the
+    flags are False, and the observation is the first of the next episode.
 
     If `can_be_restored`, the running episodes can be saved and restored with `state_dict` and
     `load_state_dict`.
@@ -81,9 +81,10 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             environments.
         simulator: The underlying `Simulator`, if any.
         first_env: Index of the first environment in messages.
-        total_envs: Number of environments in all processes of a run. If the environments of this
-            object are only some of them, they are numbered from `first_env`, which determines the
-            seeds of episodes and actions. 0: there are no other environments.
+        total_envs: Number of environments in all processes of a run. If other processes have
+            environments too, the environments of this object are numbered from `first_env`, and
+            these indices determine the seeds of episodes and actions. 0 means that no other process
+            has environments.
         keeps_terminal_obs: Whether final observations of terminated episodes are stored and must be
             finite, as for truncated episodes.
         calls_made: Calls made in the environments so far, in order.
@@ -404,7 +405,7 @@ class StepBuffers:
 
     @staticmethod
     def columns(observation: FlatView, action: FlatView, n: int) -> Columns:
-        """Return the columns of the buffers; `over` needs memory of their size `nbytes`."""
+        """Return the columns of the buffers; `over` requires memory of `columns.nbytes` bytes."""
         views = {"obs": observation, "final_obs": observation, "actions": action}
         found: dict[str, Spec] = {}
         for name, view in views.items():
@@ -458,7 +459,7 @@ FILL_MASKS = "; to make all actions legal in this case, set env.empty_mask=all_l
 def masked_writer(
     write: Callable[[int, Any], None], masks: MaskLayout, columns: dict[str, Array]
 ) -> Callable[[int, Any], None]:
-    """Return `write` with a check that every choice in row i has a legal action."""
+    """Return `write` with a check that every action component in row i has a legal action."""
     leaves = {leaf: columns[leaf] for leaf in masks.leaves}
 
     def write_checked(i: int, observation: Any) -> None:
@@ -493,7 +494,7 @@ def within_range(
     """Return `write` with a check that categories are in the space.
 
     In the final observation of an episode (`is_last`), a category that exceeds the space by one is
-    clipped, because step counters often do.
+    clipped, because step counters often exceed their space at the end of an episode.
     """
     if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
         return write

@@ -41,7 +41,8 @@ class ActionMaskWrapper(Wrapper):
 
     The mask is stored under the key `action_mask` (`maze_train.spaces.masks`) of a Dict
     observation. An observation that is not a Dict is stored under the key `observation`. The mask
-    has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
+    has one entry for each action of every Discrete and MultiDiscrete component, and may have any
+    shape.
 
     Args:
         env: The environment. Infos must contain a mask after each reset and step, except the last
@@ -83,7 +84,7 @@ class MaskOfInfo:
     Args:
         name: Name in messages.
         observation_space: Observation space without the mask.
-        action_space: Action space; some parts must be Discrete or MultiDiscrete.
+        action_space: Action space; at least one component must be Discrete or MultiDiscrete.
 
     Attributes:
         space: Observation space with the mask.
@@ -156,8 +157,8 @@ class RandomResetWrapper(Wrapper):
     The seed of the reset determines the number and the actions; the generator of `env.action_space`
     is not used. Actions respect the mask in the observation (`maze_train.spaces.masks`), or the
     mask in the info for a Discrete action space. If the episode ends during these actions, the
-    environment is reset with a derived seed and the number is drawn again. Inner time limits
-    include these actions.
+    environment is reset with a derived seed and the number is drawn again. Time limits of inner
+    wrappers also count these actions.
 
     Args:
         env: The environment.
@@ -211,7 +212,7 @@ class RandomResetWrapper(Wrapper):
         )
 
     def _legal(self, obs: Any, info: Mapping[str, Any]) -> Iterator[tuple[str, list[Array]]]:
-        """Yield the masks of the choices of each part that has masks."""
+        """Yield each action leaf that has masks, with one mask per component."""
         if not self._masks.has_masks:
             if MASK_KEY in info and isinstance(self._actions, spaces.Discrete):
                 yield "", [np.asarray(info[MASK_KEY])]
@@ -225,14 +226,14 @@ class RandomResetWrapper(Wrapper):
 class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
     """Replaces bounded continuous actions by a few evenly spaced values per dimension.
 
-    Choice i of k selects `low + i / (k - 1) * (high - low)`, including the bounds. A Box with one
-    element becomes Discrete, a larger Box becomes MultiDiscrete with one choice per element. Parts
-    of Dict and Tuple spaces are identified by key (nested keys joined by `/`).
+    Index i of k selects `low + i / (k - 1) * (high - low)`, including the bounds. A Box with one
+    element becomes Discrete, a larger Box becomes MultiDiscrete with one component per element.
+    Parts of Dict and Tuple spaces are identified by key (nested keys joined by `/`).
 
     Args:
         env: The environment.
-        num_bins: Number of choices per dimension, >= 2: an integer for all Boxes, or a mapping by
-            key. Boxes without an entry and other parts are unchanged.
+        num_bins: Number of values per dimension, >= 2: an integer for all Boxes, or a mapping by
+            key. Boxes without an entry and all other parts are unchanged.
 
     Raises:
         ConfigError: If `num_bins` is out of range, a key is unknown, or a Box is unbounded.
@@ -268,10 +269,10 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
 class ObservationStackWrapper(Wrapper):
     """Stacks the last n observations along a new first dimension, newest last.
 
-    A grey image `[84, 84]` becomes `[n, 84, 84]`, a colour image `[n, height, width, 3]`, a vector
-    `[n, size]`. At the beginning of an episode, the stack is n copies of the first observation. The
-    metadata declares `frame_stack` (n by key of the leaf), so that a rollout stores each
-    observation only once.
+    A greyscale image `[84, 84]` becomes `[n, 84, 84]`, a colour image `[n, height, width, 3]`, a
+    vector `[n, size]`. At the beginning of an episode, the stack is n copies of the first
+    observation. The metadata declares `frame_stack` (n by key of the leaf), so that a rollout
+    stores each observation only once.
 
     Args:
         env: The environment.
@@ -424,7 +425,7 @@ def with_leaves(space: Space, leaves: Mapping[str, Space], path: tuple[Any, ...]
 
 
 def bins_by_key(view: FlatView, num_bins: int | Mapping[str, int]) -> dict[str, int]:
-    """Return the number of choices of each Box to discretize."""
+    """Return the number of values per dimension for each Box to discretize."""
     boxes = [key for key, leaf in view.leaves.items() if isinstance(leaf, spaces.Box)]
     bins = dict.fromkeys(boxes, num_bins) if isinstance(num_bins, int) else dict(num_bins)
     unknown = sorted(set(bins) - set(boxes))
@@ -452,7 +453,7 @@ def choices(key: str, box: Any, n: int) -> Array:
 
 
 def discrete_space(box: Any, n: int) -> Space:
-    """Return the space of choices among n values per dimension of a Box."""
+    """Return the discrete space with n values per dimension of a Box."""
     size = int(np.prod(box.shape))
     return spaces.Discrete(n) if size == 1 else spaces.MultiDiscrete([n] * size)
 

@@ -31,7 +31,7 @@ class FunctionalEnv:
     """Functional environment in a package-independent form."""
 
     reset: Callable[[Any], Any]
-    """Returns the initial state for a key: a pytree with `obs`, `reward` and `done`."""
+    """Returns the initial state for a random key: a pytree with `obs`, `reward` and `done`."""
     step: Callable[[Any, Any], Any]
     """Returns the next state for a state and an action."""
     observation_space: spaces.Space[Any]
@@ -123,7 +123,7 @@ class FunctionalSimulator(Simulator):
         """Restore the running episodes from `state`.
 
         Raises:
-            EnvError: If the state has other shapes or dtypes than this simulator.
+            EnvError: If shapes or dtypes in the state do not match this simulator.
         """
         jax = self._jax
         expected = jax.eval_shape(self._begin, jax.random.PRNGKey(0))
@@ -163,7 +163,7 @@ def functions(
 
         def chosen(new: Any, old: Any) -> Any:
             if old.shape[:1] != (num_envs,):
-                return old  # Shared by all environments, like the data of MuJoCo Warp.
+                return old  # All environments share this array, as in the data of MuJoCo Warp.
             return jnp.where(ended.reshape(-1, *[1] * (old.ndim - 1)), new.astype(old.dtype), old)
 
         # A scalar condition compiles to a branch, so resets cost nothing if no episode ended.
@@ -197,7 +197,7 @@ def numbers_of(state: object, num_envs: int) -> dict[str, Any]:
 
 
 def as_array_of(jax: Any) -> Callable[[torch.Tensor], Any]:
-    """Return a function that converts a tensor to a JAX array, with int64 as int32."""
+    """Return a function that converts a tensor to a JAX array; int64 becomes int32."""
 
     def convert(x: torch.Tensor) -> Any:
         x = x.int() if x.dtype == torch.int64 else x

@@ -43,7 +43,7 @@ def make_simulator(
         device: Device of the environments, if accepted.
         max_episode_steps: Maximum length of an episode; None selects the environment's default.
         at_most: Upper bound on `max_episode_steps`, if the environment accepts a limit; None
-            disables it.
+            disables this bound.
 
     Raises:
         ConfigError: If the name is unknown, or the environment rejects a setting.
@@ -96,7 +96,7 @@ def built(
     max_episode_steps: int | None,
     at_most: int | None,
 ) -> Any:
-    """Call the target to build an environment, with the smaller of both step limits."""
+    """Call the target to build an environment, with the smaller of the two step limits."""
     make = maker_of(target, "env._target_")
     parameters = inspect.signature(make).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

@@ -28,12 +28,12 @@ class Simulator(ABC):
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         can_be_restored: Whether `state_dict` can save the running episodes.
-        truncation: Value target at a time limit if the simulator does not return final
-            observations; see `EnvConfig.truncation`.
+        truncation: How to compute value targets at a time limit if the simulator does not return
+            final observations; see `EnvConfig.truncation`.
         has_lasting_state: Whether `state_dict` contains state that `reset` does not initialise.
         name: Name in messages.
-        replaced_ends: Whether `truncation` has replaced the end of any episode; a bool tensor on
-            the device after the first possible truncation.
+        replaced_ends: Whether `truncation` has turned the truncation of any episode into
+            termination; a bool tensor on the device after the first step that applies `truncation`.
     """
 
     num_envs: int
@@ -48,7 +48,7 @@ class Simulator(ABC):
 
     @property
     def called(self) -> Any:
-        """The object whose methods and attributes callbacks use, see `TrainingView.call_envs`.
+        """The object whose attributes callbacks may access, see `TrainingView.call_envs`.
 
         Raises:
             EnvError: If changes to the object would have no effect.

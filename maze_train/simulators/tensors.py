@@ -1,4 +1,4 @@
-"""Adapter for vector environments of tensors in the style of Gymnasium, Isaac Lab and rsl_rl."""
+"""Adapter for tensor-based vector environments in the style of Gymnasium, Isaac Lab and rsl_rl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maze_train.simulators.simulator import Simulator, flat_leaves, offered
 from maze_train.spaces.describe import FlatView
 
 NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-"""Required attributes of a vector environment of tensors."""
+"""Required attributes of a tensor-based vector environment."""
 
 STATE = ("state_dict", "load_state_dict")
 OPTIONAL = (*STATE, "device", "render", "close")
@@ -28,12 +28,12 @@ LOGS = ("log", "episode")
 
 
 class TensorSimulator(Simulator):
-    """Adapter for a vector environment of tensors with automatic reset.
+    """Adapter for a tensor-based vector environment with automatic reset.
 
     The environment has `reset() -> (obs, info)` and `step(actions) -> (obs, rewards, terminated,
     truncated, info)`, or the rsl_rl form `step(actions) -> (obs, rewards, dones, info)`. In both
-    forms, `info["time_outs"]` counts as truncation, and `info["final_obs"]` holds the true final
-    observations.
+    forms, `info["time_outs"]` marks truncated episodes, and `info["final_obs"]` holds the true
+    final observations.
 
     Args:
         env: The vector environment with `num_envs`, `single_observation_space` and

@@ -31,7 +31,7 @@ Workers ignore these signals; the main process handles them and may save before 
 
 @contextmanager
 def signals_later() -> Iterator[None]:
-    """Block `SIGNALS` in this thread until the block ends; a new process inherits the mask."""
+    """Block `SIGNALS` in this thread until the block ends; new processes inherit the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -43,10 +43,10 @@ GUARD = 'A script that starts processes needs the guard `if __name__ == "__main_
 
 
 def refuse_import() -> None:
-    """Exit if a new worker process re-runs the main script because the guard is missing.
+    """Exit if a new worker process re-runs a main script that has no `__main__` guard.
 
     Raises:
-        SystemExit: True in a process that imports the script of its parent.
+        SystemExit: In a process that is importing the script of its parent.
     """
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):  # Attribute set by multiprocessing.
@@ -57,7 +57,7 @@ def limit_threads() -> None:
     """Limit PyTorch and OpenCV to one thread per process, because there is one process per core.
 
     After a fork, this also avoids a deadlock: a fork copies PyTorch's thread pool without the
-    threads, and the first large operation would wait for them forever.
+    threads, and the first large operation would wait for these threads forever.
     """
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
     if torch is not None:
@@ -170,7 +170,7 @@ class Pickled(Generic[T]):
         self.value, self.key = value, key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import cloudpickle  # Imported here, since only worker processes and their parents need it.
+        import cloudpickle  # Only worker processes and their parents need cloudpickle.
 
         try:
             content = cloudpickle.dumps(self.value)

@@ -30,17 +30,17 @@ CLOSED = "the workers are closed: create a new pool"
 
 
 class CallCancelledError(Exception):
-    """The running call was cancelled. Workers must not catch this exception."""
+    """Raised when the running call was cancelled. Workers must not catch this exception."""
 
 
 class WorkerFailedError(Exception):
-    """A worker raised, died or hung. The user of the pool handles this exception.
+    """Error raised when a worker raises, dies or hangs; handled by the code that uses the pool.
 
     Args:
         index: Index of the worker.
         text: One-line description of the failure.
         trace: Traceback of an exception in third-party code, if any.
-        error: Original error, for errors of the configuration.
+        error: Original exception, if the failure is a configuration error.
         final: Whether a restart of the worker would fail again.
         seed: Seed of the failed episode, if known.
         raised: Whether a method of the worker raised; otherwise the worker died or hung.
@@ -91,7 +91,7 @@ class WorkerContext:
     def count(self, steps: int = 0) -> None:
         """Report progress. Raise if the running call was cancelled.
 
-        Calls that may take longer than the timeout of the pool must call this method regularly.
+        Worker methods that may run longer than the timeout of the pool must call `count` regularly.
 
         Args:
             steps: Number of new environment steps; 0 signals only that the worker is alive.
@@ -201,7 +201,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def pending(self, index: int) -> int:
-        """Return the number of calls of a worker with unreceived results."""
+        """Return the number of calls of a worker whose results have not been received."""
 
     @abstractmethod
     def ready(self, timeout_s: float) -> list[int]:
@@ -346,7 +346,7 @@ class InlinePool(WorkerPool):
         self._calls[index].append(partial(self.workers[index].method(method), *args))
 
     def pending(self, index: int) -> int:
-        """Return the number of calls with unreceived results."""
+        """Return the number of calls whose results have not been received."""
         return len(self._calls[index])
 
     def ready(self, timeout_s: float) -> list[int]:
@@ -407,7 +407,7 @@ def outcome_of(call: Callable[[], Any]) -> Callable[[], Any]:
     """Run a call; return a function that returns its result or raises its exception."""
     try:
         result = call()
-    except BaseException as error:  # Including interrupts. Raised when the result is received.
+    except BaseException as error:  # Includes interrupts; raised when the result is received.
         caught = error
 
         def fail() -> None:

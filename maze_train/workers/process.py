@@ -136,13 +136,13 @@ def dumps(value: object) -> bytes:
 
 BEATS, STEPS, CANCELLED, BUILT = range(4)
 """int64 values in memory shared by pool and process: progress counter, environment steps, number of
-cancelled calls (from the first), whether the worker has been created."""
+cancelled calls (counted from the first call), whether the worker has been created."""
 
 PAGE_NBYTES = 4096
 """Size of the memory with these values, in bytes."""
 
 ORPHAN_CHECK_S = 2.0
-"""Interval in seconds between checks of a worker that its parent is alive."""
+"""Interval in seconds at which a worker checks that its parent is alive."""
 
 
 def process_main(

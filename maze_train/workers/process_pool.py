@@ -54,7 +54,7 @@ LOST_EXIT_CODE = 255
 
 @contextmanager
 def naming_limits() -> Iterator[None]:
-    """Convert errors about too many open files to a message with the remedy.
+    """Replace errors about too many open files by an error that names the remedy.
 
     Raises:
         WorkerError: If the process has too many open files.
@@ -217,7 +217,7 @@ class WorkerProcess(RemoteWorker):
             time.sleep(0.01)
 
     def quit(self) -> None:
-        """Request the process to exit."""
+        """Ask the process to exit."""
         with suppress(BrokenPipeError, ConnectionResetError):
             os.write(self.descriptor, QUIT)
         # Closing the pipe unblocks a worker that is sending.
@@ -262,7 +262,7 @@ def modules_to_preload(make_workers: Sequence[MakeWorker]) -> list[str]:
     """Return the modules of maze_train to preload for workers.
 
     Importing these modules would take 0.3 s per worker, or more with PyTorch. Third-party modules
-    are not preloaded, because they may not be fork-safe.
+    are not preloaded, because they might not be fork-safe.
     """
     names = {process_main.__module__}
     for make_worker in make_workers:

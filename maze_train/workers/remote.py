@@ -32,7 +32,7 @@ class RemoteWorker(ABC):
         index: Index of the worker.
 
     Attributes:
-        pending: Calls with unreceived results.
+        pending: Calls whose results have not been received.
         since: Time of the last progress or of the first pending call.
     """
 
@@ -77,7 +77,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
         self._crew = crew
         self._remote: list[Remote] = []
         self._entropy = global_entropy()
-        # Runs before multiprocessing joins its children, because these ignore SIGTERM.
+        # The handler runs before multiprocessing joins its children, because these ignore SIGTERM.
         self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
 
