@@ -124,7 +124,7 @@ class RemoteActor(RemoteWorker):
         self._ask()  # The previous answer may be outdated.
         self.ask_for_news(min(PULSE_S, timeout_s))
         if not self._was_made and self._is_made():
-            self._was_made, self.since = True, time.monotonic()  # Counts as progress.
+            self._was_made, self.since = True, time.monotonic()  # The creation counts as progress.
         return time.monotonic() - self.since > timeout_s
 
     def receive(self, calls: Mapping[str, str], timeout_s: float) -> Reply:

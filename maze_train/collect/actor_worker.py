@@ -354,7 +354,7 @@ class ActorWorker(Worker):
             policy: The policy.
             spaces: Observation and action space of the policy; must equal the result of `describe`.
             seeds: Seeds of the episodes and of the actions of each actor.
-            states: State to restore for each actor, from `state_dict`; None begins new episodes.
+            states: State to restore for each actor, from `state_dict`; if None, new episodes begin.
             weights: Memory of the `WeightsWriter`.
             slots: Memory for rollouts, with the same number of slots per actor.
 

@@ -139,7 +139,8 @@ class DistributedActors:
         writer: Publishes the weights. Available after `begin`, like the following attributes.
         has_weights: Whether weights have been published.
         generations: Number of times each actor was restarted with new seeds.
-        states: State to restore for each actor when its worker is set up; None begins new episodes.
+        states: State to restore for each actor when its worker is set up; if None, new episodes
+            begin.
         counts: Step counts.
         is_exact: Whether all environments continued exactly from the restored state.
 
@@ -361,7 +362,7 @@ class DistributedActors:
                 for turn in turns:
                     taken.append(self._received(self._workers[turn % self.num_actors]))
         except BaseException:
-            # Otherwise pending results would be mistaken for later ones.
+            # Otherwise pending results would be mistaken for results of later calls.
             self.close()
             raise
         self._turn = turns.stop % self.num_actors

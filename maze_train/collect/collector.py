@@ -70,7 +70,7 @@ class Collector(ABC):
 
     @property
     def stepping(self) -> RolloutCollector | None:
-        """The collector that steps environments in this process; None with actors."""
+        """The collector that steps environments in this process; None if actors are used."""
         return None
 
     def split_turns(self, turns: Turns, *, records_log_probs: bool = False) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EpisodeTask(NamedTuple):
-    """An episode to play.
+    """An episode to run.
 
     Attributes:
         number: Index of the requested episode, from 0.
@@ -42,7 +42,7 @@ class EpisodeTask(NamedTuple):
 
 
 class RowAgent(ABC):
-    """Chooses the actions of multiple environments that play separate episodes."""
+    """Chooses the actions of multiple environments, each of which runs a separate episode."""
 
     def begin_round(self, *args: Any) -> None:  # noqa: B027 (optional)
         """Prepare for the episodes of a round; subclasses define the arguments."""
@@ -58,7 +58,7 @@ class RowAgent(ABC):
 
     @abstractmethod
     def act(self) -> ArrayTree:
-        """Choose the actions of the environments that are playing.
+        """Choose the actions of the environments with a running episode.
 
         Returns:
             Actions `[n, ...]` in the order of `playing`; a flat dict of arrays for a Dict or Tuple
@@ -127,12 +127,12 @@ class PlayedEpisode:
 
 
 class Episodes(ABC):
-    """Environments that play numbered episodes.
+    """Environments that run numbered episodes.
 
     Attributes:
         num_envs: Number of environments n.
         agents: Names of the agents; empty in single-agent environments.
-        playing: Rows of the environments that are playing, in increasing order.
+        playing: Rows of the environments with a running episode, in increasing order.
         obs: Current observations, `[n, ...]`; a mapping of arrays in multi-agent environments.
         rewards: Rewards of the last step, `[n]`.
         end: `StepEnd` codes of the last step, `[n]`.
@@ -151,7 +151,7 @@ class Episodes(ABC):
 
     @abstractmethod
     def step(self, actions: ArrayTree) -> Mapping[int, EpisodeEnd | None]:
-        """Step the environments that are playing; return episode ends by row.
+        """Step the environments with a running episode; return episode ends by row.
 
         The value is None for a dropped episode.
         """
@@ -237,7 +237,7 @@ class BatchedAgent(RowAgent):
 
 
 class EpisodeRunner:
-    """Plays one episode per environment at a time.
+    """Runs one episode per environment at a time.
 
     Args:
         episodes: The environments and their episodes.

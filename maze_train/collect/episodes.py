@@ -151,7 +151,7 @@ def return_of_team(team: Sequence[str], returns: Mapping[str, Sequence[float] | 
 
 
 def spread(values: Sequence[float] | Array) -> tuple[float, float, float, float]:
-    """Return mean, population standard deviation, minimum and maximum; NaN if empty."""
+    """Return the mean, population standard deviation, minimum and maximum; NaN if empty."""
     if not len(values):
         return (float("nan"),) * 4
     x = np.asarray(values, np.float64)

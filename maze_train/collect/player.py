@@ -1,4 +1,4 @@
-"""Plays seeded episodes in workers, with results that depend only on policy and seeds."""
+"""Runs seeded episodes in workers; results depend only on the policy and the seeds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CALLS |= {"make_calls": f"calls of {CALL_ENVS}"}
 
 
 class SliceEpisodes(Episodes):
-    """Plays a queue of episodes in the environments of a slice.
+    """Runs a queue of episodes in the environments of a slice.
 
     Args:
         envs: The environments; the caller closes them.
@@ -110,7 +110,7 @@ class SliceEpisodes(Episodes):
         return {i: self._tasks[i] for i in began}
 
     def step(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
-        """Step the environments that are playing; see `Episodes`."""
+        """Step the environments with a running episode; see `Episodes`."""
         envs, rows = self.envs, self.envs.rows
         for key, column in leaves_by_key(actions).items():
             envs.actions[key][rows] = column[: len(rows)]
@@ -182,7 +182,7 @@ class PlayerWorker(Worker):
         self._runner.agent.begin_round(*args)
 
     def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:
-        """Add episodes and play for a limited time; return the finished episodes."""
+        """Add episodes and run for a limited time; return the finished episodes."""
         assert self._runner is not None, "set_agent() comes first"
         self._episodes.add(tasks)
         began, steps, results = time.monotonic(), 0, list[PlayedEpisode]()
@@ -210,7 +210,7 @@ class PlayerWorker(Worker):
 
 
 class PlayerPool:
-    """Pool of workers that play episodes.
+    """Pool of workers that run episodes.
 
     Args:
         env_factory: Builds an environment.
@@ -276,7 +276,7 @@ class PlayerPool:
         on_step: Callable[[int], object],
         *args: Any,
     ) -> Generator[PlayedEpisode, None, None]:
-        """Play a round of episodes.
+        """Run a round of episodes.
 
         Args:
             round_: Result of `_next_round`.
@@ -333,7 +333,7 @@ of environments; limits the memory for finished episodes that have not been retu
 
 
 class RolloutPlayer(PlayerPool):
-    """Plays episodes with given seeds, and returns them in the order of the seeds.
+    """Runs episodes with given seeds, and returns the episodes in the order of the seeds.
 
     Each episode depends only on the policy, the settings and the seed of the episode. Results are
     bit-for-bit identical for any number of workers, and do not depend on other episodes.
@@ -385,7 +385,7 @@ class RolloutPlayer(PlayerPool):
     def play(
         self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None
     ) -> Iterator[PlayedEpisode]:
-        """Play an episode for each seed. The episodes of an earlier call are cancelled.
+        """Run an episode for each seed. The episodes of an earlier call are cancelled.
 
         Args:
             seeds: Seeds >= 0; episode j has number j.
@@ -505,7 +505,7 @@ def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None
 
 
 class RolloutGenerator(RolloutPlayer):
-    """Plays episodes with a policy and records them.
+    """Runs episodes with a policy and records the episodes.
 
         with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
             trajectories = generator.rollout(100)
@@ -527,7 +527,7 @@ class RolloutGenerator(RolloutPlayer):
         seed: Seed of the first episode, >= 0; the following episodes use `seed + 1`, `seed + 2`,
             ...
         max_episode_steps: Maximum length of an episode, >= 1; None selects the environment's limit.
-        settings: Settings of the episodes; None records trajectories.
+        settings: Settings of the episodes; if None, trajectories are recorded.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
         **processes: Further settings of `LocalProcesses` if `n_workers` > 0: `start_method`,
             `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
@@ -575,7 +575,7 @@ class RolloutGenerator(RolloutPlayer):
             raise
 
     def rollout(self, n_episodes: int, seeds: Sequence[int] | None = None) -> list[Trajectory]:
-        """Play episodes and return the trajectories; lost episodes have no trajectory.
+        """Run episodes and return the trajectories; lost episodes have no trajectory.
 
         Args:
             n_episodes: Number of episodes, >= 1.

@@ -78,7 +78,7 @@ def _stacked(rows: list[dict[str, Array]]) -> ArrayTree:
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """Settings of played episodes and their recordings.
+    """Settings of episodes and their recordings.
 
     Attributes:
         record: Whether to record trajectories.

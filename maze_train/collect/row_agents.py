@@ -1,4 +1,4 @@
-"""Agents that play episodes: user-defined policies, random actions and models.
+"""Agents that act in episodes: user-defined policies, random actions and models.
 
 Each row is an independent episode: the actions depend only on the policy, and on the seed and the
 observations of the episode.
@@ -80,7 +80,7 @@ class PopulationAgent(RowAgent):
             self._generators[row].manual_seed(task.action_seed)
 
     def act(self) -> ArrayTree:
-        """Choose the actions of the environments that are playing; see `RowAgent`."""
+        """Choose the actions of the environments with a running episode; see `RowAgent`."""
         obs = self._observe()
         with torch.no_grad(), torch_threads(1):  # Multiple threads may change the order of sums.
             return as_arrays(self._choose(obs, self._envs.playing))
@@ -147,7 +147,7 @@ def acting_part(model: nn.Module) -> nn.Module:
     if type(model) is JointModel:
         policies = {key: acting_part(own) for key, own in model.by_policy.items()}
         return JointModel(policies, model.agents)
-    # Exact type, because a subclass may act differently.
+    # Only this exact type is converted, because a subclass may act differently.
     if type(model) is not ActorCriticModel:
         return model
     return PolicyModel(model.policy, **model.around)
@@ -159,7 +159,7 @@ class PolicyAgent(RowAgent):
     A policy is a function, or an object with a method `act`. The argument is a copy of one
     observation with the structure and dtypes of the space; the result is one action. Floats of a
     different precision are converted. The optional method `reset` is called at the beginning of
-    each episode; stateful policies require it, because an object plays multiple episodes. If
+    each episode; stateful policies require it, because one object acts in several episodes. If
     `reset` has a parameter `seed` or one required argument, a seed is passed, which differs from
     the seed of the environment.
 
@@ -189,7 +189,7 @@ class PolicyAgent(RowAgent):
             raise self._fault(row, f"{type(error).__name__}: {error}") from error
 
     def act(self) -> ArrayTree:
-        """Choose the actions of the environments that are playing; see `RowAgent`.
+        """Choose the actions of the environments with a running episode; see `RowAgent`.
 
         Raises:
             EpisodeError: If a policy raises, or returns an action outside the action space.

@@ -89,7 +89,8 @@ class SimulatorCollector(RolloutCollector):
             self._write_final(step, storage, batch.final_obs)
         for key in (SUCCESS, *self._info_keys):
             if key in batch.columns:
-                # Copied, because the simulator may overwrite the memory in the next step.
+                # The values are copied, because the simulator may overwrite the memory in the next
+                # step.
                 self._numbers.setdefault(key, []).append((step, batch.columns[key].clone()))
         if actor.state_size:
             actor.forget(has_ended(batch.end).to(actor.hidden_state.device))
@@ -111,7 +112,7 @@ class SimulatorCollector(RolloutCollector):
             EnvError: If an observation or a reward is not finite.
         """
         rollout = storage.rollout()
-        # Copied, because the next step overwrites the storage.
+        # The observations are copied, because the next step overwrites the storage.
         self._obs = tree_map(lambda x: x[-1].clone(), rollout.obs)
         kept = rollout.ended if self.keeps_terminal_obs else rollout.truncated
         given = torch.tensor(self._final_given, device=kept.device)
@@ -119,7 +120,7 @@ class SimulatorCollector(RolloutCollector):
         is_missing = bool(missing.any())
         if (is_missing or bool(self.simulator.replaced_ends)) and not self._is_told:
             self._is_told = True
-            if not self.env.first_env:  # Of several actors, only the first one prints the note.
+            if not self.env.first_env:  # Only the first of several actors prints the note.
                 meaning = NOT_GIVEN[self.simulator.truncation]
                 notify(f"note: {self.simulator.name} returns no final observations: {meaning}")
         is_recurrent = rollout.hidden_states is not None

@@ -52,7 +52,7 @@ class Turn:
     truncated: Collection[str] | Mapping[str, bool] = ()
     """Agents whose episode was truncated since the previous turn, for example by a time limit."""
     infos: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """Infos by agent."""
+    """Infos, keyed by agent."""
 
 
 class MultiAgentEnv(ConvertibleEnv):
@@ -76,11 +76,11 @@ class MultiAgentEnv(ConvertibleEnv):
 
     @abstractmethod
     def observation_space(self, agent: str) -> Space:
-        """Return the observation space of an agent, which must be constant."""
+        """Return the observation space of an agent; the space must not change."""
 
     @abstractmethod
     def action_space(self, agent: str) -> Space:
-        """Return the action space of an agent, which must be constant."""
+        """Return the action space of an agent; the space must not change."""
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:

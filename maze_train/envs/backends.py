@@ -455,7 +455,7 @@ def build_envpool(
     Args:
         config: Settings of the environment.
         num_envs: Number of environments.
-        num_threads: Number of threads; 0: one per environment, at most one per core.
+        num_threads: Number of threads; 0 selects one per environment, but at most one per core.
         max_episode_steps: Upper bound on the length of an episode. A smaller limit of the
             environment remains in force.
 

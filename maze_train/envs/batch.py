@@ -71,7 +71,7 @@ def numbers_of(
 
 
 def number_at(info: Mapping[str, Any], key: str) -> float | None:
-    """Return the scalar at a path of an info, if any."""
+    """Return the scalar at a path in an info; None if there is no scalar."""
     if key in info:
         return as_number(info[key])
     head, _, rest = key.partition("/")
@@ -116,7 +116,7 @@ def episode_end(
     Args:
         env: Index of the environment.
         info: The final info.
-        keys: Keys of the required values, see `required_keys`; None copies the whole info.
+        keys: Keys of the required values, see `required_keys`; if None, the whole info is copied.
         agents: Names of the agents of a multi-agent environment.
     """
     returns = dict(info.get(AGENT_RETURNS, {})) if agents else {}

@@ -25,7 +25,7 @@ def build_envs(factories: Sequence[Callable[[], Any]], first: int = 0) -> list[E
 
     Args:
         factories: Functions that return one environment each.
-        first: Index of the first environment, for messages.
+        first: Index of the first environment in messages.
 
     Raises:
         ConfigError: If a factory rejects its settings.

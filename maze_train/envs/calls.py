@@ -49,7 +49,7 @@ class EnvCall:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments."""
     is_attribute: bool = False
-    """True sets an attribute; False calls a method."""
+    """Whether to set an attribute instead of calling a method."""
     only_checks: bool = False
     """Whether to only check that the environment has the method or attribute."""
     key: str = CALL_ENVS

@@ -122,7 +122,7 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
         empty_mask: See `EnvConfig.empty_mask`.
         copy: Whether to return copies of the observations.
         step_infos: Whether to return the infos of every step.
-        info_keys: Keys of the values to keep from final infos; None keeps whole infos.
+        info_keys: Keys of the values to keep from final infos; if None, whole infos are kept.
 
     Raises:
         SpaceError: If a space cannot be flattened.
@@ -184,7 +184,7 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
         """Begin new episodes in all environments.
 
         Args:
-            seed: Seed of all following episodes, an integer >= 0; None draws a seed.
+            seed: Seed of all following episodes, an integer >= 0; if None, a seed is drawn.
             options: Passed to this reset of the environment, but not to later autoresets.
 
         Returns:

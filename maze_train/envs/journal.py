@@ -1,4 +1,4 @@
-"""Journal of the actions of running episodes, used to replay them.
+"""Journal of the actions of running episodes, used to replay the episodes.
 
 The seed and the actions determine an episode. The journal stores the index and the actions of each
 running episode; an `EpisodeRecord` contains the data of one replay.
@@ -77,7 +77,7 @@ class EpisodeRecord:
     options: dict[str, Any] | None
     """Options of the reset at the base."""
     own: dict[str, Any] | None
-    """State of the environment at the base; None if the environment does not support it."""
+    """State of the environment at the base; None if the environment cannot save its state."""
     is_kept: bool
     """Whether the actions are stored."""
     actions: dict[str, Array]
@@ -161,7 +161,7 @@ class Journal:
         self._n = len(next(iter(columns.values())))
         nbytes = max(1, sum(column.nbytes for column in columns.values()))
         self._rows = int(np.clip(RECENT_NBYTES // nbytes, *RECENT_STEPS))
-        # Canonical dtype objects, so that pickles of equal states are equal.
+        # With canonical dtype objects, pickles of equal states are equal.
         self._recent = {
             key: np.empty((self._rows, *column.shape), np.dtype(column.dtype.str))
             for key, column in columns.items()

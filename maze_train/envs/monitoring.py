@@ -32,7 +32,7 @@ class ContinuingWrapper(Wrapper):
     """Base class of wrappers that end an episode in the middle of a game.
 
     Attributes:
-        goes_on: Whether the next reset continues the running game; False begins a new game.
+        goes_on: Whether the next reset continues the running game; otherwise a new game begins.
         game_end: Termination flag and final info if the game ended during a reset that continued
             the game, otherwise None.
     """
@@ -141,7 +141,7 @@ def restore_attribute(layer: Any, name: str, value: Any) -> None:
 
 def remembered_by(layer: Any) -> tuple[str, ...] | None:
     """Return the state attributes of a known wrapper; None for other wrappers."""
-    # Exact class, because a subclass may have more state.
+    # Only the exact class is looked up, because a subclass may have more state.
     found: tuple[str, ...] | None = vars(type(layer)).get("remembers")
     return REMEMBERED.get(type(layer)) if found is None else found
 
@@ -175,7 +175,7 @@ class MonitoringWrapper(Wrapper):
         return obs, info
 
     def step(self, action: Any) -> Step:
-        """Step the environment, and update return and length."""
+        """Step the environment, and update the return and length of the episode."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
         self._length += 1
@@ -184,7 +184,7 @@ class MonitoringWrapper(Wrapper):
         return obs, reward, terminated, truncated, info
 
     def end(self) -> None:
-        """Store return and length of the running episode, if any."""
+        """Store the return and length of the running episode, if any."""
         if self._length:
             self._ended = self._return, self._length
             self._return, self._length = 0.0, 0

@@ -317,7 +317,7 @@ class AlternatingAgents(PettingZooAgents):
             seen[name] = self._observed(name, env.observe(name), infos[name])
 
         while True:
-            # Read once, because wrappers forward each attribute access.
+            # Each attribute is read once, because wrappers forward each attribute access.
             agents, ends = env.agents, (env.terminations, env.truncations)
             agent = env.agent_selection if agents else None
             over = {name for flags in ends for name, flag in flags.items() if flag}

@@ -227,11 +227,11 @@ class PooledVectorEnv(MazeVectorEnv):
         env_factories: One function per environment that returns a new environment; lambdas are
             allowed.
         place: Backend of the workers, see `maze_train.workers.backends`; None selects this process.
-        copy: Whether to return copies of the observations; False returns internal buffers, which
-            the next step overwrites.
-        step_infos: Whether to return the infos of every step; False returns only the infos of
-            resets and last steps, which reduces the data sent between processes.
-        info_keys: Keys of the values to keep from final infos; None keeps whole infos.
+        copy: Whether to return copies of the observations; if False, internal buffers are returned,
+            which the next step overwrites.
+        step_infos: Whether to return the infos of every step; if False, only the infos of resets
+            and last steps are returned, which reduces the data sent between processes.
+        info_keys: Keys of the values to keep from final infos; if None, whole infos are kept.
         on_non_finite: Reaction to rewards, observations and final observations of truncated
             episodes that are not finite in float32: `raise` an error, or `skip` the episode.
             Non-finite first observations always raise an error.
@@ -365,7 +365,7 @@ class PooledVectorEnv(MazeVectorEnv):
         """Begin new episodes in all environments.
 
         Args:
-            seed: Seed of all following episodes, an integer >= 0; None draws a seed.
+            seed: Seed of all following episodes, an integer >= 0; if None, a seed is drawn.
             options: Passed to this reset of every environment, but not to later autoresets.
 
         Returns:
@@ -508,7 +508,8 @@ class PooledVectorEnv(MazeVectorEnv):
         try:
             for index, part in enumerate(self._slices):
                 given: Any = [None] * len(part)
-                # A dead worker is reported in the next step; the journal suffices to restore it.
+                # A dead worker is reported in the next step; the journal suffices to restore its
+                # environments.
                 with suppress(WorkerFailedError):
                     given = self._pool.receive(index)
                 problem = problem or (given if isinstance(given, str) else None)

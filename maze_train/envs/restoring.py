@@ -34,7 +34,7 @@ class TrainingSlice(EnvSlice):
         self._begin_run(seed)
         report = StepReport()
         for i, source in enumerate(self._run):
-            # Copied, because an environment may modify the options.
+            # The options are copied, because an environment may modify its argument.
             info = self.start(i, source.next(), copy.deepcopy(options))
             if self._keys is not None and not self._settings.step_infos:
                 info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}

@@ -46,10 +46,11 @@ class SliceSettings:
     """Settings of a slice of environments."""
 
     step_infos: bool = False
-    """Whether to report the infos of every step and reset; False reports only final infos."""
+    """Whether to report the infos of every step and reset; if False, only final infos are
+    reported."""
 
     info_keys: Sequence[str] | None = ()
-    """Keys of the values to report from final infos; None reports whole infos."""
+    """Keys of the values to report from final infos; if None, whole infos are reported."""
 
     on_non_finite: str = "raise"
     """Reaction to NaN and infinity, one of `ON_NON_FINITE`; `skip` drops the episode."""
@@ -420,7 +421,7 @@ class EnvSlice(Worker):
         self.end[i] = TERMINATED if terminated else TRUNCATED
         if kept != "none":
             self._write_final_obs(i, obs)
-        # Read before the reset, because the environment may reuse the info.
+        # The final info is read before the reset, because the environment may reuse the dict.
         end = episode_end(self._first + i, faults.checked_info(info), self._keys, self._agents)
         try:
             faults.check_finite_reward(self.rewards[i])
@@ -450,7 +451,7 @@ class EnvSlice(Worker):
             self._arrange()
         else:
             following = self._reset(i, seed, None)
-        # Read after the reset, which may end the game.
+        # The game statistics are read after the reset, because the reset may end the game.
         end.counted = self._counted(i)
         return following
 

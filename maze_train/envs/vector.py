@@ -64,8 +64,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     Args:
         copy: Whether to return copies of the observations.
-        step_infos: Whether to return the infos of every step and autoreset; False returns only the
-            infos of resets and `final_info`.
+        step_infos: Whether to return the infos of every step and autoreset; if False, only the
+            infos of resets and `final_info` are returned.
 
     Attributes:
         env_observation_space: Observation space of one environment, before flattening.
@@ -88,7 +88,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         keeps_terminal_obs: Whether final observations of terminated episodes are stored and must be
             finite, as for truncated episodes.
         calls_made: Calls made in the environments so far, in order.
-        notify: Prints a note about unexpected behaviour of environments; None prints nothing.
+        notify: Prints a note about unexpected behaviour of environments; if None, nothing is
+            printed.
     """
 
     root_seed: int | None = None
@@ -312,7 +313,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
 
     def _seed_for(self, seed: int | None, options: Mapping[str, Any] | None) -> int:
-        """Return the seed of a reset; None draws a seed."""
+        """Return the seed of a reset; if `seed` is None, a seed is drawn."""
         if options is not None and "reset_mask" in options:
             raise SpaceError(
                 "reset(options={'reset_mask': ...}): not supported; a reset begins new episodes in "

@@ -188,7 +188,7 @@ class RandomResetWrapper(Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode and take random actions."""
         if seed is not None:
-            # Separate streams, because the environment uses the same seed.
+            # The wrapper uses separate random streams, because the environment uses the same seed.
             seeds = Seeds(seed)
             self._random = seeds.generator("number of initial steps")
             self._seeds = seeds.generator("further resets")

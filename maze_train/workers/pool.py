@@ -459,8 +459,8 @@ class SharedMemory:
 
     Args:
         nbytes: Size in bytes.
-        descriptor: File descriptor from another process, which the constructor closes; None
-            allocates new memory.
+        descriptor: File descriptor from another process, which the constructor closes; if None, new
+            memory is allocated.
 
     Attributes:
         buffer: The mapped memory; arrays over the buffer keep it alive.

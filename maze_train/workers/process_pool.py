@@ -342,8 +342,8 @@ class ProcessPool(RemotePool[WorkerProcess]):
     """Pool of worker processes with one pipe each. The workers end with this process.
 
     If a worker raises, dies or hangs, a `WorkerFailedError` is raised. With
-    `on_worker_failure="restart"`, the worker may be restarted, with a warning on stderr. Workers
-    ignore SIGINT, SIGTERM, SIGHUP and SIGUSR1, which the parent handles.
+    `on_worker_failure="restart"`, the worker may be restarted, and a warning is printed to stderr.
+    Workers ignore SIGINT, SIGTERM, SIGHUP and SIGUSR1, which the parent handles.
 
     Args:
         crew: Factories and names of the workers.
