@@ -1,4 +1,4 @@
-"""Open datasets: directories of trajectories, Minari datasets, user-defined functions."""
+"""Opens trajectory datasets from a directory, Minari, or a user-defined function."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def open_dataset(
         source: A directory; `minari:<id>` for a local Minari dataset; or a mapping whose `_target_`
             is the dotted path of a function that returns a `TrajectoryDataset` or `Trajectory`
             objects (see `targets.build_target`).
-        observation_space: Space of one environment; required if the function returns `Trajectory`
-            objects, because these do not contain spaces.
-        action_space: Space of one environment; required like `observation_space`.
+        observation_space: Observation space of one environment; required if the function returns
+            `Trajectory` objects, because these do not contain spaces.
+        action_space: Action space of one environment; required if the function returns `Trajectory`
+            objects.
         mmap: See `TrajectoryDataset.open`; used only for directories, like `verify` and
             `on_damaged`.
-        verify: Whether to compare files with their digests.
+        verify: Whether to check the SHA-256 digests of the files.
         on_damaged: Whether to `raise` an error for a damaged part or to `skip` the part.
 
     Raises:
@@ -66,7 +67,7 @@ def _from_target(
     observation_space: spaces.Space[Any] | None,
     action_space: spaces.Space[Any] | None,
 ) -> TrajectoryDataset:
-    """Call the function selected by a mapping, and return its dataset."""
+    """Call the function given by `_target_`, and return the dataset that the function creates."""
     if TARGET not in node:
         raise DatasetError(
             f"{dict(node)!r} is not a dataset: expected the key {TARGET} with the dotted "

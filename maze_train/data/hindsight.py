@@ -16,9 +16,10 @@ class HindsightReplayBuffer(UniformReplayBuffer):
     against the environment's `compute_reward` and `compute_terminated`.
 
     Args:
-        *args: Size, observation space and actions, as for `UniformReplayBuffer`. The space is a
-            Dict with `achieved_goal` and `desired_goal` arrays of the same shape and dtype.
-        strategy: Steps whose achieved goals replace the desired one: `future`, `final` or
+        *args: Size, observation space and actions, as for `UniformReplayBuffer`. The observation
+            space must be a Dict with `achieved_goal` and `desired_goal` arrays of the same shape
+            and dtype.
+        strategy: Steps whose achieved goals replace the desired goal: `future`, `final` or
             `episode`.
         relabelled_per_original: Ratio of relabelled to original samples (>= 0).
         **settings: All other arguments of `UniformReplayBuffer`.

@@ -1,4 +1,4 @@
-"""Reading of Minari datasets through the public interface; `tools/minari.py` writes them.
+"""Reads Minari datasets through Minari's public interface; `tools/minari.py` writes such datasets.
 
 Minari stores datasets in the directory given by the environment variable `MINARI_DATASETS_PATH`
 (default: `~/.minari/datasets`).
@@ -26,14 +26,14 @@ OWN = "maze_train"
 """Key for the additional metadata of maze_train in Minari metadata."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError)
-"""Exceptions raised by Minari and h5py for damaged data or another format version."""
+"""Exceptions raised by Minari and h5py for damaged data or an unsupported format version."""
 
 
 def load_minari(dataset_id: str) -> TrajectoryDataset:
     """Read a local Minari dataset into memory.
 
-    For datasets larger than memory, write the episodes of `minari_episodes` with a
-    `TrajectoryWriter` once, and open the result with `mmap`; see docs/trajectories.md.
+    If a dataset does not fit in memory, write the episodes returned by `minari_episodes` once with
+    a `TrajectoryWriter`, and open the result with `mmap=True`; see docs/trajectories.md.
 
     Nested observations and actions are flattened, and seeds are kept. `metadata.env` contains the
     `id` and `env_spec` of the environment if Minari recorded them; `metadata.policy` contains the

@@ -76,7 +76,9 @@ class GoalTask:
         return rewards
 
     def terminal(self, achieved: Array, desired: Array) -> Array | None:
-        """Return whether each step is terminal, `[n]` bool; None without `compute_terminated`.
+        """Return whether each step is terminal, `[n]` bool.
+
+        Returns None if the environment has no `compute_terminated`.
 
         Raises:
             EnvError: If `compute_terminated` fails.
@@ -101,9 +103,10 @@ class Hindsight:
 
     With probability k / (k + 1), the desired goal of a sample from a finished episode is replaced
     by the achieved goal of a step of the same episode, sampled uniformly: this or a later step
-    (`future`), the last step (`final`), or any step (`episode`). `compute_reward` recomputes
-    rewards, and `compute_terminated`, if it exists, terminations. An n-step sample has one goal,
-    which is sampled for its first step. Samples of unfinished episodes are not relabelled.
+    (`future`), the last step (`final`), or any step (`episode`). Rewards are recomputed with
+    `compute_reward`, and terminations with `compute_terminated` if the environment defines this
+    method. An n-step sample has one goal, which is sampled for the first step of the sample.
+    Samples of unfinished episodes are not relabelled.
 
     A dropped or interrupted episode counts as finished. If the first steps of an episode are
     overwritten, goals are sampled from the remaining steps.
@@ -158,10 +161,11 @@ class Hindsight:
     def check(self, rollout: Rollout) -> None:
         """Raise EnvError if the final observation of a terminated episode is not finite.
 
-        With a new goal, the step may not be terminal, and the target is bootstrapped.
+        With a new goal, the step might not be terminal. The target then requires the value of the
+        final observation.
 
         Raises:
-            EnvError: If a final observation is not finite. The message contains the leaf.
+            EnvError: If a final observation is not finite. The message names the leaf.
         """
         for key, leaf in leaves_by_key(rollout.final_obs).items():
             if not leaf.isfinite().all():
@@ -172,7 +176,7 @@ class Hindsight:
                 )
 
     def follow(self, before: int) -> None:
-        """Update after rows from `before` up to the head were written.
+        """Update the episode index after rows from `before` up to the head were written.
 
         Raises:
             TrainingError: If `use_environment` was not called.
@@ -252,7 +256,7 @@ class Hindsight:
             )
 
     def _draw_goals(self, positions: Array) -> tuple[Array, Array]:
-        """Sample which samples to relabel, and the positions of their goal steps, `[m]` each."""
+        """Choose random samples to relabel, and the positions of their goal steps, `[m]` each."""
         memory, ring = self._memory, self._memory.ring
         is_chosen, place = self._draw(2, len(positions))
         after = self._after[positions % ring.size]
@@ -299,7 +303,8 @@ class Hindsight:
         Args:
             achieved: Achieved goals after the steps, `[k, ...]`.
             desired: Desired goals, `[k, ...]`.
-            ended: Recorded terminations, used if there is no `compute_terminated`, `[k]`.
+            ended: Recorded terminations, `[k]`; used if the environment has no
+                `compute_terminated`.
         """
         if self._task is None:
             problem = "the replay buffer has no environment: call use_environment(make_env) first"

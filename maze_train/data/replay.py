@@ -44,7 +44,7 @@ class Transitions:
         next_obs: Observations after the last of these steps, `[n, ...]`: the true final observation
             if the episode was truncated, arbitrary if it terminated.
         indices: Positions in the buffer, for `update_priorities`, `[n]` int64.
-        weights: Importance weights in (0, 1], `[n]` float32; None: all are 1.
+        weights: Importance weights in (0, 1], `[n]` float32; None: all weights are 1.
         extra: Additional columns by name, added by the learner, `[n, ...]` each; see `__getitem__`.
     """
 
@@ -138,7 +138,7 @@ def rollout_of_step(
     """Return one step of one environment as a rollout with T = B = 1, for `add_rollout`.
 
     After the last step of an episode, call `interrupt` of the buffer, because the next step begins
-    with another observation than `next_obs`.
+    with the first observation of a new episode instead of `next_obs`.
 
     Args:
         obs: Observation before the step.
@@ -309,7 +309,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._sampler.set_progress(fraction)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the buffer. Read `segments` before the next write."""
+        """Return the state of the buffer. Read the entry `segments` before the next write."""
         return {
             **self._memory.state_dict(),
             "continues": self._continues,
@@ -318,10 +318,10 @@ class UniformReplayBuffer(BaseReplayBuffer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore from `state`; storage and device of the saved buffer may differ.
+        """Restore from `state`; the saved buffer may have had a different storage and device.
 
         Raises:
-            ConfigError: If size or columns of the saved buffer differ.
+            ConfigError: If the saved buffer has a different size or different columns.
             RunDirectoryError: If a segment is damaged.
         """
         self._memory.load_state_dict(state)

@@ -47,7 +47,7 @@ class Ring:
 
     @property
     def margin(self) -> int:
-        """Number of rows whose frames are stored after the transitions have expired."""
+        """Number of expired rows whose frames are kept for the oldest frame stack."""
         return self.num_slots - self.rows - 1
 
     @property
@@ -255,11 +255,14 @@ class KeptObservations:
         self._begin += self._count_before(position)
 
     def drop_from(self, position: int) -> None:
-        """Drop all observations from a position on."""
+        """Drop all observations at a position and later positions."""
         self._end = self._begin + self._count_before(position)
 
     def gather(self, positions: Array, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Return the observations `[k, ...]` at positions `[k]` by key; all must be stored."""
+        """Return the observations `[k, ...]` at positions `[k]` by key.
+
+        Observations must be stored for all positions.
+        """
         entries = self._begin + self._positions[self._begin : self._end].searchsorted(positions)
         keys = self._leaves if keys is None else keys
         return {key: torch.from_numpy(self._leaves[key][entries]) for key in keys}

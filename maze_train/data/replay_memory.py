@@ -166,7 +166,7 @@ class ReplayMemory:
             self._keep_final_obs(rollout, positions, picked, first, begin)
         self.head = head
         self.num_valid += int(np.count_nonzero(is_transition(end[begin:])))
-        # Expired rows changed as well: their stacks were dropped.
+        # Expired rows also changed, because their frame stacks were dropped.
         self._touch(expired.start, expired.stop)
         self._touch(first - 1, head + 1)
         self._changed = (expired, range(first + begin, head + 1))
@@ -215,7 +215,7 @@ class ReplayMemory:
         return last - (last - indices) % self.ring.size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the head and the segments of the ring; read them before the next write."""
+        """Return the head and the segments of the ring; read the segments before the next write."""
         segments = {
             f"{number:03d}": StatePart(str(version), partial(self._read_segment, number))
             for number, version in enumerate(self._versions)
@@ -257,7 +257,7 @@ class ReplayMemory:
 
         Returns:
             End codes of the rows and the head, `[T + 1, B]`; increasing positions of the stored
-            final observations, `[K]`; their indices in `final_obs`, `[K]`.
+            final observations, `[K]`; indices of these observations in `final_obs`, `[K]`.
         """
         end = np.full((rollout.num_steps + 1, rollout.num_envs), NO_STEP, np.uint8)
         end[:-1] = rows = rollout.end.numpy()
@@ -349,7 +349,7 @@ class ReplayMemory:
         return content
 
     def _load_segment(self, number: int, part: StatePart) -> dict[str, Array]:
-        """Restore the columns of a segment, and return its other contents."""
+        """Restore the columns of a segment, and return the other contents of the segment."""
         content = part.read()
         slots = self._slots(number)
         for name, column in self._columns.items():

@@ -46,7 +46,7 @@ class SumTree:
         """Set priorities (finite, >= 0); if an index occurs twice, the last value is used."""
         nodes = indices + self._size
         self._nodes[nodes] = priorities
-        # Leaves are on two levels. For the upper level, the root is recomputed once more.
+        # Leaves are on two levels. For leaves on the upper level, the root is computed twice.
         for _ in range((2 * self._size - 1).bit_length() - 1):
             nodes = np.maximum(nodes >> 1, 1)
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
@@ -99,7 +99,7 @@ class UniformSampler:
         return drawn + self.memory.oldest * self.memory.ring.num_envs
 
     def weights(self, indices: Array) -> Array | None:
-        """Return importance weights of samples, `[n]`; None: all are 1."""
+        """Return importance weights of samples, `[n]`; None if all weights are 1."""
         return None
 
     def follow(self) -> None:
@@ -112,7 +112,7 @@ class UniformSampler:
         """Set the fraction of training done, in [0, 1]."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the sampler, without memory and generator."""
+        """Return the state of the sampler, excluding the memory and the generator."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ class PrioritizedSampler(UniformSampler):
     def draw(self, n_samples: int) -> Array:  # noqa: D102
         shares = torch.rand(n_samples, dtype=torch.float64, generator=self.generator).numpy()
         shares = (shares + np.arange(n_samples)) / n_samples * self.tree.total
-        # Shuffled, because strata are in the order of the ring.
+        # Shuffle the samples, because the strata are in the order of the ring.
         order = torch.randperm(n_samples, generator=self.generator).numpy()
         return self.memory.positions(self.tree.find(shares)[order])
 
@@ -175,7 +175,10 @@ class PrioritizedSampler(UniformSampler):
         return weights.astype(np.float32)
 
     def follow(self) -> None:
-        """Set the priority of new transitions to the largest so far; other changed rows to 0."""
+        """Set the priority of new transitions to the largest priority so far, of others to 0.
+
+        Other changed rows are rows that are no longer transitions.
+        """
         changed = self.memory.changed
         self.tree.set(changed, is_transition(self.memory.end[changed]) * self._largest)
 
@@ -254,7 +257,7 @@ class NStepWalker:
     def walk(self, positions: Array) -> Walk:
         """Compute n-step transitions from positions `[n]`."""
         memory = self.memory
-        if len(self._offsets) == 1:  # A sampled row is a transition.
+        if len(self._offsets) == 1:  # One step: every sampled row is a transition.
             indices = positions % memory.ring.size
             end = memory.end.take(indices)
             discounts = self._powers[1] * ~is_terminated(end)

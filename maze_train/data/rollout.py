@@ -43,7 +43,7 @@ class Rollout:
     Row t contains the observation before action t, the action and its reward. Row T of `obs` is the
     observation after the last action. If an episode ends at step t, `obs[t + 1]` is the first
     observation of the next episode (or the final observation, if row t + 1 is RESET_ONLY), and the
-    final observation is in `final_obs`.
+    final observation is stored in `final_obs`.
 
     Attributes:
         obs: Observations, `[T + 1, B, ...]`.
@@ -59,9 +59,9 @@ class Rollout:
         hidden_states: Recurrent state of the policy before each observation, `[T + 1, B, S]`.
         log_probs: Log-probabilities of the actions under the behaviour policy, `[T, B]`; None: the
             behaviour policy is the current policy.
-        weights_seq_no: Number of updates of the acting weights, `[B]` int64.
+        weights_seq_no: Number of updates after which the acting weights were copied, `[B]` int64.
         replayed: Whether the steps of an environment are replayed (were used in an earlier update),
-            `[B]` bool; None: all are new.
+            `[B]` bool; None: all steps are new.
         has_gaps: Whether some rows are not transitions; None: computed from `end`, which
             synchronises the device.
     """
@@ -122,7 +122,7 @@ class Rollout:
 
     @property
     def valid(self) -> Tensor | None:
-        """Mask of rows that are transitions, `[T, B]` bool; None: all rows are."""
+        """Mask of rows that are transitions, `[T, B]` bool; None: all rows are transitions."""
         return is_transition(self.end) if self.has_gaps else None
 
     def flat_obs(self) -> TensorTree:
@@ -144,7 +144,7 @@ class Rollout:
         return as_tree(found, isinstance(obs, dict))
 
     def to(self, device: torch.device) -> Rollout:
-        """Return the rollout on a device; if it is already on the device, return self."""
+        """Copy the rollout to a device; return self if all tensors are already on the device."""
         return self if is_on(self.rewards, device) else on_device(self, device)
 
 
@@ -222,7 +222,7 @@ class RolloutStorage:
         self.rewards = self._columns["rewards"]
         self.num_steps, self.num_envs = self.rewards.shape
         self.num_final_obs, self.has_gaps = 0, False
-        # Episode returns are summed.
+        # Episode returns are sums of rewards, so rewards need float64.
         precise = precise_dtype(self.device)
         self.precise_rewards = torch.zeros_like(self.rewards, dtype=precise)
         writable: Any = torch.Tensor.numpy if device is None else torch.Tensor.detach
@@ -296,7 +296,7 @@ class RolloutStorage:
         self.num_final_obs += 1
 
     def rollout(self) -> Rollout:
-        """Return the finished rollout. The next rollout overwrites the memory."""
+        """Return the finished rollout. The next rollout overwrites this memory."""
         self.rewards.copy_(self.precise_rewards)
         return self.view(self.num_final_obs, self.has_gaps)
 
@@ -396,7 +396,7 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
 
     Args:
         rollout: T steps of B environments.
-        envs: Non-empty slice of the environments with step 1.
+        envs: Non-empty slice of the environments; its step must be 1.
     """
     first, stop, _ = envs.indices(rollout.num_envs)
     positions = rollout.final_positions

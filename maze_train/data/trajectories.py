@@ -1,4 +1,4 @@
-"""Recorded episodes, parts of datasets, and their validation."""
+"""Recorded episodes and dataset parts, with validation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Trajectory(_Recorded):
     """Recorded episode, or part of an episode, of T >= 1 steps.
 
     Attributes:
-        obs: Observations before each action and after the last one, `[T + 1, ...]`; one flat
+        obs: Observations before each action and after the last action, `[T + 1, ...]`; a flat
             mapping for a Dict or Tuple space.
         actions: Actions of the environment, `[T, ...]`.
         rewards: Rewards after each action, `[T]`.
@@ -166,7 +166,7 @@ def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Tra
     arrays = {key: np.asarray(array) for key, array in trajectory.arrays.items()}
     columns = row_columns(leaves)
     check_shapes(name, arrays, columns, [trajectory.num_steps])
-    # The order of the arrays may differ.
+    # Use the order of the spaces.
     arrays = {key: arrays[key] for key in leaves}
     for key, leaf in leaves.items():
         label, array = f"{name}: {key}", arrays[key]
@@ -182,7 +182,7 @@ def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Tra
 
 
 def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """Return a copy with another dtype. Integers must be representable, and floats finite."""
+    """Return a copy converted to `dtype`. Integers must be representable, and floats finite."""
     copy: Array
     if array.dtype == dtype:
         copy = array.copy()
@@ -351,7 +351,7 @@ def joined_parts(
 
 
 def check_part(part: TrajectoryPart, leaves: Leaves) -> None:
-    """Check that the arrays of a part match the spaces, without reading the contents.
+    """Check that the arrays of a part match the spaces, without reading their values.
 
     Raises:
         DatasetError: If names, shapes, dtypes or episode counts differ.
@@ -376,7 +376,7 @@ def check_content(part: TrajectoryPart, leaves: Leaves) -> None:
     """Check that all values of a part are finite and in their spaces.
 
     Raises:
-        DatasetError: If a value is invalid. The message contains the array and the row.
+        DatasetError: If a value is invalid. The message names the array and the row.
     """
     for name, array in part.arrays.items():
         leaf, is_float = leaves[name], array.dtype.kind == "f"

@@ -37,7 +37,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
     returns a list.
 
     Args:
-        parts: The episodes, at least one part.
+        parts: Parts that contain the episodes; at least one part.
         metadata: Spaces, environment and policy.
 
     Raises:
@@ -66,20 +66,21 @@ class TrajectoryDataset(Sequence[Trajectory]):
     ) -> TrajectoryDataset:
         """Open a dataset written by a `TrajectoryWriter`.
 
-        File sizes are checked against `dataset.json`, shapes and dtypes against the spaces.
+        File sizes are checked against `dataset.json`; shapes and dtypes are checked against the
+        spaces.
 
         Args:
             directory: Directory of the dataset.
             mmap: Whether to memory-map files of at least 1 MiB. Smaller files are always read into
                 memory, because mapped files remain open.
-            verify: Whether to read every file and check the digest, that values are finite, and
-                that actions are in the action space.
+            verify: Whether to read every file and check that the digest matches, values are finite,
+                and actions are in the action space.
             on_damaged: `raise` an error for a damaged part, or `skip` the part with a warning.
 
         Raises:
             ConfigError: If `on_damaged` is invalid.
-            DatasetError: If the directory is not a dataset, or if the dataset has another version,
-                is empty, or is damaged.
+            DatasetError: If the directory is not a dataset, or if the dataset is empty, damaged, or
+                in an unsupported format version.
         """
         check_one_of("on_damaged", on_damaged, ("raise", "skip"))
         path = Path(expanded(directory))
@@ -177,7 +178,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
 
 def _remedy(error: OSError) -> str:
-    """Return a hint if the error is a limit of the operating system."""
+    """Return a hint if the error was caused by a limit of the operating system."""
     if error.errno not in LIMITS:
         return ""
     return (

@@ -107,8 +107,8 @@ def read_content(directory: Path) -> dict[str, Any]:
     """Read `dataset.json`.
 
     Raises:
-        DatasetError: If the directory is missing or not a dataset, or the file is damaged or has
-            another version.
+        DatasetError: If the directory is missing or not a dataset, or the file is damaged or has an
+            unsupported format version.
         OSError: If there are too many open files.
     """
     if not directory.is_dir():
@@ -174,7 +174,7 @@ def _check_mappings(env: object, policy: object) -> None:
 
 
 def nearby(directory: Path) -> str:
-    """Return a hint about a dataset in the parent or a child directory; may be empty."""
+    """Return a hint about a dataset in the parent or a child directory, or an empty string."""
     try:
         below = sorted(directory.iterdir()) if directory.is_dir() else []
         found = [path for path in (directory.parent, *below) if (path / DATASET).is_file()]
@@ -198,7 +198,7 @@ def _part_path(directory: Path, number: int) -> Path:
 def append_part(
     directory: Path, content: Mapping[str, Any], part: TrajectoryPart
 ) -> dict[str, Any]:
-    """Write a part, then `dataset.json`; return the new contents of `dataset.json`.
+    """Write a part, then update `dataset.json`; return the new contents of `dataset.json`.
 
     If the second write fails, a retry overwrites the part.
 
@@ -266,7 +266,7 @@ def _mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify:
     """Return the bytes of a file; read-only if `mmap`.
 
     Raises:
-        DatasetError: If the file is missing, or size or digest differ from the entry.
+        DatasetError: If the file is missing, or its size or digest differs from the entry.
         OSError: If the file cannot be read.
     """
     if not path.is_file():  # Reading a pipe would block.
@@ -317,8 +317,8 @@ class TrajectoryWriter:
 
     Args:
         directory: Directory of the dataset, created if missing. An existing dataset must have the
-            same spaces, and its `env` and `policy` do not change. Each part stores the `env` and
-            `policy` of its writer.
+            same spaces, and keeps its `env` and `policy`. Each part stores the `env` and `policy`
+            of its writer.
         metadata: Spaces, environment and policy.
         part_nbytes: Minimum size of a part in bytes, > 0. Writing temporarily requires about twice
             this size in memory.
@@ -327,8 +327,9 @@ class TrajectoryWriter:
 
     Raises:
         ConfigError: If `part_nbytes` or `part_seconds` is not > 0.
-        DatasetError: If another writer uses the dataset, the dataset has other spaces or another
-            version, is damaged or cannot be created, or the directory contains other files.
+        DatasetError: If another writer uses the dataset; if the dataset has different spaces or an
+            unsupported version, is damaged, or cannot be created; or if the directory contains
+            files that are not part of a dataset.
         SpaceError: If a space cannot be serialized.
     """
 
@@ -351,7 +352,7 @@ class TrajectoryWriter:
         self._nbytes = 0
         self._oldest_at = 0.0
         self.num_episodes = 0
-        """Number of added episodes, including buffered ones."""
+        """Number of added episodes, including buffered episodes."""
         self.num_steps = 0
         """Number of steps of all added episodes."""
         self._closed = False
@@ -361,7 +362,7 @@ class TrajectoryWriter:
             self._lock = lock.pop_all()
 
     def _opened(self, content: dict[str, Any], lock: ExitStack) -> dict[str, Any]:
-        """Lock the dataset; create it or compare it with `content`; return the contents."""
+        """Lock the dataset, create it or check its spaces, and return the contents."""
         path = self.directory / DATASET
         try:
             make_folders(self.directory)
@@ -385,7 +386,7 @@ class TrajectoryWriter:
         return found
 
     def _compare(self, found: dict[str, Any], content: dict[str, Any]) -> None:
-        """Raise DatasetError if the dataset has other spaces."""
+        """Raise DatasetError if the spaces of the dataset differ from the spaces of the writer."""
         theirs, ours = metadata_of(self.directory, found), self.metadata
         for name, space, own in (
             ("observation_space", theirs.observation_space, ours.observation_space),
@@ -400,7 +401,7 @@ class TrajectoryWriter:
     def add(self, trajectory: Trajectory) -> None:
         """Add one episode; its arrays are copied.
 
-        Values are stored with the dtypes of the spaces, rewards as float64.
+        Observations and actions are stored with the dtypes of the spaces, and rewards as float64.
 
         Raises:
             ShapeError: If keys or shapes do not match the spaces.
@@ -425,7 +426,7 @@ class TrajectoryWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffered episodes as a part, if there are any.
+        """Write the buffered episodes, if any, as a part.
 
         Raises:
             DatasetError: If writing fails. The episodes remain in memory.
@@ -440,7 +441,7 @@ class TrajectoryWriter:
                 f"a part of {self.directory} could not be written: {error}; "
                 f"{len(self._episodes)} episodes are still in memory"
             ) from error
-        # A single statement, so that a signal cannot cause lost or duplicate episodes.
+        # In a single statement, a signal cannot cause lost or duplicate episodes.
         self._content, self._episodes, self._nbytes = content, [], 0
 
     def close(self) -> None:

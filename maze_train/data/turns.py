@@ -1,4 +1,4 @@
-"""Splitting of multi-agent rollouts into one rollout per policy."""
+"""Splits multi-agent rollouts into one rollout per policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Steps:
 
     Attributes:
         obs: `[T + 1, E, ...]`
-        actions: `[T, E, ...]`; arbitrary in steps in which the agent does not act.
+        actions: `[T, E, ...]`; values are arbitrary in steps in which the agent does not act.
         acts: Whether the agent acts on an observation, `[T + 1, E]` bool.
         rewards: `[T, E]`
         end: `StepEnd` codes of the agent's episode, `[T, E]` uint8; DROPPED if the turn or the
@@ -58,10 +58,10 @@ class _Steps:
 class TurnSplitter:
     """Converts multi-agent rollouts to one rollout per policy.
 
-    A turn begins with an action of an agent and ends before its next action or at the end of its
-    episode. The reward of a turn is the sum of the agent's rewards during the turn, including
-    rewards caused by actions of other agents. Rewards before the first action are added to the
-    first turn, so that the rewards of all turns sum to the return.
+    A turn begins with an action of an agent and ends before the agent's next action or at the end
+    of the episode. The reward of a turn is the sum of the agent's rewards during the turn,
+    including rewards caused by actions of other agents. Rewards before the first action are added
+    to the first turn, so that the rewards of all turns sum to the return.
 
     Row i of a column is turn i of one agent in one environment. Columns are ordered by agent, then
     environment, and padded with WAITING rows; dropped turns are DROPPED. Unfinished turns, and
@@ -70,7 +70,7 @@ class TurnSplitter:
     Args:
         policies: Agents of each policy, by policy ID.
         state_sizes: Size of the recurrent state of each agent, in the order of rollouts.
-        multiple: Rounds the number of rows up to a multiple of this value.
+        multiple: The number of rows is rounded up to a multiple of this value.
         as_steps: Whether to return T rows for every policy, even if no agent acted. T steps
             complete at most T turns of an agent.
         at_end: Whether to pad before the turns, with copies of the next observation, so that each
@@ -100,7 +100,7 @@ class TurnSplitter:
         self._running: dict[str, _Steps] = {}
 
     def split(self, rollout: Rollout, learns: Tensor | None = None) -> dict[str, Rollout]:
-        """Return rollouts by policy ID: of policies with finished turns, or all with `as_steps`.
+        """Return rollouts by policy ID; only of policies with finished turns unless `as_steps`.
 
         Args:
             rollout: T steps of E environments, with all final observations.
@@ -127,7 +127,7 @@ class TurnSplitter:
         return found
 
     def forget(self, envs: Tensor) -> None:
-        """Drop the unfinished turns of environments whose episodes were lost, `[E]` bool."""
+        """Drop the unfinished turns of environments whose episodes were aborted, `[E]` bool."""
         for policy, steps in self._running.items():
             lost = envs.repeat(len(self._policies[policy]))
             self._running[policy] = replace(
@@ -150,7 +150,7 @@ class TurnSplitter:
         terminated = last_obs[TERMINATED].bool()
         truncated = last_obs[TRUNCATED].bool()
         unknown = terminated & truncated
-        # The end of the episode ends all remaining agents.
+        # If the environment's episode terminates, all remaining agents terminate.
         terminated |= rollout.terminated.unsqueeze(-1) & ~truncated
         # A time limit truncates the agents that would act next. Other agents have no observation
         # after their last action to bootstrap from, so their turns are dropped.
@@ -163,7 +163,7 @@ class TurnSplitter:
         end = truncated.byte() * StepEnd.TRUNCATED
         end.masked_fill_(terminated, StepEnd.TERMINATED).masked_fill_(lost, StepEnd.DROPPED)
         joint, last_joint = joint_view(obs), joint_view(last_obs)
-        # A truncated agent would have continued to act; see `_Turns.rollout`.
+        # Truncated agents would have continued to act; see `_Turns.rollout`.
         last_joint[JOINT_ACTS] = (~terminated).to(joint[JOINT_ACTS].dtype)
         states: list[Tensor | None] = [None] * len(self._state_sizes)
         if rollout.hidden_states is not None:
@@ -256,7 +256,7 @@ class _Turns:
         return int(self.complete.max())
 
     def rollout(self, rows: int, at_end: bool, keeps_terminal_obs: bool = False) -> Rollout:
-        """Return the finished turns, padded to a number of rows."""
+        """Return the finished turns, padded to `rows` rows."""
         numbers = torch.arange(rows + 1).unsqueeze(1).expand(-1, len(self._columns))
         if at_end:
             numbers = numbers - (rows - self.complete)
@@ -338,7 +338,7 @@ class _Turns:
 
 
 def _last_obs(rollout: Rollout) -> dict[str, Tensor]:
-    """Return the observation after each step, `[T, E, ...]`: the final one at episode ends."""
+    """Return the observation after each step, `[T, E, ...]`; final observations at episode ends."""
     obs = cast("dict[str, Tensor]", rollout.obs)
     found = {key: leaf[1:] for key, leaf in obs.items()}
     if not len(rollout.final_positions):
@@ -351,7 +351,7 @@ def _last_obs(rollout: Rollout) -> dict[str, Tensor]:
 
 
 def _at(rows: Tensor, numbers: Tensor) -> Tensor:
-    """Gather rows by index `[N, E]`; zeros for indices out of range."""
+    """Gather rows by index `[N, E]`; rows with an index out of range are zero."""
     if not len(rows):
         return rows.new_zeros(numbers.shape)
     found = rows.gather(0, numbers.clamp(0, len(rows) - 1))

@@ -45,12 +45,12 @@ class HasTargets(Protocol):
     """Module with target networks."""
 
     def update_targets(self, tau: float) -> None:
-        """Move the targets towards the trained networks by a fraction tau."""
+        """Update the target networks: θ' <- (1 - tau) θ' + tau θ."""
 
 
 @runtime_checkable
 class HasNormalizer(Protocol):
-    """Module that can have an observation normalizer."""
+    """Module with an optional observation normalizer."""
 
     normalizer: ObservationNormalizer | None
 
@@ -83,7 +83,7 @@ def check_apis(learner: str, required: Sequence[type], module_id: str, module: n
 
     Args:
         learner: Name of the learner.
-        required: Protocols of this file that the module must implement.
+        required: Protocols from `learner.apis` that the module must implement.
         module_id: ID of the module.
         module: The module.
     """

@@ -52,7 +52,7 @@ class Compiled(Autograd[Batch]):
 class CompiledNetworks(Compiled[Batch]):
     """Compiles the forward pass of each module that a loss calls, including submodules.
 
-    Acting is not compiled, since it uses other batch sizes and no gradients.
+    Acting is not compiled, because acting uses different batch sizes and no gradients.
 
     Args:
         loss_of: Computes the loss of a module.
@@ -109,13 +109,13 @@ class CompiledLosses(Compiled[Batch]):
         return loss
 
     def _recorded(self, module_id: str, batch: Batch) -> tuple[Tensor, list[Record]]:
-        """Return the loss and the recorded values, as compiled graphs cannot call `Statistics`."""
+        """Return the loss and the values to record; compiled graphs cannot call `Statistics`."""
         recorder = Recorder()
         return self._loss_of(module_id, batch, recorder), recorder.records
 
 
 class Recorder(Statistics):
-    """Statistics that collect recorded values without reducing them."""
+    """Statistics that collect recorded values without reduction."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []

@@ -15,11 +15,11 @@ FUNCTION = "<function>"
 """Placeholder for functions, which are not saved."""
 
 WITH_PARTS = ("modules", "optimizers")
-"""Components that consist of one part per module or optimizer."""
+"""Components that contain one part per module or optimizer."""
 
 
 def parts_of(state: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
-    """Return the components of a state: name -> (key of the state, key of the part or None)."""
+    """Return the components of a state by name, each as its state key and its part key or None."""
     parts: dict[str, tuple[str, str | None]] = {}
     for key, value in state.items():
         if key in WITH_PARTS:
@@ -41,7 +41,7 @@ def select(
 
     Args:
         state: Complete state.
-        components: Components to include, with all their parts; None: all.
+        components: Components to include, with all their parts; None: all components.
         not_components: Components to exclude, with all their parts.
 
     Raises:
@@ -78,7 +78,7 @@ def write(state: Mapping[str, Any], path: str | Path) -> None:
 
     Args:
         state: The state.
-        path: The file; its directory must exist.
+        path: Path of the file; the parent directory must exist.
     """
     data = dumps(dict(state))
     with atomic_write(Path(path)) as file:
@@ -90,7 +90,7 @@ def read(path: str | Path, component: str | None = None) -> dict[str, Any]:
 
     Args:
         path: The file.
-        component: Component to read, see `select`; None: all.
+        component: Component to read, see `select`; None: all components.
 
     Raises:
         ConfigError: If the path is a directory, or the component does not exist.

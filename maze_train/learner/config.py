@@ -49,14 +49,15 @@ class Schedule(Settings):
 
     points: list[list[float]] | None = None
     """Pairs [x, value] with increasing x, instead of `start` and `end`. The value is constant
-    before the first and after the last point."""
+    before the first point and after the last point."""
 
     by: Literal["progress", "env_steps", "updates"] = "progress"
     """Unit of x: fraction of the run in [0, 1], environment steps, or updates."""
 
     adaptive_kl: float | None = None
-    """Target KL divergence (> 0) of an adaptive learning rate of PPO. The rate decreases above
-    twice the target and increases below half of it. null: not adaptive."""
+    """Target KL divergence (> 0) of an adaptive learning rate of PPO. The rate is decreased if the
+    divergence exceeds twice the target, and increased if the divergence is below half of the
+    target. null: not adaptive."""
 
     min: float = 1e-5
     """Minimum learning rate with `adaptive_kl`, > 0."""
@@ -158,7 +159,7 @@ class Schedule(Settings):
         return repr(self)
 
     def to_plain(self, hint: object) -> object:
-        """Return the short form if there is one, otherwise the fields of the schedule."""
+        """Return the short form of the schedule, or the fields if there is no short form."""
         short = str(self)
         if short != repr(self):
             return short
@@ -233,10 +234,10 @@ class LearnerGroupConfig(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of training before an update.
+    """Training progress before an update.
 
-    All fields are 0 in the first update, so a schedule starts with its first value. `fraction`
-    stays below 1, so a learning rate that decreases to 0 never reaches 0.
+    All fields are 0 in the first update, so a schedule starts at its first value. `fraction` stays
+    below 1, so a learning rate that is annealed to 0 remains positive.
     """
 
     env_steps: int = 0
@@ -287,7 +288,7 @@ class Freeze(Settings):
     """Names of parameters or submodules, or patterns with `*`."""
 
     start: int = 0
-    """First update with frozen parameters, >= 0."""
+    """First update in which the parameters are frozen, >= 0."""
 
     stop: int | None = None
     """First update in which the parameters are trained again; null: never."""
@@ -308,7 +309,7 @@ class Freeze(Settings):
 
     @classmethod
     def from_short_form(cls, value: object) -> Freeze | None:
-        """Build the settings from a name, frozen in all updates."""
+        """Build a rule that freezes the parameters with this name in all updates."""
         return cls(params=[value]) if isinstance(value, str) else None
 
     def holds(self, updates: int) -> bool:
@@ -331,7 +332,7 @@ class OptimizerSettings(Settings):
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {TARGET: "torch.optim.Adam"})
-    """Optimizer class and its arguments without the learning rate."""
+    """Optimizer class and its arguments except the learning rate."""
 
     max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum gradient norm (or value, see `grad_clip_by`), >= 0; 0: no clipping."""
@@ -339,7 +340,7 @@ class OptimizerSettings(Settings):
     on_non_finite: Literal["raise", "skip", "zero"] = field(default="raise", metadata=ON_RESUME)
     """What to do if an observation, reward, loss or gradient is NaN or infinite: raise: stop with
     an error that names the value; skip: drop (and count) the episode or the gradient step; zero:
-    like skip, but non-finite entries of gradients are replaced by 0 and the step is applied."""
+    like skip, but replace non-finite gradient entries by 0 and apply the gradient step."""
 
     @property
     def accumulated_minibatches(self) -> int:
@@ -347,7 +348,7 @@ class OptimizerSettings(Settings):
         return 1
 
     def gradient_settings(self) -> GradientSettings:
-        """Return `GradientSettings` with these settings and defaults for all others."""
+        """Return `GradientSettings` with these settings and the defaults of all other settings."""
         return GradientSettings(
             lr=self.lr,
             optimizer=self.optimizer,
@@ -391,21 +392,21 @@ class GradientSettings(OptimizerSettings):
 
     matmul_precision: Literal["highest", "high", "medium"] | None = None
     """Precision of matrix products in updates: `highest`: float32; `medium`: bfloat16 factors with
-    float32 accumulation, about twice as fast on processors that support it; `high`: in between, on
-    GPUs; null: PyTorch's current setting."""
+    float32 accumulation, about twice as fast on processors that support bfloat16; `high`: a
+    precision in between, on GPUs; null: PyTorch's current setting."""
 
     lr_scheduler: dict[str, Any] | None = None
     """PyTorch scheduler of a constant learning rate, stepped after each update (off-policy
-    algorithms: after each gradient step): `{_target_: torch.optim.lr_scheduler.CosineAnnealingLR,
-    T_max: 100}`; null: none."""
+    algorithms: after each gradient step), such as
+    `{_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: 100}`; null: no scheduler."""
 
     lr_factors: dict[str, float] = field(default_factory=dict)
     """Factors (>= 0) of the learning rate by name of a parameter or submodule, such as `{trunk:
     0.1, critic: 2}`. If several names match a parameter, the first one applies."""
 
     freeze: list[Freeze] = field(default_factory=list)
-    """Parameters to freeze in all updates (`[trunk]`) or in some (`[{params: [trunk], stop:
-    100}]`). The optimizer state of frozen parameters is unchanged."""
+    """Parameters to freeze in all updates (`[trunk]`) or in some updates
+    (`[{params: [trunk], stop: 100}]`). The optimizer state of frozen parameters is unchanged."""
 
     loss_function: dict[str, Any] | None = None
     """Custom loss that replaces the loss of the algorithm: `{_target_: my_package.my_loss, key:
@@ -418,8 +419,8 @@ class GradientSettings(OptimizerSettings):
 
     compile: Literal["none", "forward", "update"] = "none"
     """Use of `torch.compile`: `none`; `forward`: compile the forward pass of each network in a
-    loss; `update`: compile each loss including the backward pass. Replaces analytic gradients and
-    requires a C++ compiler."""
+    loss; `update`: compile each loss including the backward pass. Compilation replaces analytic
+    gradients and requires a C++ compiler."""
 
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Optimizer and loss settings of individual modules by ID, such as `{opponent: {lr: 0.001,
@@ -447,10 +448,10 @@ class GradientSettings(OptimizerSettings):
         return dict.fromkeys(self.learning_rates, reason)
 
     def gradient_settings(self) -> GradientSettings:
-        """Return the settings themselves."""
+        """Return self."""
         return self
 
     def for_module(self, module_id: str, overrides: Mapping[str, Any] | None = None) -> Self:
-        """Return the settings of a module; None selects the settings in `overrides`."""
+        """Return the settings of a module; None selects the configured overrides."""
         own = self.overrides.get(module_id, {}) if overrides is None else overrides
         return replace(self, overrides={})._with_overrides(module_id, own)

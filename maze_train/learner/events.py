@@ -37,7 +37,7 @@ class OwnerStatistics(Statistics):
         self._events: dict[str, Event] = {}
 
     def record(self, event: Event, value: float | Tensor, weight: float | None = None) -> None:
-        """Add one value, see `Statistics.record`; None selects the default weight."""
+        """Add one value, see `Statistics.record`; if `weight` is None, the default is used."""
         own = self._events.get(event.tag)
         if own is None:
             own = self._events[event.tag] = event.of_owner(self._owner)
@@ -45,5 +45,5 @@ class OwnerStatistics(Statistics):
 
 
 def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
-    """Return statistics that record under the ID of a module, unless it is the default one."""
+    """Return statistics that record under the ID of a module, except for the default module."""
     return statistics if module_id == DEFAULT_MODULE else OwnerStatistics(statistics, module_id)

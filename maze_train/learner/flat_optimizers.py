@@ -1,4 +1,4 @@
-"""Element-wise optimizers that also accept an estimated flat gradient."""
+"""Element-wise optimizers that also accept an estimated gradient as one flat vector."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from maze_train.core.types import Tensor, precise_dtype
 class Optimizer(torch.optim.Optimizer, ABC):
     """Base class of element-wise optimizers that minimize an objective.
 
-    There are two ways to use one:
+    An optimizer can be used in two ways:
 
-    - like any PyTorch optimizer: `SGD(params, lr=0.1)`, gradients in `param.grad`, `step()`;
-    - with an estimated gradient: `SGD(lr=0.1)`, `setup(policy)` once, then `update(gradient)`. To
-      maximize, pass the negative gradient.
+    - like any PyTorch optimizer: create `SGD(params, lr=0.1)`, and call `step()` when the gradients
+      are in `param.grad`;
+    - with an estimated gradient: create `SGD(lr=0.1)`, call `setup(policy)` once, then
+      `update(gradient)` for each step. To maximize an objective, pass the negative gradient.
 
     Subclasses implement `_compute_step`. Since the step is element-wise, `ModuleOptimizer` can
     apply it to a flat vector of all parameters.
@@ -116,12 +117,12 @@ class Optimizer(torch.optim.Optimizer, ABC):
                 that require a gradient, in the order of `policy.parameters()`, [dim]; not modified.
 
         Returns:
-            Relative size of the step |θ' - θ| / |θ| from θ to θ', >= 0. For θ = 0 it is 0 if the
-            parameters did not change, else infinite.
+            Relative size of the step |θ' - θ| / |θ| from θ to θ', >= 0. If θ = 0, the relative size
+            is 0 if the parameters did not change, else infinite.
 
         Raises:
             TrainingError: If the optimizer has no parameters, because `setup` was not called.
-            ShapeError: If the gradient is not [dim].
+            ShapeError: If the gradient does not have shape [dim].
         """
         params = [p for g in self.param_groups for p in g["params"] if p.requires_grad]
         if not params:
@@ -167,7 +168,7 @@ class SGD(Optimizer):
     `torch.optim.SGD` with momentum 0.9. The first steps are shorter.
 
     Args:
-        params: Parameters, or groups of them; None selects the parameters of the policy passed to
+        params: Parameters or parameter groups; None selects the parameters of the policy passed to
             `setup`.
         lr: Learning rate, >= 0.
         momentum: Decay rate of the moving average, in [0, 1).
@@ -175,8 +176,8 @@ class SGD(Optimizer):
     Raises:
         ConfigError: If an argument is out of range.
 
-    Source: Polyak (1964), USSR Computational Mathematics and Mathematical Physics 4(5); the
-    gradient weighted by 1 - momentum.
+    Source: Polyak (1964), USSR Computational Mathematics and Mathematical Physics 4(5). In contrast
+    to the source, the gradient is weighted by 1 - momentum.
     """
 
     def __init__(
@@ -201,16 +202,16 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam.
+    """Adam optimizer.
 
     m <- beta_1 * m + (1 - beta_1) * g,    m = 0 at the start
     v <- beta_2 * v + (1 - beta_2) * g^2,  v = 0 at the start
     p <- p - lr * m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + eps),  t = 1 at the first step
 
     Args:
-        params: Parameters, or groups of them; None selects the parameters of the policy passed to
+        params: Parameters or parameter groups; None selects the parameters of the policy passed to
             `setup`.
-        lr: Learning rate, roughly the step size of each entry, >= 0.
+        lr: Learning rate, >= 0; approximately the step size of each entry.
         betas: Decay rates of the two moving averages, in [0, 1).
         eps: Constant added to the denominator, in units of the gradient, > 0.
 
@@ -261,7 +262,7 @@ class RMSpropTF(Optimizer):
     eps = 0.1 in this class corresponds to eps = 0.32 in `torch.optim.RMSprop`.
 
     Args:
-        params: Parameters, or groups of them; None selects the parameters of the policy passed to
+        params: Parameters or parameter groups; None selects the parameters of the policy passed to
             `setup`.
         lr: Learning rate, >= 0. Gradients are scaled by lr before they enter the momentum buffer.
         alpha: Decay rate of the mean square, in [0, 1].

@@ -14,7 +14,7 @@ class FlatParameters:
     """Stores parameters and gradients in two flat vectors; each parameter becomes a view.
 
     Clipping, optimizer steps, weight broadcasts and all-reduces then need a single operation
-    instead of one per layer. The `nn.Parameter` objects stay the same.
+    instead of one operation per layer. The `nn.Parameter` objects are kept.
 
     Args:
         params: Distinct parameters with the same dtype and device.

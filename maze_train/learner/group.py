@@ -25,7 +25,7 @@ class LearnerGroup(Learners):
     All learners receive the same experience and have bit-for-bit identical weights and state. Each
     learner computes values for a slice of the experience and gradients for every n-th sample of a
     minibatch. One all-reduce per gradient step sums the gradients (see `Shard`). Only the modules
-    of the first learner are used for acting and saved. The other learners are started on first use.
+    of the first learner are saved and used for acting. The other learners are started on first use.
 
     If `place` allows restarts, a learner that dies or hangs is restarted, and all learners repeat
     the update.
@@ -88,14 +88,14 @@ class LearnerGroup(Learners):
         size: int = 1,
         after: Callable[[], object] = lambda: None,
     ) -> Statistics:
-        """Queue an update on a copy of the experience; a background thread runs it.
+        """Queue an update on a copy of the experience, to be run by a background thread.
 
         The background thread may change the weights at any time, so actors need a copy of the
         weights; `after` can send this copy. All other methods wait for pending updates.
 
         Args:
             experience: The experience.
-            progress: Progress of training before the update.
+            progress: Training progress before the update.
             size: Number of samples, for the metrics of `QueueEvents`.
             after: Called in the background thread after the update.
 

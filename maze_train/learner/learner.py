@@ -56,9 +56,9 @@ class LearnerOptions(TypedDict, total=False):
 class Learner(ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
-    One call of `update` does, in this order: `before_gradient_based_update` -> `preprocess`
-    (targets, advantages) -> for each of `minibatches`: `compute_losses` -> `compute_gradients` ->
-    `postprocess_gradients` -> `apply_gradients` -> then `weights_seq_no += 1` ->
+    `update` calls, in this order: `before_gradient_based_update`; `preprocess` (targets,
+    advantages); for each of the `minibatches`: `compute_losses`, `compute_gradients`,
+    `postprocess_gradients` and `apply_gradients`; then, after `weights_seq_no += 1`,
     `after_gradient_based_update`.
 
     Subclasses define how to prepare experience (`preprocess`), how to split it (`minibatches`), and
@@ -79,14 +79,14 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     """Maximum number of consecutive updates without a finite gradient."""
     analytic_gradients: ClassVar[Mapping[str, object]] = {}
     """Settings and values for which `analytic_loss` matches the losses of this class. If a subclass
-    overrides a loss without this attribute, autograd computes the gradients."""
+    overrides a loss but not this attribute, autograd computes the gradients."""
 
     config: OptimizerSettings
     policies_to_train: Chosen = None
     """IDs of modules to train, or a function of ID and experience; None: all modules that are not
     frozen."""
     watch: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
-    """Wraps the iterator over minibatches, given their maximum number (for progress bars)."""
+    """Wraps the iterator over minibatches for a progress bar, given the maximum number."""
     parallel: SingleLearner = SingleLearner()
     """Strategy of gradient steps: a single learner, or one of several data-parallel learners."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
@@ -147,7 +147,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     @property
     def module(self) -> nn.Module:
-        """The module of a learner with a single module."""
+        """The only module; available if the learner has a single module."""
         return self.modules[DEFAULT_MODULE]
 
     @torch.enable_grad()
@@ -158,7 +158,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
         Args:
             experience: Experience of the single module, or of modules by ID.
-            progress: Progress of training before this update.
+            progress: Training progress before this update.
 
         Returns:
             Statistics of the update.
@@ -195,7 +195,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         Args:
             minibatches: Minibatches of the single module, or of modules by ID. The iterator is
                 advanced after each gradient step.
-            progress: Progress of training; see `update` for the return value and exceptions.
+            progress: Training progress; see `update` for the return value and exceptions.
         """
         statistics = Statistics()
         self.before_gradient_based_update(progress, statistics)
@@ -216,7 +216,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         statistics: Statistics,
         progress: Progress,
     ) -> Statistics:
-        """Run the gradient steps of an update and finish it."""
+        """Run the gradient steps of an update, then finish the update."""
         if module_ids:
             with (
                 matmul_precision(self.settings.matmul_precision),
@@ -267,7 +267,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Check that all weights are finite.
 
         Raises:
-            TrainingError: If a weight is not finite. The message names module and parameter.
+            TrainingError: If a weight is not finite. The message names the module and parameter.
         """
         self.modules.check_finite(f"update {self.weights_seq_no}")
 
@@ -275,7 +275,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Reset the statistics of running episodes; `envs` marks aborted episodes, `[B]` bool."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Called first in each update: sets learning rates, frozen parameters and schedules."""
+        """Called first in each update to set learning rates, frozen parameters and schedules."""
         self.modules.set_schedules(progress)
         frozen = self.modules.frozen_parameters(self.freeze_rules(), progress.updates)
         rates: dict[str, float] = {}
@@ -309,7 +309,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def complete_batch(self, module_id: str, batch: Batch) -> Batch:
         """Add columns computed over the whole minibatch, such as noise or normalised advantages.
 
-        Called once per minibatch, before it is sharded over several learners.
+        Called once per minibatch, before the minibatch is sharded over several learners.
         """
         return batch
 
@@ -318,7 +318,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
         Returns:
             Samples `rank`, `rank + count`, ..., their number, and the size of the minibatch. If the
-            minibatch has at most `rank` samples, arbitrary samples and the number 0.
+            minibatch has at most `rank` samples, the samples are arbitrary and their number is 0.
         """
         return shard_rows(batch, rank, count)
 
@@ -334,7 +334,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return losses
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
-        """Return the custom loss of the module, `loss_function`, or the loss of the algorithm."""
+        """Return the module's custom loss (`loss_function`) if set, or the algorithm's loss."""
         loss: Tensor | Mapping[str, Tensor]
         if module_id in self.modules.with_loss:
             module = self.modules[module_id]
@@ -356,8 +356,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> Tensor | Mapping[str, Tensor]:
         """Compute the loss of one module on one minibatch, 0-d.
 
-        May instead return a mapping of named terms, 0-d each: the loss is their sum, and each term
-        is recorded. `config_of(module_id)` returns the settings of the module.
+        The method may instead return a mapping of named terms, 0-d each, which are recorded and
+        summed to the loss. `config_of(module_id)` returns the settings of the module.
         """
 
     def has_analytic_loss(self, module_id: str) -> bool:
@@ -367,9 +367,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def analytic_loss(
         self, module_id: str, batch: Batch, statistics: Statistics
     ) -> tuple[Tensor, Callable[[], object]]:
-        """Return the loss of `compute_loss_for_module`, 0-d without a graph, and its backward pass.
+        """Return the result of `compute_loss_for_module`, 0-d without a graph, and a backward pass.
 
-        The second value is a function that adds the gradients to `.grad`.
+        The backward pass is a function that adds the gradients to `.grad`.
         """
         raise NotImplementedError
 
@@ -388,7 +388,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
         """Return the optimizers that take a gradient step: the optimizers of modules with a loss.
 
-        Other optimizers must not step, since momentum would change their parameters.
+        No other optimizer may take a step, because momentum would change its parameters.
         """
         return [o for (module_id, _), o in self.optimizers.items() if module_id in losses]
 
@@ -411,7 +411,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.steps.apply(self.active)
 
     def after_gradient_step(self) -> None:
-        """Called after each gradient step: updates target networks.
+        """Called after each gradient step, for example to update target networks.
 
         Also called for non-finite gradients, which are detected only at the end of the update.
         """
@@ -420,7 +420,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Called after each minibatch (counted from 0), with or without a gradient step."""
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Called last in each update: updates adaptive coefficients and running statistics."""
+        """Called last in each update, for example to adapt coefficients and running statistics."""
 
     def config_of(self, module_id: str) -> Any:
         """Return the settings of a module: `config` with its `algorithm.overrides`.
@@ -509,7 +509,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return is_chosen and module_id not in self.modules.frozen
 
     def should_module_be_updated(self, module_id: str, experience: object) -> bool:
-        """Return whether to train a module on its experience; otherwise drop the experience."""
+        """Return whether to train a module on its experience; if False, drop the experience."""
         how = self.policies_to_train
         return self.may_learn(module_id) and (not callable(how) or how(module_id, experience))
 
@@ -539,8 +539,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> None:
         """Register an optimizer for parameters of a module that require a gradient.
 
-        If these parameters already have an optimizer of this name, only its learning rate and
-        clipping are changed.
+        If these parameters already have an optimizer of this name, only the learning rate and
+        clipping of this optimizer are changed.
 
         Args:
             module_id: The module.
@@ -578,8 +578,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def change_settings(self, config: OptimizerSettings) -> None:
         """Replace the settings of the algorithm; only settings marked `IN_RUN` may differ.
 
-        `configure_optimizers_for_module` is called again for modules with optimizers; it then
-        changes learning rates and clipping of the existing optimizers.
+        `configure_optimizers_for_module` is called again for modules with optimizers, to change
+        learning rates and clipping of the existing optimizers.
         """
         self.config, self.settings = config, config.gradient_settings()
         self.modules.change_settings(config)
@@ -617,7 +617,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Copy weights, as returned by `get_weights`, into the modules.
 
         Raises:
-            ConfigError: If there is no such module.
+            ConfigError: If a module does not exist.
         """
         for module_id, state in weights.items():
             self.modules.known(module_id).load_state_dict(dict(state))
@@ -644,8 +644,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Restore a state returned by `state_dict`.
 
         Raises:
-            ConfigError: If the state has other modules, or `policies_to_train` was a function when
-                the state was saved and this learner has no such function.
+            ConfigError: If the state has different modules, or `policies_to_train` was a function
+                when the state was saved and this learner has no such function.
         """
         if state["modules"].keys() != self.modules.keys():
             problem = (
@@ -706,17 +706,17 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         write(self.get_state(components, **how), path)
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Restore the state, or one component of it, from a file written by `save_to_path`.
+        """Restore the state or one component from a file written by `save_to_path`.
 
         Raises:
-            ConfigError: If the file or the learner does not have the component.
+            ConfigError: If the component is missing in the file or the learner.
             RunDirectoryError: If the file is damaged.
         """
         self.set_state(read(path, component))
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """Create a learner from the arguments and load a file written by `save_to_path`.
+        """Create a learner from the arguments, and load a state written by `save_to_path`.
 
         Raises:
             ConfigError: If the path is a run directory. Use `load_learner` instead.

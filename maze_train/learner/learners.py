@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class Learners:
-    """Interface between a trainer and its learners; this class runs one learner in this process.
+    """Interface between a trainer and its learners; this class has one learner in this process.
 
     `LearnerGroup` adds learners in other processes and background updates.
 
@@ -33,7 +33,7 @@ class Learners:
 
     @property
     def weights_seq_no(self) -> int:
-        """Number of updates of the weights."""
+        """Number of updates that have changed the weights."""
         return self._first.weights_seq_no
 
     @property

@@ -1,6 +1,7 @@
 """Strategies to compute losses and gradients: autograd and analytic gradients.
 
-`maze_train.learner.compiled` adds compiled losses. All strategies agree up to rounding.
+`maze_train.learner.compiled` adds compiled losses. The results of all strategies are equal up to
+rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RENAMED = "gradients_by_hand"
 
 
 class Autograd(Generic[Batch]):
-    """Losses and gradients by autograd; the reference for the other strategies.
+    """Losses with gradients from autograd; the reference for the other strategies.
 
     Args:
         loss_of: Computes the loss of a module.
@@ -49,7 +50,7 @@ class Autograd(Generic[Batch]):
         """Add the gradients of losses without a graph to `.grad`."""
 
     def report(self, statistics: Statistics) -> None:
-        """Record the compilation time at the end of an update."""
+        """Record the compilation time, if any, at the end of an update."""
 
 
 class Analytic(Autograd[Batch]):
@@ -104,15 +105,15 @@ def declares_gradients(
 ) -> bool:
     """Return whether each class that defines one of `methods` declares analytic gradients.
 
-    The class attribute `analytic_gradients` contains the settings for which they are correct. A
-    class that defines only both methods of `pair`, a loss and its gradient, does not need the
-    attribute.
+    The class attribute `analytic_gradients` contains the settings for which the gradients are
+    correct. A class that defines both methods of `pair`, a loss and its gradient, and no other
+    method in `methods` does not need the attribute.
 
     Args:
         learner: The learner.
         config: Settings of the module.
         methods: Names of the methods replaced by analytic gradients, including `pair`.
-        pair: Name of the method that computes a loss, and of the method for its gradient.
+        pair: Names of the method that computes a loss and the method that computes its gradient.
 
     Raises:
         TypeError: If a class has the attribute under the name of version 0.2.0.
@@ -131,7 +132,7 @@ def declares_gradients(
             return False
         if any(config.value_of(key) != value for key, value in declared.items()):
             return False
-        # Another function may have been assigned to the name of a method.
+        # A different function may have been assigned to the name of a method.
         names = (getattr(defined[method], "__qualname__", "") for method in own)
         if any(name.rpartition(".")[0] != base.__qualname__ for name in names):
             return False

@@ -75,8 +75,9 @@ INDIFFERENT = (
 def has_modes(module: nn.Module) -> bool:
     """Return whether a module may behave differently in training and evaluation mode.
 
-    Switching modes takes longer than the forward pass of a small network, so it is skipped for
-    modules known not to depend on the mode: modules of this package and some PyTorch layers.
+    Switching modes takes longer than the forward pass of a small network. The mode is therefore not
+    switched for modules known not to depend on the mode: modules of this package and some PyTorch
+    layers.
     """
     return not all(
         type(part) in INDIFFERENT or type(part).__module__.startswith(OWN)
@@ -85,7 +86,7 @@ def has_modes(module: nn.Module) -> bool:
 
 
 REDUCED = MappingProxyType({"bfloat16": torch.bfloat16, "float16": torch.float16})
-"""Dtypes of `algorithm.autocast`."""
+"""Dtypes by value of `algorithm.autocast`."""
 
 
 def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
@@ -99,7 +100,7 @@ def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
 def _with_mode(
     value: Mode | None, read: Callable[[], Mode], write: Callable[[Mode], None]
 ) -> Iterator[None]:
-    """Temporarily set a PyTorch mode; None and 0 keep the current one."""
+    """Temporarily set a PyTorch mode; None and 0 keep the current mode."""
     before = read()
     if not value or value == before:
         yield
@@ -151,8 +152,8 @@ class ModuleOptions(TypedDict, total=False):
     """Options of `Learner.add_module`."""
 
     frozen: bool
-    """Whether the module is frozen, such as a fixed opponent: it has no optimizer, and its
-    experience is dropped."""
+    """Whether the module is frozen, such as a fixed opponent. A frozen module has no optimizer, and
+    its experience is dropped."""
 
     like: str
     """ID of the module to copy if `module` contains only weights; default: `default`."""
@@ -228,7 +229,7 @@ class LearnerModules(dict[str, nn.Module]):
             setting = config.value_of(name)
             if isinstance(setting, Schedule):
                 if name not in values:
-                    # With float64, products with vectors equal the products with Python floats.
+                    # With float64, products with vectors are identical to those with Python floats.
                     dtype = precise_dtype(self._device)
                     values[name] = torch.zeros((), dtype=dtype, device=self._device)
                 values[name].fill_(scheduled_value(setting, self._progress))
@@ -272,7 +273,7 @@ class LearnerModules(dict[str, nn.Module]):
         return self[module_id]
 
     def by_id(self, given: Data | Mapping[str, Data]) -> dict[str, Data]:
-        """Return values by module ID, given a mapping or the value of the single module.
+        """Return a mapping from module ID to value, given a mapping or the single module's value.
 
         Raises:
             ConfigError: If a module does not exist.
@@ -284,10 +285,10 @@ class LearnerModules(dict[str, nn.Module]):
         return dict(given)
 
     def made(self, source: ModuleSource, like: str) -> nn.Module:
-        """Return a module, the result of a function, or a copy of `like` with other weights.
+        """Return a given module, the result of a function, or a copy of `like` with new weights.
 
         Raises:
-            ConfigError: If the weights do not match the module `like`, or it does not exist.
+            ConfigError: If the module `like` does not exist, or the weights do not match.
         """
         if isinstance(source, nn.Module):
             return source
@@ -325,7 +326,7 @@ class LearnerModules(dict[str, nn.Module]):
             self.policies[module_id] = module.policy
 
     def limit_free_params(self) -> None:
-        """Clamp parameters of policies to the limits of their distribution after a step."""
+        """Clamp the parameters of policies to the limits of their distributions after a step."""
         for policy in self.policies.values():
             if policy.has_free_params:
                 policy.limit_free_params()

@@ -26,7 +26,7 @@ from maze_train.learner.config import (
 from maze_train.learner.flat_parameters import FlatParameters
 from maze_train.learner.quick_steps import can_be_short, fused_adam_step, without_compiler
 
-# Avoids division by zero; the usual value (as in `torch.nn.utils.clip_grad_norm_`).
+# Avoids division by zero; same value as in `torch.nn.utils.clip_grad_norm_`.
 NORM_EPSILON = 1e-6
 
 
@@ -36,8 +36,9 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
     Args:
         gradients: The gradients of one optimizer.
         bound: Maximum norm or value, > 0; 0 disables clipping.
-        by: `global_norm` scales all gradients by min(1, bound / norm) with their total L2 norm;
-            `norm` scales each tensor separately; `value` clamps each entry to [-bound, bound].
+        by: `global_norm` scales all gradients by min(1, bound / norm), where norm is their total L2
+            norm; `norm` scales each tensor separately; `value` clamps each entry to
+            [-bound, bound].
 
     Returns:
         Total L2 norm before clipping, 0-d.
@@ -60,7 +61,7 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
 
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the total L2 norm of all gradients, 0-d; 0 without gradients."""
+    """Return the total L2 norm of all gradients, 0-d; 0 if there are no gradients."""
     return joint_norm([torch.linalg.vector_norm(gradient) for gradient in gradients])
 
 
@@ -81,7 +82,7 @@ def compute_gradient_norm(params: Iterable[Tensor]) -> float:
         params: Parameters on one device; parameters without a gradient count as 0.
 
     Returns:
-        The norm, >= 0; 0.0 without gradients.
+        The norm, >= 0; 0.0 if there are no gradients.
     """
     return float(norm_of([param.grad for param in params if param.grad is not None]))
 
@@ -100,7 +101,7 @@ ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam"
 
 @runtime_checkable
 class MayBeElementwise(Protocol):
-    """Class of optimizers that declares whether its steps are element-wise."""
+    """Optimizer class that declares whether its steps are element-wise."""
 
     is_elementwise: bool
 
@@ -114,7 +115,7 @@ class ModuleOptimizer:
             parameters, whose groups are kept.
         lr: Learning rate or schedule; None: keep the rate of the PyTorch optimizer.
         key: Name of the setting for error messages.
-        groups: Learning rate factor and parameters of each group; None: one group.
+        groups: Learning rate factor and parameters of each group; None: one group with factor 1.
         lr_scheduler: Class and arguments of a PyTorch scheduler; None: none.
         clipping: `bound` and `by` of `clip_gradients`.
 
@@ -125,8 +126,8 @@ class ModuleOptimizer:
             to 0.
 
     Raises:
-        ConfigError: If the optimizer cannot be found, does not accept its arguments or has other
-            parameters, or if there are two schedules.
+        ConfigError: If the optimizer cannot be found, does not accept its arguments or has
+            different parameters, or if both a schedule and a scheduler are set.
     """
 
     skips: Tensor | None = None
@@ -172,7 +173,7 @@ class ModuleOptimizer:
         self._adapted = self._adapted.to(device, precise_dtype(device))
         is_changing = self.scheduler is not None or isinstance(self.lr, Schedule)
         if is_changing and takes_tensors(optimizer) and not self.rates:
-            # With float64, steps equal the steps with Python floats; GPU kernels require float32.
+            # With float64, steps are identical to those with Python floats. GPUs require float32.
             dtype = torch.float64 if device.type == "cpu" else torch.float32
             count = len(optimizer.param_groups)
             self.rates = [torch.zeros((), device=device, dtype=dtype) for _ in range(count)]
@@ -237,7 +238,7 @@ class ModuleOptimizer:
     def _build_scheduler(
         self, node: Mapping[str, Any], key: str = "algorithm.lr_scheduler"
     ) -> LRScheduler:
-        """Build the scheduler; it starts from the current learning rates of the groups.
+        """Build the scheduler, starting from the current learning rates of the groups.
 
         Raises:
             ConfigError: If the learning rate already has a schedule, or the scheduler requires a
@@ -259,11 +260,11 @@ class ModuleOptimizer:
     def _defaults(
         self, optimizer_class: type, node: Mapping[str, Any], is_own: bool
     ) -> dict[str, Any]:
-        """Return default arguments: the usual epsilon and the fused kernel.
+        """Return default arguments: an epsilon of 1e-5, and the fused kernel if supported.
 
         An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably improves actor-critic training.
-        Classes with a larger default, and the optimizers of this package, keep theirs. The fused
-        kernel was the fastest for all tested sizes.
+        Classes with a larger default, and the optimizers of this package, keep their default. The
+        fused kernel was the fastest for all tested sizes.
         """
         accepted = inspect.signature(optimizer_class).parameters
         defaults: dict[str, Any] = {}
@@ -277,7 +278,7 @@ class ModuleOptimizer:
         return defaults
 
     def set_lr(self, progress: Progress) -> float:
-        """Set the scheduled learning rate and return it, without factors."""
+        """Set the scheduled learning rate, and return the rate before factors are applied."""
         if self.optimizer is None:
             return 0.0 if self.lr is None else scheduled_value(self.lr, progress)
         groups = self.optimizer.param_groups
@@ -320,7 +321,7 @@ class ModuleOptimizer:
         self.clipping = clipping
 
     def end_update(self) -> None:
-        """Step the scheduler, even without a gradient step; store the adapted rate, if any."""
+        """Step the scheduler, even if no gradient step was taken, and store an adapted rate."""
         if is_adaptive(self.lr):
             self._adapted_lr = float(self._adapted)
         if self.scheduler is not None:
@@ -358,7 +359,7 @@ class ModuleOptimizer:
         ]
 
     def zero_non_finite(self, condition: Tensor | None) -> Tensor:
-        """Replace non-finite gradient entries by 0; return their number, 0-d.
+        """Replace non-finite gradient entries by 0; return the number of replaced entries, 0-d.
 
         Args:
             condition: Whether to replace the entries, 0-d bool; None: always.
@@ -388,7 +389,7 @@ class ModuleOptimizer:
         """Freeze the parameters in `params` that this optimizer owns, until the next call.
 
         Frozen parameters and their optimizer state do not change. A flat group is always frozen as
-        a whole, since parameters in a group have the same rules.
+        a whole, because the same rules apply to all parameters in a group.
         """
         frozen = {id(param) for param in params}
         self._frozen_units = {
@@ -429,7 +430,7 @@ class ModuleOptimizer:
             optimizer.step()
             for value, old in zip(before, kept, strict=True):
                 value.copy_(torch.where(is_skipped, old, value))
-        elif not skips:  # Synchronises the device, usually only in the first step
+        elif not skips:  # Synchronises the device, usually only in the first step.
             optimizer.step()
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
@@ -456,7 +457,7 @@ class ModuleOptimizer:
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
-    """Return all tensors that a step changes; None if they do not exist yet or are not tensors."""
+    """Return all tensors that a step changes; None if the state is missing or not in tensors."""
     found: list[Tensor] = []
     for group in optimizer.param_groups:
         for param in group["params"]:

@@ -16,13 +16,13 @@ Optimizers: TypeAlias = Mapping[tuple[str, str], ModuleOptimizer]
 
 
 class SingleLearner:
-    """Gradient steps of a single learner on whole minibatches; see `Shard` for several learners."""
+    """Gradient steps of a single learner on whole minibatches; `Shard` supports several."""
 
     is_shared = False
     """Whether the learner is one of several."""
 
     def begin(self, statistics: Statistics) -> Statistics:
-        """Begin an update; return the statistics for its losses."""
+        """Begin an update, and return the statistics in which its losses are recorded."""
         return statistics
 
     def take(
@@ -41,7 +41,7 @@ class SingleLearner:
         return slice(0, size)
 
     def join_rows(self, values: Tensor, size: int) -> Tensor:
-        """Return the values of all samples `[size, ...]`, given those of this learner's slice."""
+        """Return the values of all samples `[size, ...]`, given the values of this slice."""
         return values
 
     def whole_size(self, size: int) -> int:
@@ -75,8 +75,8 @@ RANKS = "ranks"
 class SingleProcess:
     """Interface between the processes of a run, for a run with a single process.
 
-    `TorchrunProcesses` implements it for several processes. Every process must make the same calls
-    in the same order.
+    `TorchrunProcesses` implements this interface for several processes. Every process must make the
+    same calls in the same order.
     """
 
     rank = 0
@@ -86,7 +86,7 @@ class SingleProcess:
     """Number of processes."""
 
     is_shared = False
-    """Whether the run may have other processes."""
+    """Whether the run may have several processes."""
 
     def device(self, name: str) -> str:
         """Return the device of this process for a device name such as `cuda`."""
@@ -105,14 +105,14 @@ class SingleProcess:
         return number
 
     def state(self, own: T) -> T | dict[str, list[T]] | None:
-        """Return the states of all processes for a checkpoint in the first process, else None."""
+        """Return the states of all processes in the first process, and None in other processes."""
         return own
 
     def own_state(self, state: Any) -> Any:
         """Return the state of this process from a result of `state`.
 
         Raises:
-            ConfigError: If the state was saved by another number of processes.
+            ConfigError: If the state was saved by a different number of processes.
         """
         count = len(state[RANKS]) if isinstance(state, dict) and RANKS in state else 1
         if count != self.count:

@@ -66,7 +66,7 @@ class ProcessModes:
 
 
 class LearnerWorker(Worker):
-    """Worker process of an additional learner, which computes the gradients of other samples.
+    """Worker process of an additional learner, which computes the gradients of its own shard.
 
     Args:
         make_learner: Creates the learner.
@@ -89,7 +89,7 @@ class LearnerWorker(Worker):
         self._memory: Mapped = None
 
     def _unpack(self, memory: Mapped, content: bytes, sizes: Sequence[int]) -> Any:
-        """Return the value of a message; the next message may overwrite its memory."""
+        """Return the value of a message. The next message may overwrite the memory of the value."""
         self._memory = memory or self._memory
         return unpack(self._memory, content, sizes)
 
@@ -99,7 +99,7 @@ class LearnerWorker(Worker):
         Returns:
             GPU of this learner, see `gpu_of`.
         """
-        # Copied because the next message overwrites the memory.
+        # Copy the value, because the next message overwrites the memory.
         state, config, modes, modules, chosen = deepcopy(self._unpack(memory, content, sizes))
         learner = self._learner
         learner.change_settings(config)
@@ -120,7 +120,7 @@ class LearnerWorker(Worker):
         return join(address, self._rank, self._count, self._timeout_s, gpu)
 
     def update(self, memory: Mapped, content: bytes, sizes: Sequence[int]) -> Statistics | None:
-        """Update and return the statistics of this shard; None if another learner died."""
+        """Run an update; return the statistics of this shard, or None if another learner died."""
         try:
             self._learner.update(*self._unpack(memory, content, sizes))
         except PeersLostError:
@@ -129,7 +129,7 @@ class LearnerWorker(Worker):
         return self._shard.statistics
 
     def apply(self, memory: Mapped, content: bytes, sizes: Sequence[int]) -> object:
-        """Return the result of a function called with the learner."""
+        """Call a function with the learner, and return the result."""
         return self._unpack(memory, content, sizes)(self._learner)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class LearnerWorker(Worker):
 def copy_maker(
     learner: Learner[Any, Any, Any], rank: int
 ) -> Pickled[Callable[[], Learner[Any, Any, Any]]]:
-    """Return a function that creates a learner like this one, except for its state.
+    """Return a function that creates a copy of a learner without the state of the learner.
 
     Args:
         learner: The first learner.
@@ -177,14 +177,14 @@ CALLS = {
     "connect": "joining the process group",
     "update": "an update",
 }
-"""Descriptions of calls in error messages."""
+"""Descriptions of remote calls, for error messages."""
 
 NOT_SHARED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU)
 """Layers that mix samples (batch norm) or are stochastic (dropout)."""
 
 
 class PeerLearners:
-    """Additional learners in other processes, which compute the gradients of other samples.
+    """Additional learners in separate processes, which compute the gradients of their shards.
 
     Args:
         learner: The first learner.
@@ -192,8 +192,8 @@ class PeerLearners:
         place: Backend of the run's workers; None: this process.
 
     Attributes:
-        are_equal: Whether all learners have the state of the first learner. If not, the state is
-            sent before the next call.
+        are_equal: Whether all learners have the state of the first learner. If False, the state is
+            sent to the other learners before the next call.
 
     Raises:
         ConfigError: If the modules do not support several learners, or there are too few GPUs.
@@ -230,7 +230,7 @@ class PeerLearners:
         return None if self._parcels is None else self._parcels.pool
 
     def update(self, experience: object, progress: Progress) -> Statistics:
-        """Update all learners, including the first one.
+        """Update all learners, including the first learner.
 
         Raises:
             WorkerError: If a learner died or hung and restarts are disabled.
@@ -264,7 +264,7 @@ class PeerLearners:
         return statistics
 
     def apply(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
-        """Call a function with each learner, including the first one, and return the results.
+        """Call a function with each learner, including the first, and return the results.
 
         Raises:
             WorkerError: If a learner died or hung and restarts are disabled.
@@ -279,11 +279,11 @@ class PeerLearners:
         except BaseException:
             self.shutdown()
             raise
-        # A restarted learner becomes a copy of the first one.
+        # A restarted learner becomes a copy of the first learner.
         return [own, *results, *[own] * len(failures)]
 
     def _start(self) -> SharedMessages:
-        """Start the learners and synchronise them with the first one, if necessary."""
+        """Start the other learners and synchronise them with the first learner, if necessary."""
         others = self._parcels
         if others is None:
             self._check_threads()
@@ -314,7 +314,7 @@ class PeerLearners:
         return state, learner.config, modes, modules, chosen
 
     def _check_threads(self) -> None:
-        """Raise ConfigError for a fork of a multi-threaded process, which would deadlock."""
+        """Raise ConfigError if a multi-threaded process would be forked, which can deadlock."""
         threads = max(self._threads, torch.get_num_threads())
         if self._place.forks and threads > 1:
             raise ConfigError(
@@ -414,7 +414,7 @@ def are_apart(gpus: Sequence[str | None]) -> bool:
 
 
 def check_gpus(settings: LearnerGroupConfig, device: torch.device) -> None:
-    """Check that there are enough GPUs if every learner needs a separate one.
+    """Check that there are enough GPUs if every learner needs a separate GPU.
 
     Raises:
         ConfigError: If there are too few GPUs.

@@ -29,15 +29,15 @@ GLOO_NETWORK = "GLOO_SOCKET_IFNAME"
 class Address:
     """Rendezvous address of the learners.
 
-    Learners on one machine meet through a file, learners on several machines through a TCP port of
-    the first learner's machine.
+    Learners on one machine connect through a file. Learners on several machines connect through a
+    TCP port of the first learner's machine.
     """
 
     name: str
     """Path of the file, or prefix of the keys in the TCP store."""
 
     host: str = ""
-    """Address of the first learner's machine; empty: a file is used."""
+    """Address of the first learner's machine; empty if a file is used."""
 
     port: int = 0
 
@@ -46,21 +46,22 @@ class Rendezvous:
     """Single-use rendezvous of learners.
 
     On one machine, only the current user can access the file. On a cluster, the socket is bound to
-    this address, and every process that can reach the address can connect.
+    `host`, and every process that can reach this address can connect.
 
     Args:
         host: Address of this machine for the other learners; empty: use a file.
 
     Attributes:
         address: Address to pass to the learners.
-        listener: File descriptor of the listening socket; None: a file is used.
+        listener: File descriptor of the listening socket; None if a file is used.
     """
 
     def __init__(self, host: str) -> None:
         self._folder: TemporaryDirectory[str] | None = None
         self.listener: int | None = None
         if host == LOOPBACK:
-            # Private to the user. If this process is killed, the next run removes the folder.
+            # Only the user can access this folder. If this process is killed, the next run
+            # removes the folder.
             claim_temporary()
             self._folder = TemporaryDirectory(prefix="maze_train_", dir=get_temp_dir())
             self.address = Address(os.path.join(self._folder.name, "store"))
@@ -107,7 +108,7 @@ def open_store(address: Address, count: int, timeout_s: float, listener: int | N
 def network_of(host: str) -> Iterator[None]:
     """Use the loopback interface for connections if `host` is empty (a single machine)."""
     if host:
-        yield  # Default interface, or set by environment variables.
+        yield  # Use the default interface, or the interface set by environment variables.
         return
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # NCCL reads this on first use.
@@ -169,8 +170,8 @@ def start_group(
     """Create the process group.
 
     Args:
-        backend: Backend of PyTorch.
-        make_store: Opens the store in which the members meet.
+        backend: PyTorch backend, such as `gloo`.
+        make_store: Opens the store that the members use to find each other.
         rank: Rank of this member.
         count: Number of members.
         timeout_s: Timeout of a collective operation in seconds.
@@ -194,7 +195,7 @@ def start_group(
 
 
 def leave() -> None:
-    """Leave the process group; the other learners detect this. A second call has no effect."""
+    """Leave the process group, which the other learners detect; a second call has no effect."""
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()

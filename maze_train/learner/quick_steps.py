@@ -11,7 +11,7 @@ from maze_train.core.torch_private import FUSED_ADAM, FUSED_ADAMW, STEP_HOOKS
 from maze_train.core.types import Tensor
 
 LEAST = 5e-324
-"""Smallest positive float; products with it are 0 if subnormal numbers are flushed to zero."""
+"""Smallest positive float. Multiplying this value by 1 gives 0 if subnormal numbers are flushed."""
 
 
 WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step")
@@ -19,7 +19,7 @@ WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "ste
 
 
 def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return a subclass that does not import PyTorch's compiler, which takes a second.
+    """Return a subclass that does not import PyTorch's compiler; importing takes about a second.
 
     Wrapped methods import the compiler at their first call. Methods of third-party classes are
     unchanged. Copies and unpickled optimizers are instances of the original class.
@@ -39,7 +39,7 @@ def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch
 
 
 def can_be_short(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether `fused_adam_step` can be used: the optimizer has a state and no hooks."""
+    """Return whether `fused_adam_step` supports an optimizer: it has a state and no hooks."""
     if FUSED_ADAM is None or FUSED_ADAMW is None:
         return False
     hooks = [vars(optimizer).get(name, True) for name in STEP_HOOKS]
@@ -68,7 +68,8 @@ def fused_adam_step(
     state["step"] += 1
     if skips is not None:
         state["step"] -= skips
-    # Arithmetic with subnormal numbers, such as moments of vanished gradients, is 20 times slower.
+    # Arithmetic with subnormal numbers, such as moments of vanished gradients, takes 20 times as
+    # long.
     # Older versions of PyTorch lack `decoupled_weight_decay`.
     is_decoupled = group.get("decoupled_weight_decay", False)
     kernel = FUSED_ADAMW if is_decoupled else FUSED_ADAM

@@ -14,7 +14,7 @@ from maze_train.functional.moments import Moments, batch_moments, merge_moments
 from maze_train.functional.returns import backward_recurrence
 
 EPSILON = 1e-8
-"""Added to the variance."""
+"""Constant added to the variance."""
 
 RESOLUTION = 1e-6
 """A standard deviation below this fraction of the mean is treated as rounding error."""
@@ -27,8 +27,8 @@ class RewardScaler:
 
     G_t = r_t + gamma * G_{t-1} * (1 - ended_{t-1}),  scaled r_t = r_t / sqrt(var(G) + 1e-8)
 
-    then clipped. The variance is computed over all G so far, including the current rollout. The
-    mean is not subtracted, so rewards keep their sign.
+    and the scaled rewards are clipped. The variance is computed over all G so far, including the
+    current rollout. The mean is not subtracted, so rewards keep their sign.
 
     While all G are equal (before the first nonzero reward, or after a single step), rewards are
     only clipped. The variance is underestimated in the first rollouts, while G still accumulates.
@@ -51,7 +51,7 @@ class RewardScaler:
         self._carry = torch.zeros(0, dtype=torch.float64)
 
     def scale(self, rewards: Tensor, end: Tensor) -> Tensor:
-        """Update the statistics with a rollout, then scale its rewards.
+        """Update the statistics with a rollout, then scale the rewards of the rollout.
 
         Episodes continue from the previous rollout unless the number of environments changes.
 
@@ -65,7 +65,7 @@ class RewardScaler:
 
         Raises:
             ShapeError: If the tensors differ in shape or are not `[T, B]`.
-            TrainingError: If a reward is not finite. The statistics are then unchanged.
+            TrainingError: If a reward is not finite. The statistics are not modified.
         """
         if rewards.dim() != 2:
             raise ShapeError(f"rewards has shape {list(rewards.shape)}, expected [T, B]")
@@ -108,7 +108,8 @@ class RewardScaler:
         """Reset the sums of environments whose episodes were aborted.
 
         Args:
-            envs: Environments to reset, `[B]` bool; applied to each agent in multi-agent training.
+            envs: Environments to reset, `[B]` bool. In multi-agent training, the sums of all agents
+                are reset.
         """
         if len(self._carry) % len(envs) == 0:
             self._carry = self._carry.masked_fill(envs.repeat(len(self._carry) // len(envs)), 0.0)

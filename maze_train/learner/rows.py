@@ -11,7 +11,7 @@ Batch = TypeVar("Batch")
 
 
 def own_rows(rows: Tensor, rank: int, count: int) -> Tensor:
-    """Return every `count`-th row, starting at row `rank`; the first row if the shard is empty."""
+    """Return every `count`-th row from row `rank` on; if there is none, return the first row."""
     return rows[rank::count] if len(rows) > rank else rows[:1]
 
 
@@ -24,7 +24,8 @@ def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
         count: Number of shards.
 
     Returns:
-        The shard (the first row if it is empty), its number of rows, and the total number.
+        The shard (the first row of the batch if the shard is empty), the number of rows in the
+        shard, and the number of rows in the batch.
 
     Raises:
         TrainingError: If the batch is not a dataclass of tensors, or row counts differ.

@@ -74,7 +74,7 @@ class Shard(SingleLearner):
         self.statistics.share = self._share
 
     def rows(self, size: int) -> slice:
-        """Return the slice of samples of this learner, at least one; slices have similar sizes."""
+        """Return this learner's slice of at least one sample; slices have similar sizes."""
         start, stop = self._own_rows(size)
         return slice(start, max(stop, start + 1))
 
@@ -104,7 +104,7 @@ class Shard(SingleLearner):
         return self._sum(whole)
 
     def join_gradients(self, active: Sequence[ModuleOptimizer], optimizers: Optimizers) -> None:
-        """Sum the gradients of the learners, in place, as one vector."""
+        """Sum the gradients of all learners in place, with one all-reduce of a flat vector."""
         module_of = {id(optimizer): module_id for (module_id, _), optimizer in optimizers.items()}
         gradients = []
         for optimizer in active:
@@ -121,7 +121,7 @@ class Shard(SingleLearner):
             gradient.copy_(piece.view_as(gradient))
 
     def end(self, statistics: Statistics) -> None:
-        """Merge the statistics of this shard into `statistics`; the group merges all shards."""
+        """Merge the statistics of this shard into `statistics`; the group merges other shards."""
         statistics.merge(self.statistics)
 
     def _sum(self, values: Tensor) -> Tensor:
@@ -147,7 +147,8 @@ class ShardStatistics(Statistics):
         Args:
             event: Event of the value.
             value: The value, a mean over the samples of the shard.
-            weight: Number of samples behind the value; None: one value per minibatch.
+            weight: Number of samples over which the value is averaged; None: one value per
+                minibatch.
         """
         if self.share:
             super().record(event, value, self.share if weight is None else weight)
@@ -156,8 +157,8 @@ class ShardStatistics(Statistics):
 class SharedMessages:
     """Sends a value to all workers, with tensors and arrays in shared memory.
 
-    The called method receives the memory (None if unchanged) and two further arguments of `unpack`.
-    Tensors of the value are views of the memory; the next message overwrites them.
+    The called method receives the memory (None if unchanged) and the two other arguments of
+    `unpack`. Tensors of the value are views of the memory, which the next message overwrites.
 
     Args:
         pool: The workers.
@@ -220,18 +221,18 @@ def unpack(memory: Mapped, content: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """Return the offsets of arrays with these sizes."""
+    """Return the offset of each array, given the sizes of the arrays in bytes."""
     return [0, *accumulate(map(padded, sizes))][: len(sizes)]
 
 
 def _packed(value: object) -> tuple[bytes, list[memoryview]]:
-    """Pickle a value; return the bytes without tensors and arrays, and their buffers."""
+    """Pickle a value; return the bytes, and the buffers of tensors and arrays separately."""
     import cloudpickle  # Imported lazily: only groups of several learners need cloudpickle.
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
         def reducer_override(self, obj: object) -> object:
             is_plain = type(obj) is torch.Tensor and not obj.requires_grad
-            # NumPy does not support bfloat16.
+            # NumPy has no bfloat16, so such tensors are pickled.
             if type(obj) is torch.Tensor and is_plain and obj.dtype is not torch.bfloat16:
                 return _tensor, (obj.detach().cpu().contiguous().numpy(),)
             return super().reducer_override(obj)

@@ -19,20 +19,20 @@ from maze_train.learner.optimizers import ModuleOptimizer, joint_norm, norm_of
 class GradientSteps:
     """Applies the gradients of a learner and records the steps of an update.
 
-    For each minibatch the learner calls `add`; if a step is due, `prepare`, `clip`, `check` and
-    `apply`. Optimizers skip frozen parameters, and steps whose gradient is not finite.
+    The learner calls `add` for each minibatch and, if a step is due, `prepare`, `clip`, `check` and
+    `apply`. Optimizers skip frozen parameters, and steps with a non-finite gradient.
 
-    No value is read on the host before `finish`, since reading would synchronise the device and
-    could not be captured in a CUDA graph.
+    No value is read on the host before `finish`, because reading would synchronise the device and
+    cannot be captured in a CUDA graph.
 
     Args:
         device: Device of the parameters.
         on_non_finite: `raise`, `skip` or `zero`, see `algorithm.on_non_finite`.
         accumulation: Minibatches per step, >= 1; the last step of an update may have fewer.
-        scales_losses: Whether losses are scaled, for gradients in float16.
+        scales_losses: Whether to scale losses, as required for float16 gradients.
 
     Attributes:
-        scaler: Factor of the losses; None: 1.
+        scaler: Loss scaler; None if losses are not scaled.
         empty_updates: Number of consecutive updates without any finite gradient.
     """
 
@@ -60,7 +60,7 @@ class GradientSteps:
 
     @property
     def are_pending(self) -> bool:
-        """Whether there are accumulated gradients that were not applied."""
+        """Whether there are accumulated gradients that have not been applied."""
         return self._accumulation.is_pending
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -80,8 +80,8 @@ class GradientSteps:
     def prepare(self, active: list[ModuleOptimizer]) -> list[ModuleOptimizer]:
         """Return the optimizers of a step, with accumulated, unscaled gradients.
 
-        With `on_non_finite=zero`, non-finite entries are replaced by 0, unless a smaller loss scale
-        may avoid them.
+        With `on_non_finite=zero`, non-finite entries are replaced by 0, unless reducing the loss
+        scale might prevent such entries.
 
         Args:
             active: The optimizers of the last minibatch.
@@ -102,7 +102,7 @@ class GradientSteps:
     def check(self, norm: Tensor, active: Sequence[ModuleOptimizer]) -> None:
         """Record the norm of a gradient; if the norm is not finite, optimizers skip the step.
 
-        With `on_non_finite=raise`, they also skip all later steps of the update.
+        With `on_non_finite=raise`, optimizers also skip all later steps of the update.
 
         Args:
             norm: Joint norm before clipping, 0-d.
@@ -140,13 +140,14 @@ class GradientSteps:
             statistics: Statistics of the update.
             epoch: Index of the epoch, from 0.
             update: Number of updates before this one.
-            most_empty: Consecutive updates without a finite gradient that `skip` allows, >= 1.
+            most_empty: Number of consecutive updates without a finite gradient at which `skip`
+                raises an error, >= 1.
 
         Raises:
             TrainingError: If a gradient was not finite; with `skip`, only if `most_empty`
                 consecutive updates had no finite gradient.
         """
-        # The only device synchronisation of an update.
+        # This is the only synchronisation of the device in an update.
         tensors = [*self._norms, *self._clipped.values(), *self._zeroed, *self._scales]
         values = iter(torch.stack(tensors).tolist() if tensors else ())
         norms = dict(enumerate(islice(values, len(self._norms))))
@@ -166,7 +167,7 @@ class GradientSteps:
             if skips:
                 advice = f" (no finite gradient in {self.empty_updates} updates)"
             where = f"epoch {epoch + 1}, update {update}"
-            # The weights can only be the cause once a step has changed them.
+            # The weights can be the cause only after a first gradient step.
             raise _non_finite_error(where, bad[0], statistics, bool(update or bad[0]), advice)
         statistics.record(LearnerEvents.gradient_steps, float(len(taken)))
         for event, recorded in (
@@ -258,8 +259,8 @@ class Accumulation:
 class LossScaler:
     """Loss scale that keeps gradients in float16 from underflowing.
 
-    The factor is halved when a gradient overflows, and doubled after many steps. The factor and the
-    number of steps since its last change are on the device.
+    The scale is halved if a gradient overflows, and doubled after 2000 steps without overflow. The
+    scale and the number of steps since its last change are stored on the device.
 
     Args:
         device: Device of the losses.
@@ -275,12 +276,12 @@ class LossScaler:
         self._steps = torch.zeros_like(self.scale)
 
     def unscale(self, gradients: Iterable[Tensor]) -> None:
-        """Divide gradients by the factor, in place."""
+        """Divide gradients by the loss scale, in place."""
         for gradient in gradients:
             gradient.div_(self.scale)
 
     def update(self, overflows: Tensor) -> None:
-        """Halve the factor, to at least 1, if `overflows` (0-d) is 1; otherwise count a step."""
+        """Halve the scale (to at least 1) if `overflows` (0-d) is 1; otherwise count a step."""
         self._steps.add_(1.0).mul_(1.0 - overflows)
         grows = self._steps >= self.STEPS_TO_GROW
         halved = (self.scale / 2.0).clamp_(min=1.0)
@@ -289,7 +290,7 @@ class LossScaler:
         self._steps.masked_fill_(grows, 0.0)
 
     def state_dict(self) -> dict[str, float]:
-        """Return the factor and the number of steps since it changed."""
+        """Return the loss scale and the number of steps since its last change."""
         return {"scale": float(self.scale), "steps": float(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:

@@ -30,8 +30,8 @@ CONNECT_S, MEET_S = 10.0, 600.0
 """Maximum time in seconds to reach the store of torchrun, and to wait for the other processes."""
 
 EXCHANGE_S = 7200.0
-"""Maximum time in seconds of an exchange. Processes wait while the first one evaluates or writes.
-If a process ends, its connections close and the others end at once."""
+"""Maximum duration of an exchange in seconds. Processes wait while the first process evaluates or
+writes files. If a process ends, its connections close, and the other processes end at once."""
 
 LOST = f"another process of the run ended, or did not answer within {EXCHANGE_S / 3600:g} hours"
 
@@ -53,18 +53,18 @@ class ProcessesLostError(TrainingError):
 
 
 class TorchrunProcesses(SingleProcess):
-    """One process per learner, each with a part of the environments.
+    """Processes of torchrun, each with one learner and a subset of the environments.
 
-    All processes have identical learners, replay buffers and counters: experience and statistics
+    All processes have identical learners, replay buffers and counters. Experience and statistics
     are exchanged, so every process learns from the experience of all environments, and `Shard`
-    averages the gradients. Only environments and global random generators differ.
+    sums the weighted gradients. Only environments and global random generators differ.
 
     Args:
         variables: Environment variables set by torchrun.
 
     Raises:
-        ConfigError: If no torchrun answers, another process has the same rank, or a process does
-            not start a run.
+        ConfigError: If torchrun cannot be reached, another process has the same rank, or a process
+            does not start a run.
     """
 
     is_shared = True
@@ -134,7 +134,7 @@ class TorchrunProcesses(SingleProcess):
     def first(self, function: Callable[[], T]) -> T:
         """Call a function in the first process and return the result in all processes.
 
-        If the function raises `StopTogether`, its error is raised in every process.
+        If the function raises `StopTogether`, the contained error is raised in every process.
         """
         outcome: list[Any] = [None, None]
         if self.rank == 0:
@@ -158,7 +158,7 @@ class TorchrunProcesses(SingleProcess):
         """Return the tensors of all processes, which must have the same shape."""
         if not tensor.numel():
             return [tensor] * self.count
-        # Collectives do not support all dtypes.
+        # Collective operations do not support all dtypes, so the tensor is sent as bytes.
         own = tensor.contiguous().view(torch.uint8)
         found = [torch.empty_like(own) for _ in range(self.count)]
         self._exchange(dist.all_gather, found, own)
@@ -171,7 +171,7 @@ class TorchrunProcesses(SingleProcess):
         return int(found)
 
     def state(self, own: T) -> T | dict[str, list[T]] | None:
-        """Return the states of all processes for a checkpoint in the first process, else None."""
+        """Return the states of all processes in the first process, and None in other processes."""
         if self.count == 1:
             return own
         states: list[Any] | None = [None] * self.count if self.rank == 0 else None
@@ -195,7 +195,7 @@ class TorchrunProcesses(SingleProcess):
         self._store.set(self._dir_key, run_dir)
 
     def leave(self, *error: object) -> None:
-        """Leave the process group; the other processes detect this."""
+        """Leave the process group, which the other processes detect."""
         leave()
 
     def _exchange(self, call: Callable[..., object], *args: object) -> None:
@@ -245,7 +245,7 @@ def make_learners(
 
 
 def restarted_run(variables: TorchrunVariables) -> str | None:
-    """Return the directory of the run in an earlier attempt; None in the first attempt."""
+    """Return the run directory of an earlier torchrun attempt; None in the first attempt."""
     store = _store(variables)
     number = store.add(f"maze_train/{variables.attempt}/runs/{variables.rank}", 0) + 1
     key = _dir_key(number)
@@ -260,11 +260,11 @@ def _store(variables: TorchrunVariables) -> Any:
     """Return the store of torchrun.
 
     Raises:
-        ConfigError: If torchrun does not answer.
+        ConfigError: If torchrun cannot be reached.
     """
     host, port = variables.host, variables.port
     try:
-        if variables.is_stored:  # PyTorch retries refused connections for a long time.
+        if variables.is_stored:  # Fail early: PyTorch retries refused connections for a long time.
             socket.create_connection((host, port), CONNECT_S).close()
         return dist.TCPStore(  # type: ignore[attr-defined]  # not in its list of names
             host,

@@ -1,4 +1,4 @@
-"""Queue of updates that run in a background thread."""
+"""Queue of updates to run in a background thread."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class UpdateQueue:
     """Runs updates one by one in a background thread.
 
     Args:
-        update: Runs an update; called in the thread.
+        update: Runs an update; called in the background thread.
         size: Maximum number of pending updates, excluding the running one, >= 1.
         drops: Whether to drop experience if the queue is full; otherwise the caller waits.
 
     Attributes:
-        queued: Samples of pending and running updates.
+        queued: Number of samples in pending and running updates.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class UpdateQueue:
 
         Args:
             experience: The experience.
-            progress: Progress of training before the update.
+            progress: Training progress before the update.
             size: Number of samples, for the metrics.
-            after: Called in the thread after the update.
+            after: Called in the background thread after the update.
 
         Returns:
             Statistics of updates that finished since the last call.
@@ -79,7 +79,7 @@ class UpdateQueue:
             if len(self._jobs) >= self._size:
                 self._drop(size)
                 return self._taken()
-        job = Job(deepcopy(experience), progress, size, after)  # Copied without holding the lock.
+        job = Job(deepcopy(experience), progress, size, after)  # Copy without holding the lock.
         with self._changed:
             self._check()
             self._jobs.append(job)
@@ -105,7 +105,7 @@ class UpdateQueue:
             return self._taken()
 
     def close(self) -> None:
-        """Drop pending updates, and stop after the running one."""
+        """Drop pending updates, and stop after the running update."""
         with self._changed:
             self._is_closed = True
             self._give_up()
@@ -156,7 +156,7 @@ class UpdateQueue:
                 self._changed.notify_all()
 
     def _next(self) -> Job | None:
-        """Wait for and return the oldest job; None after `close`."""
+        """Wait for the oldest job, and return it; return None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._is_closed)
             if not self._jobs:

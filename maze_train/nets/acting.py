@@ -20,7 +20,8 @@ class Acted(NamedTuple):
 
     Attributes:
         actions: Actions in the agent's representation, as stored in rollouts, `[n, ...]`.
-        env_actions: The same actions as input of `env.step`: clipped or squashed to the space.
+        env_actions: The same actions as input of `env.step`: clipped or squashed to the action
+            space.
         hidden_state: Recurrent state after the observations, `[n, S]`.
         params: Distribution parameters, `[n, param_size]`, the input of `ActingModel.log_probs`.
     """
@@ -34,8 +35,8 @@ class Acted(NamedTuple):
 class ActingModel(nn.Module, ABC):
     """Base class of acting models: policies, joint models, leagues, random and custom policies.
 
-    Rows of arguments are independent of each other. Noise is an argument, so that it can be sampled
-    once per rollout.
+    Rows of arguments are independent of each other. Noise is an argument, so that noise can be
+    sampled once per rollout.
 
     Attributes:
         learner_only: Names of submodules that are not needed for acting.
@@ -54,7 +55,7 @@ class ActingModel(nn.Module, ABC):
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state per environment; 0: not recurrent."""
+        """Size S of the recurrent state per environment; 0 if the model is not recurrent."""
         return 0
 
     @property
@@ -64,13 +65,13 @@ class ActingModel(nn.Module, ABC):
 
     @property
     def param_size(self) -> int:
-        """Size of `Acted.params`; 0: actions have no log-probabilities."""
+        """Size of `Acted.params`; 0 if actions have no log-probabilities."""
         return 0
 
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Sample the noise for `act`, `[*shape, noise_size]`; called once per rollout.
+        """Sample the noise for `act`, `[*shape, noise_size]`; call this method once per rollout.
 
         Args:
             shape: Leading dimensions, such as (T, B).
@@ -101,7 +102,7 @@ class ActingModel(nn.Module, ABC):
         deterministic: bool,
         acts: Tensor,
     ) -> Acted:
-        """Choose actions if only some agents act; other recurrent states are unchanged.
+        """Choose actions if only some agents act; recurrent states of other agents are unchanged.
 
         Args:
             obs: See `act`.
@@ -118,7 +119,9 @@ class ActingModel(nn.Module, ABC):
         """Notify the model that episodes with the recurrent states `[k, S]` ended."""
 
     def log_probs(self, params: Tensor, actions: Any) -> Tensor:
-        """Log-probabilities of actions, `[...]`, or `[..., A]` for A agents; 0 without `params`.
+        """Log-probabilities of actions, `[...]`, or `[..., A]` for A agents.
+
+        Log-probabilities are 0 if the model has no distribution parameters.
 
         Args:
             params: `Acted.params`, `[..., param_size]`.
@@ -135,7 +138,7 @@ class ActingModel(nn.Module, ABC):
         """Return one example action, `[1, ...]`, which defines shapes and dtypes of storage."""
 
     def parts(self, params: Tensor) -> dict[str, tuple[Distribution, Tensor]]:
-        """Return the distribution and parameters of each part of an action, or of each agent.
+        """Return the distribution and parameters of each action component, or of each agent.
 
         Args:
             params: `Acted.params`, `[..., param_size]`.
@@ -203,7 +206,7 @@ class DistributionPolicy(ActingModel):
         return example_of(self.distribution)
 
     def parts(self, params: Tensor) -> dict[str, tuple[Distribution, Tensor]]:
-        """Return the distribution and params of each part of an action."""
+        """Return the distribution and parameters of each action component."""
         family = self.distribution
         pairs = zip(family.parts.items(), family.split(params), strict=True)
         return {key: (part, own) for (key, part), own in pairs}
@@ -233,7 +236,7 @@ def example_of(distribution: Distribution) -> TensorTree:
 class CustomModel(DistributionPolicy):
     """Adapter for a custom module that has `distribution` and `policy_params(obs)`.
 
-    A recurrent module has an attribute `state_size` > 0 and `policy_step(obs, state)` instead. The
+    A recurrent module instead has `policy_step(obs, state)` and an attribute `state_size` > 0. The
     optional method `end_episodes(states)` is called with the recurrent states of ended episodes.
 
     Args:
@@ -253,7 +256,7 @@ class CustomModel(DistributionPolicy):
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state per environment; 0: not recurrent."""
+        """Size S of the recurrent state per environment; 0 if the model is not recurrent."""
         return int(member_of(self.model, "state_size") or 0)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
@@ -311,7 +314,7 @@ class Actor:
 
     def forget(self, which: Array | Tensor) -> None:
         """Reset the recurrent state of environments with an ended episode, `[n]` bool."""
-        if isinstance(which, torch.Tensor):  # Reading the mask would synchronise.
+        if isinstance(which, torch.Tensor):  # Reading the mask would synchronise the device.
             self.hidden_state = self.hidden_state.masked_fill(which[:, None], 0.0)
         elif self.state_size and which.any():
             rows = torch.from_numpy(which).to(self.hidden_state.device)
@@ -326,13 +329,13 @@ def as_arrays(actions: TensorTree) -> ArrayTree:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model, or the CPU if it has no parameters."""
+    """Return the device of a model, or the CPU if the model has no parameters."""
     for param in model.parameters():
         return param.device
     return torch.device("cpu")
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype of a model, or PyTorch's default dtype if it has no parameters."""
+    """Return the dtype of a model, or PyTorch's default dtype if the model has no parameters."""
     floats = (param.dtype for param in model.parameters() if param.is_floating_point())
     return next(floats, torch.get_default_dtype())

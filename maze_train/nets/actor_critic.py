@@ -75,7 +75,7 @@ class ValueHead:
             raw: Outputs of the critic.
             targets: Result of `targets`, `[...]`.
             old_values: Values at collection, on the same scale as `targets`, `[...]`.
-            clip_range: Half-width of the interval around `old_values`; 0: no clipping.
+            clip_range: Half-width of the clipping interval around `old_values`; 0: no clipping.
         """
         if self.support is not None:
             return two_hot_loss(raw, targets, self.support)
@@ -97,8 +97,8 @@ class ActorCriticModel(PolicyModel):
         policy: The policy; takes features if there is a trunk.
         critic: Maps observations (or features) to outputs `[..., value_head.output_size]`.
         value_head: Converts critic outputs to values.
-        **around: All other arguments of `PolicyModel`. The critic shares the trunk and the
-            recurrent layers, unless `critic_keys` is set.
+        **around: All other arguments of `PolicyModel`. The policy and the critic share the trunk
+            and the recurrent layers, unless `critic_keys` is set.
     """
 
     learner_only = ("critic", "value_head")

@@ -24,7 +24,7 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_traced(x: Tensor) -> bool:
-    """Return whether operations on x are traced or replaced, which excludes NumPy operations.
+    """Return whether operations on x are traced or replaced, so that NumPy cannot be used.
 
     Operations are traced or replaced under `torch.jit.trace`, `torch.export`, `torch.compile`,
     `torch.func` transforms, forward-mode differentiation, and dispatch modes such as fake tensors.
@@ -36,8 +36,9 @@ def is_traced(x: Tensor) -> bool:
 def is_stock(layer: nn.Module, kind: type[nn.Module]) -> bool:
     """Return whether a layer is exactly of class `kind` and has no hooks.
 
-    The weights of such layers can be used directly. Hooks, parametrizations, spectral norm, pruning
-    and adapters (LoRA) change the class of a layer or add hooks; modified layers have to be called.
+    The weights of unmodified layers can be used directly. Hooks, parametrizations, spectral norm,
+    pruning and adapters (LoRA) change the class of a layer or add hooks; modified layers must be
+    called.
     """
     return type(layer) is kind and not is_hooked(layer)
 
@@ -77,7 +78,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def linear(inputs: int, outputs: int, gain: float | None) -> nn.Linear:
-    """Build a linear layer; with a gain, weights are orthogonal and biases zero.
+    """Build a linear layer; if a gain is given, weights are orthogonal and biases are zero.
 
     Args:
         inputs: Size of the input.
@@ -109,8 +110,8 @@ class MLP(nn.Module):
         output_gain: Gain of the output layer.
 
     Attributes:
-        cached_rows: Batch size up to which activations stay in the cache, which halves the time per
-            row.
+        cached_rows: Largest batch size for which activations stay in the CPU cache. Such batches
+            take half the time per row.
     """
 
     def __init__(
@@ -159,10 +160,10 @@ class MLP(nn.Module):
 
 
 SMALLEST_NATURE_SIDE = 36
-"""Minimum side in pixels for the `nature` convolutions (at least one output position)."""
+"""Minimum side in pixels for which the `nature` convolutions have at least one output position."""
 
 STRIDED_SIDE = 12
-"""Minimum side for stride 2 in convolutions for small images."""
+"""Minimum side in pixels for stride 2 in the convolutions for small images."""
 
 CHUNK = 64
 """Number of images per forward pass on a CPU. The allocator reuses memory of this size; for 1024
@@ -174,8 +175,8 @@ class ImageEncoder(nn.Module):
 
     Maps uint8 images `[..., *space.shape]` to nonnegative features `[..., output_size]`, ordered by
     row, column and filter. Pixels are scaled to [0, 1] by the upper bound of the space; stacked
-    frames become channels. The dense layer after the convolutions in both papers is one of the
-    hidden layers.
+    frames become channels. The dense layer that follows the convolutions in both papers is not part
+    of the encoder, but one of the hidden layers.
 
     - `nature`: 32 filters 8x8 with stride 4, 64 4x4 with stride 2, 64 3x3 with stride 1, each
       followed by ReLU (Mnih et al., "Human-level control through deep reinforcement learning",
@@ -224,7 +225,7 @@ class ImageEncoder(nn.Module):
         return features.view(*lead, self.output_size)
 
     def _images(self, obs: Tensor) -> Tensor:
-        """[N, *space.shape] -> [N, channels, height, width], without a copy if possible."""
+        """Reshape `[N, *space.shape]` to `[N, channels, height, width]`, if possible as a view."""
         channels, height, width = self.image_shape
         if self.channels_last and obs.ndim == 5:
             obs = obs.permute(0, 2, 3, 1, 4)
@@ -234,9 +235,9 @@ class ImageEncoder(nn.Module):
         return obs.reshape(-1, channels, height, width)
 
     def _features(self, images: Tensor) -> Tensor:
-        """[N, channels, height, width] -> [N, output_size]."""
-        # Convolutions are fastest in channels-last layout, and copying bytes is faster than floats.
-        if not is_traced(images):  # Does not affect results. Not supported by vmap.
+        """Return the features `[N, output_size]` of images `[N, channels, height, width]`."""
+        # Convolutions are fastest in channels-last layout. Copying uint8 is faster than float32.
+        if not is_traced(images):  # The layout does not affect results; vmap does not support it.
             images = images.contiguous(memory_format=torch.channels_last)
         first = self.first
         if is_stock(first, nn.Conv2d):

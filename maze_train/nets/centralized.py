@@ -1,4 +1,4 @@
-"""Centralised critics: value functions of the observations of all agents.
+"""Centralised critics: value functions that depend on the observations of all agents.
 
 Sources: centralised critics: Lowe et al. (2017), arXiv:1706.02275, applied to state values; inputs:
 Yu et al. (2021), arXiv:2103.01955, section 5.2 (agent-specific global state).
@@ -65,7 +65,7 @@ class NormalizerOfAll(ObservationNormalizer):
         return [*(key or OWN_LEAF for key in super().keys), *self._others[0].keys]
 
     def update(self, obs: TensorTree) -> None:
-        """Add observations to both statistics; see `ObservationNormalizer`."""
+        """Add observations to the statistics of both normalizers; see `ObservationNormalizer`."""
         super().update(without_joint(obs))
         self._others[0].update(obs)
 
@@ -75,7 +75,7 @@ class NormalizerOfAll(ObservationNormalizer):
         return super().is_waiting or self._others[0].is_waiting
 
     def freeze(self) -> None:
-        """Freeze both statistics."""
+        """Freeze the statistics of both normalizers."""
         super().freeze()
         self._others[0].freeze()
 
@@ -121,8 +121,8 @@ def joined_leaves(
 ) -> dict[str, dict[str, spaces.Space[Any]]]:
     """Group leaves of different agents with the same name and space, by a new key.
 
-    A template network has one branch per key. With a common branch for all agents, its cost is
-    proportional to the size of the observations. Images are not grouped.
+    A template network has one branch per key. Concatenating the observations of all agents reduces
+    the number of branches. Images are not grouped.
 
     Args:
         leaves: Spaces by key; the agents' keys are `agents/<name>` or `agents/<name>/<key>`.
@@ -190,7 +190,7 @@ def build_centralized(
         build: Builds a model from settings, observation space, action space and seed.
         config: Model settings.
         several: Spaces of the agents.
-        agent: Name of an agent that uses the policy.
+        agent: Name of any agent that uses the policy.
         seed: Seed of the initial weights.
 
     Raises:

@@ -10,7 +10,7 @@ from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 
 MAX_UNITS, MAX_LAYERS = 16_384, 64
-"""Upper limits of network sizes. Larger networks require gigabytes of memory and minutes to
+"""Upper limits of network sizes. Larger networks require gigabytes of memory and take minutes to
 initialise."""
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
@@ -60,7 +60,7 @@ class ObservationNormalizationConfig(Settings):
 
     @property
     def initial_steps(self) -> int:
-        """Value of `n_steps`, or its default if null."""
+        """Value of `n_steps`, or the default value if `n_steps` is null."""
         return self.n_steps or (10_000 if self.mode == "estimated" else 1_000)
 
     def __post_init__(self) -> None:
@@ -76,8 +76,8 @@ class ModelConfig(Settings):
 
     hidden_sizes: list[int] | None = None
     """Number of units of each hidden layer of the policy, and of the critic unless
-    `critic_hidden_sizes` is set. null: `[64, 64]`, for SAC and TD3 `[256, 256]`, or `[512]` if
-    observations contain images."""
+    `critic_hidden_sizes` is set. null: `[512]` if observations contain images, otherwise
+    `[256, 256]` for SAC and TD3, and `[64, 64]` for all other algorithms."""
 
     critic_hidden_sizes: list[int] | None = None
     """Number of units of each hidden layer of the critic; null: the same as for the policy."""
@@ -87,26 +87,26 @@ class ModelConfig(Settings):
     or if observations contain images, otherwise tanh."""
 
     shared_trunk: bool | None = None
-    """Whether policy and critic share all hidden layers (one trunk, two heads). null: false with
-    replay (SAC, TD3, DQN); otherwise true with `rnn` or if observations contain images, unless
-    `policy`, `critic` or `critic_hidden_sizes` is set or `hidden_sizes` is `[]`."""
+    """Whether policy and critic share all hidden layers (one trunk, two heads). null: false for
+    algorithms with replay (SAC, TD3, DQN); otherwise true if `rnn` is set or observations contain
+    images, unless `policy`, `critic` or `critic_hidden_sizes` is set or `hidden_sizes` is `[]`."""
 
     centralized_critic: bool | None = None
     """Whether the critic uses the observations of all agents, as in MAPPO (Yu et al., 2021); the
-    policy uses only the observation of its agent. For multi-agent A2C, PPO and IMPALA. null:
-    false."""
+    policy uses only the observation of its agent. Supported by multi-agent A2C, PPO and IMPALA.
+    null: false."""
 
     critic_obs: list[str] | None = None
     """Keys of a Dict observation (nested keys joined by `/`) that are hidden from the policy, such
     as privileged simulator state (Pinto et al., 2017, arXiv:1710.06542). The key of a nested Dict
-    includes all its leaves. The critic uses all keys. For A2C, PPO and IMPALA; policies without a
-    critic ignore these keys. null: none."""
+    selects all leaves of the Dict. The critic uses all keys. Supported by A2C, PPO and IMPALA;
+    policies without a critic ignore these keys. null: no keys are hidden."""
 
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
-    """Encoder of images (a uint8 Box of two to four dimensions; the first of four counts frames):
-    `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network (Espeholt et al.,
-    2018); `flat`: pixels as one vector. Images with a side below 36 pixels use smaller
-    convolutions."""
+    """Encoder of images (a uint8 Box of two to four dimensions; the first of four dimensions counts
+    frames): `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network
+    (Espeholt et al., 2018); `flat`: pixels as one vector. With `nature`, images with a side below
+    36 pixels are encoded with smaller convolutions."""
 
     rnn: RecurrentConfig | None = None
     """Recurrent layers after the hidden layers, such as `{cell: lstm, size: 128}`. null: none."""
@@ -118,12 +118,12 @@ class ModelConfig(Settings):
 
     branch_size: int = 64
     """Number of units, in [1, 16384], of the layer for each key of a Dict observation, before the
-    branches are concatenated; four times as many for images."""
+    branches are concatenated. The branch of an image has four times as many units."""
 
     orthogonal_init: bool | None = None
-    """Whether to use orthogonal weights and zero biases (gains: sqrt(2) hidden layers, 0.01 policy
-    head, 1 value head and `impala`); false: PyTorch's defaults. null: false with replay, otherwise
-    true."""
+    """Whether to use orthogonal weights and zero biases (gains: sqrt(2) for hidden layers, 0.01 for
+    the policy head, 1 for the value head and `impala`); false: PyTorch's defaults. null: false for
+    algorithms with replay, otherwise true."""
 
     distributions: dict[str, Any] = field(default_factory=dict)
     """Action distribution by space type or by key of a Dict action space: a name (categorical,
@@ -132,18 +132,18 @@ class ModelConfig(Settings):
     `{_target_: my_package.MyDistribution}`."""
 
     policy: dict[str, Any] | None = None
-    """Custom policy network, `{_target_: my_package.MyNet, key: value}`; called with
-    `observation_space` and `output_size`, it maps observations to `[..., output_size]`. null: a
-    template network."""
+    """Custom policy network, `{_target_: my_package.MyNet, key: value}`. The class is called with
+    `observation_space` and `output_size`, and the network maps observations to
+    `[..., output_size]`. null: a template network."""
 
     critic: dict[str, Any] | None = None
-    """Custom critic network, called like `policy`. For SAC and TD3, it is also called with
-    `action_size`, and maps observations and action features to `[..., output_size]`. null: a
-    template network."""
+    """Custom critic network, called with the same arguments as `policy`. For SAC and TD3, the class
+    is also called with `action_size`, and the network maps observations and action features to
+    `[..., output_size]`. null: a template network."""
 
     trunk: dict[str, Any] | None = None
-    """Custom shared trunk, called with `observation_space` and `output_size` (the last entry of
-    `hidden_sizes`); requires `shared_trunk: true`. null: a template network."""
+    """Custom shared trunk. The class is called with `observation_space` and `output_size` (the last
+    entry of `hidden_sizes`); requires `shared_trunk: true`. null: a template network."""
 
     value_transform: dict[str, Any] | None = None
     """Transform of the value targets, such as
@@ -151,7 +151,7 @@ class ModelConfig(Settings):
 
     value_support: list[int] | None = None
     """`[low, high]`: the critic predicts a categorical distribution over the integers in this range
-    (of transformed values) instead of a scalar. null: a scalar."""
+    (after `value_transform`) instead of a scalar. null: a scalar."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

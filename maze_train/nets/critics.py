@@ -72,7 +72,7 @@ class EnsembleMLP(nn.Module):
                 gain = math.sqrt(2) if i < self._n_hidden else 1.0
                 for member in weight:
                     nn.init.orthogonal_(member, gain)
-            else:  # Initialisation of `nn.Linear`.
+            else:  # Use the initialisation of `nn.Linear`.
                 bound = 1.0 / math.sqrt(inputs)
                 nn.init.uniform_(weight, -bound, bound)
                 nn.init.uniform_(bias, -bound, bound)
@@ -108,7 +108,7 @@ class EnsembleMLP(nn.Module):
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if weight.shape[2] == 1:  # Much faster than a batched matrix product.
+    if weight.shape[2] == 1:  # A sum is much faster than a batched matrix product.
         return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
     return torch.baddbmm(bias, x, weight)
 
@@ -227,8 +227,8 @@ def build_critics(
 
 @contextmanager
 def constant(module: nn.Module) -> Iterator[None]:
-    """Treat the weights of a module as constants in the block; gradients flow to its inputs."""
-    if is_compiling():  # Not supported by the compiler: `requires_grad_`.
+    """Treat the weights of a module as constants; gradients still flow to the module's inputs."""
+    if is_compiling():  # The compiler does not support `requires_grad_`.
         with _without_gradients(module):
             yield
         return
@@ -244,7 +244,7 @@ def constant(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _without_gradients(module: nn.Module) -> Iterator[None]:
-    """Replace the parameters of a module by detached ones in the block."""
+    """Temporarily replace the parameters of a module by detached copies."""
     parts = [(part._parameters, dict(part._parameters)) for part in module.modules()]
     for parameters, trained in parts:
         constants = {name: own.detach() for name, own in trained.items() if own is not None}
@@ -266,16 +266,17 @@ UNUSED = {
     "value_transform": "Q-values are not transformed",
     "value_support": "Q-values are scalars",
 }
-"""Unsupported model settings, with the reason."""
+"""Unsupported model settings, each with the reason."""
 
 
 class PolicyAndCritics(ModelWithTargets):
     """Policy, Q-functions and target networks.
 
-    The inputs of a Q-function are the observation and the continuous parts of the action, scaled to
-    [-1, 1]. A Q-function outputs one value for each choice of the discrete parts, or a single value
-    for other action spaces. The Q-value of an action is the sum over its choices. The sum is exact
-    for a single Discrete space, and an additive decomposition for several discrete parts.
+    The inputs of a Q-function are the observation and the continuous action components, scaled to
+    [-1, 1]. A Q-function outputs one value per category of each discrete component, or a single
+    value if there are no discrete components. The Q-value of an action is the sum of the values of
+    the selected categories. The sum is exact for a single Discrete space, and an additive
+    decomposition for several discrete components.
 
     Args:
         policy: The policy.

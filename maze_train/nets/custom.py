@@ -24,7 +24,7 @@ ROWS = 2
 
 WRAPPER_KEY = "algorithm.policy_wrapper"
 TRANSFORM_KEY = "model.value_transform"
-"""Settings of the policy wrapper and of the value transform."""
+"""Keys of the settings for the policy wrapper and the value transform."""
 
 SAMPLES = (-10.0, -1.0, 0.0, 1.0, 10.0)
 """Returns for testing a value transform."""
@@ -58,7 +58,7 @@ def build_own(
         described += f" and actions [{ROWS}, {action_size}]"
     net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
     if isinstance(node[TARGET], InlineObject) and net is node[TARGET].value:
-        net = copy.deepcopy(net)  # An instance may be used for several networks.
+        net = copy.deepcopy(net)  # The same instance may be configured for several networks.
     net.eval()
     with torch.no_grad():
         try:
@@ -74,7 +74,7 @@ def build_own(
 
 
 def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any]) -> nn.Module:
-    """Build the wrapper of a policy, and check its outputs for sample observations."""
+    """Build the wrapper of a policy, and check the wrapper's outputs for sample observations."""
     if TARGET not in node:
         raise ConfigError(WRAPPER_KEY, "expected a mapping with the key _target_, or null", node)
     try:
@@ -130,7 +130,7 @@ def _shapes(outputs: object) -> list[Any] | str:
 
 
 def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
-    """Build a value transform, and check it for a few returns.
+    """Build a value transform, and test the transform with a few returns.
 
     Raises:
         ConfigError: If the transform cannot be built, is not increasing, or has a wrong inverse.
@@ -157,7 +157,7 @@ def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
 
 
 def _mapped(name: str, method: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """Apply one direction of a transform; raise if shape or values of the result are wrong."""
+    """Apply a transform or its inverse; raise if the result has a wrong shape or wrong values."""
     try:
         result = method(values)
     except Exception as error:

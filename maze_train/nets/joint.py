@@ -46,7 +46,7 @@ class Inputs(NamedTuple):
     acts: Tensor | None
 
     def at(self, rows: Tensor) -> Inputs:
-        """Return a selection of rows."""
+        """Return the inputs at the given rows."""
         obs, state, *others = self
         noise, acts = (None if x is None else x[rows] for x in others)
         return Inputs(rows_of(obs, rows), state[rows], noise, acts)
@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
 
 
 class JointModel(ActingModel):
-    """Acts for all agents of an environment, each with its policy.
+    """Chooses the actions of all agents of an environment, each with the agent's policy.
 
     Observations have the form of `maze_train.spaces.agents`. Agents with the same policy are
     evaluated in one batch. Noise, parameters and recurrent states are concatenated over agents. The
@@ -169,7 +169,7 @@ class JointModel(ActingModel):
         }
 
     def acted(self, inputs: Mapping[str, Inputs], deterministic: bool) -> dict[str, Acted]:
-        """Choose the actions of the agents of each policy, in the order of its inputs."""
+        """Choose the actions of the agents of each policy, in the order of the policy's inputs."""
         return {
             policy: own.acted(self._acting[policy], deterministic) for policy, own in inputs.items()
         }
@@ -206,7 +206,7 @@ class JointModel(ActingModel):
             self._acting[self.agents[agent]].on_episode_end(own)
 
     def log_probs(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities of the actions of A agents, `[..., A]`; 0 if not available."""
+        """Log-probabilities of the actions of A agents, `[..., A]`; 0 without a distribution."""
         own_params, taken = self._stacked(params, self._param_sizes), self._stacked_actions(actions)
         return self._concatenated(
             {
@@ -277,9 +277,9 @@ class JointModel(ActingModel):
     def _who_acts(self, obs: dict[str, Tensor], policy: str) -> Tensor | None:
         """Return a mask of the acting agents of a policy, `[agents * n]`, grouped by agent.
 
-        Returns None to evaluate the policy for all agents: if all agents act, for few rows, if the
-        observation does not contain the acting agents, or on an accelerator, because reading the
-        mask would synchronise the device.
+        Returns None if the policy is to be evaluated for all agents: if all agents act, if there
+        are few rows, if the observation does not contain the acting agents, or on an accelerator,
+        where reading the mask would synchronise the device.
         """
         agents, is_recurrent = self._groups[policy], self._state_sizes[policy] > 0
         if not is_recurrent and not (self._skips_waiting[policy] and ACTS in obs):
@@ -299,7 +299,8 @@ def _runs_of(agents: Mapping[str, str]) -> list[tuple[str, int, int]]:
         agents: Policy id of each agent.
 
     Returns:
-        Policy id of each run, index of its first agent within the policy, and number of agents.
+        Policy id of each run, index of the run's first agent within the policy, and number of
+        agents in the run.
     """
     runs: list[tuple[str, int, int]] = []
     seen = dict.fromkeys(agents.values(), 0)
@@ -311,7 +312,7 @@ def _runs_of(agents: Mapping[str, str]) -> list[tuple[str, int, int]]:
 
 
 def _flat(trees: Mapping[str, TensorTree]) -> dict[str, Tensor]:
-    """Flatten trees by agent to one mapping."""
+    """Flatten the trees of all agents to one mapping."""
     found: dict[str, Tensor] = {}
     for agent, tree in trees.items():
         found.update(with_name(agent, tree))
@@ -329,10 +330,10 @@ def members_of(model: nn.Module) -> Mapping[str, list[str]]:
 
 
 def by_number(models: Mapping[str, nn.Module]) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Return models by number, and the number of each agent.
+    """Return the models keyed by number, and the number of each agent's model.
 
     Args:
-        models: Models by agent. Names of agents may not be valid names of PyTorch modules.
+        models: Models by agent. Names of agents might not be valid names of PyTorch modules.
     """
     numbers = {agent: str(i) for i, agent in enumerate(models)}
     return {numbers[agent]: own for agent, own in models.items()}, numbers

@@ -1,4 +1,4 @@
-"""Analytic gradients of multilayer perceptrons on vectors and discrete observations.
+"""Analytic gradients of multilayer perceptrons for vectors and discrete observations.
 
 For small networks, the autograd graph takes more time than the arithmetic. Analytic gradients are
 equal to autograd gradients, see `tests/nets/test_mlp_gradients.py`.
@@ -31,7 +31,7 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu": aten.gelu_backward,
     "silu": aten.silu_backward,
 }
-"""dL/dx as a function of dL/dy and y = f(x); for functions in `OF_INPUT`, of dL/dy and x."""
+"""Computes dL/dx from dL/dy and y = f(x); for functions in `OF_INPUT`, from dL/dy and x."""
 
 OF_INPUT = ("gelu", "silu")
 
@@ -39,7 +39,7 @@ OF_INPUT = ("gelu", "silu")
 def supports_analytic_gradients(net: nn.Module) -> bool:
     """Return whether `forward_and_backward` supports a network.
 
-    Linear layers on vectors, discrete observations, and Dicts of these are supported.
+    Supported are MLPs whose inputs are vectors, discrete observations, or Dicts of these.
     """
     return type(net) in (TemplateNet, MLP) and is_plain(net)
 
@@ -123,8 +123,8 @@ def _mlp_of_piece(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
 
 
 NARROW = range(2, 13)
-"""Input sizes for which CPU matrix products (MKL) with at least 128 rows are 1.5 to 8 times faster
-for the transposed weight gradient."""
+"""Input sizes for which computing the transposed weight gradient is 1.5 to 8 times faster on a CPU
+(MKL, at least 128 rows)."""
 
 
 def _add_product(param: Tensor, grad: Tensor, x: Tensor) -> None:

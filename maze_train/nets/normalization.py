@@ -18,7 +18,7 @@ from maze_train.nets.config import ObservationNormalizationConfig
 from maze_train.spaces.describe import is_image
 
 EPSILON = 1e-8
-"""Added to the variance."""
+"""Constant added to the variance."""
 
 RESOLUTION, WIDE_RESOLUTION = 1e-6, 1e-12
 """Entries with a smaller relative standard deviation count as constant, because their changes are
@@ -32,14 +32,14 @@ class ObservationNormalizer(nn.Module):
 
     The result is clipped to `config.clip`. Mean and variance are taken over all observations passed
     to `update`; before the first update, observations are only converted to float32. Entries that
-    were constant so far are centred but not scaled, so they remain small if they change later.
+    have been constant so far are centred but not scaled, so a later small change remains small.
     Discrete, MultiDiscrete and MultiBinary observations, images and excluded keys are returned
     unchanged.
 
     For 32-bit and 64-bit integers, the mean is subtracted in float64, because float32 would round
     time stamps in seconds to multiples of 128. The statistics of all keys are float64 buffers
-    (float32 on MPS), also after the module is converted to another dtype. Training mode has no
-    effect.
+    (float32 on MPS), even if the module is converted to a different dtype. Training and evaluation
+    mode are equivalent.
 
     Args:
         space: Flat observation space, without action masks.
@@ -80,7 +80,7 @@ class ObservationNormalizer(nn.Module):
 
     @property
     def keys(self) -> list[str]:
-        """Normalized keys; the key of a single observation is empty."""
+        """Keys of normalized observations; the key of an unnested observation is empty."""
         return list(self._shapes)
 
     def forward(self, obs: TensorTree) -> TensorTree:
@@ -106,12 +106,12 @@ class ObservationNormalizer(nn.Module):
         assert factor is not None
         if not self._has_statistics:
             return x.to(factor.dtype)
-        # Subtracting first is more precise for a large mean than x * factor - mean * factor.
+        # For a large mean, subtracting first is more precise than x * factor - mean * factor.
         x = (x.to(mean.dtype) - mean).to(factor.dtype).mul_(factor)
         return x.clamp_(-self._clip, self._clip) if self._clip else x
 
     def update(self, obs: TensorTree) -> None:
-        """Add observations to the statistics; does nothing after `freeze`.
+        """Add observations to the statistics; has no effect after `freeze`.
 
         Args:
             obs: Observations, `[..., *obs shape]`, with the same number of rows for each key in
@@ -137,7 +137,7 @@ class ObservationNormalizer(nn.Module):
         )
 
     def merge(self, moments: Moments) -> None:
-        """Add moments of observations to the statistics; does nothing after `freeze`.
+        """Add moments of observations to the statistics; has no effect after `freeze`.
 
         Args:
             moments: Moments of all normalized entries as one vector, in the order of `keys`.
@@ -152,7 +152,7 @@ class ObservationNormalizer(nn.Module):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are fewer observations than required before training."""
+        """Whether more observations are required before training can start."""
         return not self.frozen and int(self.count) < self.config.initial_steps
 
     def freeze(self) -> None:
@@ -177,7 +177,7 @@ class ObservationNormalizer(nn.Module):
         self._refresh()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ObservationNormalizer:
-        # The statistics follow the module to a device, but keep their dtype.
+        # Statistics are moved to the module's device, but keep their dtype.
         wide = (f"_mean_{i}" for i, is_wide in enumerate(self._wide) if is_wide)
         kept = {name: self.get_buffer(name) for name in (*STATISTICS, *wide)}
         device = fn(self.frozen).device

@@ -39,11 +39,11 @@ class ActionMasking:
     actions. Source: Huang and Ontañón (2022), arXiv:2006.14171, section 3.
 
     Args:
-        distribution: Distribution of the whole action space.
+        distribution: Distribution over the whole action space.
         layout: Layout of the masks in the observations.
 
     Raises:
-        ConfigError: If the distribution of a masked part is not `categorical` or
+        ConfigError: If the distribution of a masked action component is not `categorical` or
             `multi_categorical`.
     """
 
@@ -96,7 +96,7 @@ def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segme
 
 
 def _check_family(key: str, family: Distribution, part: MaskedPart) -> None:
-    """Raise if the parameters of a family are not one logit per action."""
+    """Raise if a distribution family does not have one logit per action as parameters."""
     name = key or ("Discrete" if len(part.sizes) == 1 else "MultiDiscrete")
     is_fit = isinstance(family, (Categorical, MultiCategorical))
     if not is_fit or family.param_size != sum(part.sizes):
@@ -167,7 +167,7 @@ def critic_keys(config: ModelConfig, space: spaces.Space[Any]) -> tuple[str, ...
         space: Result of `input_space`.
 
     Raises:
-        ConfigError: If a key does not exist, or no key is left for the policy.
+        ConfigError: If a key does not exist, or if all keys are hidden from the policy.
     """
     if not config.critic_obs:
         return ()
@@ -225,7 +225,7 @@ def readable(
     has_masks: bool,
     hidden: Collection[str] = (),
 ) -> TensorTree:
-    """Return network inputs: normalized observations without masks and hidden keys."""
+    """Return network inputs: normalized observations, excluding masks and hidden keys."""
     if has_masks or hidden:
         assert isinstance(obs, dict)
         obs = {k: leaf for k, leaf in obs.items() if not (is_mask_key(k) or k in hidden)}
@@ -240,7 +240,7 @@ def build_network(
     output_size: int,
     gain: float,
 ) -> nn.Module:
-    """Build the network of a role (policy, critic, trunk): custom if configured, else template."""
+    """Build the configured custom network of a role (policy, critic, trunk), or a template."""
     node: Mapping[str, Any] | None = vars(config)[role]
     if node is None:
         if role == "trunk":
@@ -253,11 +253,11 @@ def build_network(
 CRITIC_SETTINGS = (
     *("critic", "critic_hidden_sizes", "centralized_critic", "value_transform", "value_support"),
 )
-"""Model settings of the critic."""
+"""Names of the model settings that affect only the critic."""
 
 
 class PolicyModel(DistributionPolicy):
-    """Policy with optional hidden and recurrent layers before it.
+    """Policy preceded by optional hidden and recurrent layers.
 
     Observations pass through normalizer, trunk and recurrent layers, if present, to the policy.
 
@@ -296,7 +296,7 @@ class PolicyModel(DistributionPolicy):
 
     @property
     def around(self) -> dict[str, Any]:
-        """All submodules but the policy, as constructor arguments."""
+        """All submodules except the policy, as constructor arguments."""
         parts = {"trunk": self.trunk, "rnn": self.rnn, "normalizer": self.normalizer}
         return {**parts, "masking": self.masking, "critic_keys": self.critic_keys}
 
@@ -331,7 +331,7 @@ class PolicyModel(DistributionPolicy):
         return inputs if self.trunk is None else self.trunk(inputs)
 
     def inputs(self, obs: TensorTree) -> TensorTree:
-        """Return the policy inputs: normalized observations without masks and critic-only keys."""
+        """Return the policy inputs: normalized observations, excluding masks and critic keys."""
         return readable(obs, self.normalizer, self.masking is not None, self.critic_keys)
 
     def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
@@ -358,12 +358,13 @@ def build_policy(
         seed: Seed of the initial weights; the global generator is not affected.
         policy_wrapper: Wrapper of the policy, such as rules for some observations:
             `{_target_: my_package.MyWrapper, key: value}`, called with the `PolicyModel`. The
-            wrapper must return a module with the attribute `distribution` and `policy_params(obs)`,
-            or, with an attribute `state_size` > 0, `policy_step(obs, state)`. None: no wrapper.
+            wrapper must return a module with the attribute `distribution` and the method
+            `policy_params(obs)`, or, if recurrent, with the method `policy_step(obs, state)` and
+            the attribute `state_size` > 0. None: no wrapper.
 
     Returns:
-        A `PolicyModel`, or the result of the wrapper, checked with a forward pass. Both are in
-        evaluation mode.
+        A `PolicyModel`, or the result of the wrapper, which is checked with a forward pass. The
+        returned module is in evaluation mode.
 
     Raises:
         ConfigError: If a critic setting is set, or a custom network or the wrapper cannot be found,
@@ -391,7 +392,7 @@ def compose_policy(
     """Build the policy. Initial weights are sampled from the global generator.
 
     Args:
-        config: Model settings; critic settings affect only the use of a trunk.
+        config: Model settings; critic settings only determine whether there is a trunk.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
 
@@ -425,7 +426,7 @@ def compose_policy(
 
 
 def head_of_trunk(config: ModelConfig, output_size: int, gain: float) -> MLP:
-    """Build a linear output layer on the features of a trunk, or of its recurrent layers.
+    """Build a linear output layer for the features of a trunk or of recurrent layers.
 
     Args:
         config: Resolved settings of a model with a trunk.

@@ -2,11 +2,12 @@
 
 Results of a copy are bit-for-bit independent of its row and of the other copies:
 
-- Matrix products use NumPy, which computes the products of a batch one after the other. The result
-  of a product does not depend on the number of rows or on memory alignment, in contrast to
-  PyTorch's batched products.
+- Matrix products are computed with NumPy, one copy after the other. In contrast to PyTorch's
+  batched products, the result of such a product does not depend on the number of rows or on memory
+  alignment.
 - The number of rows of all other arrays is a multiple of `ROW_BLOCK`, so that SIMD instructions
-  process all elements. The scalar code for remaining elements of an array rounds differently.
+  process all elements. The scalar code for the remaining elements of other arrays would round
+  differently.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Net: TypeAlias = "Callable[[Any, int], Array]"
 """Maps observations and the number of required rows to outputs `[rows, size]`."""
 
 ROW_BLOCK = 32
-"""Number of elements per iteration of vectorised code: two registers of 16 float32 values."""
+"""Number of elements per iteration of vectorised code: two registers of 16 float32 values each."""
 
 
 def row_blocks(count: int) -> int:
@@ -75,7 +76,7 @@ class Population(ABC):
         trained = [p for p in model.parameters() if p.requires_grad]
         self.dim = sum(p.numel() for p in trained)
         self._dtype = trained[0].detach().numpy().dtype if trained else np.dtype(np.float32)
-        # A multiple of cache lines gives every copy the same memory alignment.
+        # A stride of whole cache lines gives every copy the same memory alignment.
         self._stride = -(-self.dim // ROW_BLOCK) * ROW_BLOCK * self._dtype.itemsize
         self._memory = torch.zeros(self.rows * self._stride, dtype=torch.uint8).numpy()
         self._weights: Array = self._view_at(0, (self.dim,))
@@ -88,7 +89,7 @@ class Population(ABC):
     def weights_of(self, row: int) -> Array:
         """Return the trainable parameters of a copy in the order of `model.parameters()`, `[dim]`.
 
-        Write weights into this view. `act` may move the memory of a copy.
+        The result is a writable view. Request a new view after `act`, which may move weights.
         """
         weights: Array = self._weights[row]
         return weights
@@ -110,7 +111,7 @@ class Population(ABC):
             undefined.
         """
 
-    def forget(self, row: int) -> None:  # noqa: B027 (not all are recurrent)
+    def forget(self, row: int) -> None:  # noqa: B027 (not all policies are recurrent)
         """Reset the recurrent state of a copy."""
 
     def _view(self, param: torch.Tensor) -> Array:
@@ -237,7 +238,7 @@ class BatchedPopulation(Population):
 
 
 def policies_of(model: nn.Module) -> Mapping[str, nn.Module]:
-    """Return the policies of a `JointModel` by id; for other models, the model with the id ""."""
+    """Return the policies of a `JointModel` by id; any other model is returned with the id ""."""
     return model.by_policy if isinstance(model, JointModel) else {"": model}
 
 
@@ -296,7 +297,7 @@ def _batched(module: nn.Module, view: View) -> Net:
         return _batched_dict(module, view)
     if isinstance(module, MLP):
         return _batched_mlp(module, view)
-    # Modules without parameters are the same for all copies.
+    # All copies share modules without parameters.
     return lambda obs, count: cast("Array", module(obs).numpy())
 
 
@@ -315,14 +316,14 @@ def _batched_dict(module: DictEncoder, view: View) -> Net:
 
 
 def _batched_mlp(mlp: MLP, view: View) -> Net:
-    """Linear layers of all copies."""
+    """Build the batched version of an MLP."""
     layers: list[Any] = list(mlp.layers)
     weights = [(view(layer.weight), view(layer.bias)) for layer in layers]
     apply = activation(mlp.nonlinearity)
 
     def forward(x: Array, count: int) -> Array:
         n = len(x)
-        # NumPy uses another kernel for a single product, which rounds differently.
+        # For a single product, NumPy calls a different kernel, which rounds differently.
         k = max(count, 2)
         for i, (weight, bias) in enumerate(weights):
             products = np.zeros((n, weight.shape[1]), weight.dtype)

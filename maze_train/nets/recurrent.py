@@ -19,7 +19,8 @@ CLOSED = -1e4
 """Gate input whose sigmoid is exactly 0 in float32 and float64."""
 
 ROUNDED_TO = 8
-"""Sequence lengths are rounded up to multiples, because kernels are compiled per length."""
+"""Sequence lengths are rounded up to a multiple of this value, because kernels are compiled for
+each length."""
 
 
 class RecurrentNetwork(nn.Module):
@@ -29,7 +30,7 @@ class RecurrentNetwork(nn.Module):
 
     c_t = sigmoid(f) * c_{t-1} + sigmoid(i) * tanh(g),  h_t = sigmoid(o) * tanh(c_t)
 
-    GRU, with r, z and the two parts of n from x_t (n_x) and h_{t-1} (n_h):
+    GRU, with gates r and z from x_t and h_{t-1}, n_x from x_t, and n_h from h_{t-1}:
 
     n = tanh(n_x + sigmoid(r) * n_h),  h_t = (1 - sigmoid(z)) * n + sigmoid(z) * h_{t-1}
 
@@ -65,7 +66,7 @@ class RecurrentNetwork(nn.Module):
         self.state_size = config.size * config.layers * (2 if self.is_lstm else 1)
 
     def _weights(self) -> list[tuple[Tensor, ...]]:
-        """Return weights and biases for input and state, by layer."""
+        """Return the weights and biases for the input and the state of each layer."""
         flat = [weight for weight in self.layers._parameters.values() if weight is not None]
         return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]
 
@@ -94,7 +95,7 @@ class RecurrentNetwork(nn.Module):
 
     @property
     def _is_changed(self) -> bool:
-        """Whether the layers are modified (hooks, subclasses), so that they have to be called."""
+        """Whether the layers are modified (hooks, subclasses) and must therefore be called."""
         return not is_stock(self.layers, nn.LSTM if self.is_lstm else nn.GRU)
 
     def _call(self, x: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -179,7 +180,7 @@ def _run(
 
 
 class _Timeline:
-    """Inserts erasing rows into sequences, which reset the recurrent state.
+    """Inserts rows that reset the recurrent state (erasing rows) into sequences.
 
     Fused kernels do not support resets within a sequence. Each environment has a separate timeline,
     so the length increases by the maximum number of resets of an environment.
@@ -218,8 +219,8 @@ class _Timeline:
 class _GRULayer(torch.autograd.Function):
     """GRU layer on the CPU with analytic backpropagation through time.
 
-    PyTorch has no fused CPU kernel for GRU layers. The loop uses NumPy for small operations,
-    because its calls have less overhead. Products over all time steps are computed at the end.
+    PyTorch has no fused CPU kernel for GRU layers. In the loop, small operations use NumPy, because
+    NumPy calls have less overhead. Products over all time steps are computed at the end.
     Under autocast, the layer computes in float32.
     """
 
@@ -282,8 +283,8 @@ class _GRULayer(torch.autograd.Function):
         (length, n), size = keep.shape, w_state.shape[1]
         r, z, new = gates.split(size, dim=-1)
         aten = torch.ops.aten
-        # Derivatives at the nonlinearities, first per unit of dL/dh. The order makes both n_x, r, z
-        # (from the input) and r, z, n_h (from the state) contiguous.
+        # Derivatives at the nonlinearities, initially without the factor dL/dh. In this order, both
+        # n_x, r, z (from the input) and r, z, n_h (from the state) are contiguous.
         d_gates = gates.new_empty(length, n, 4, size)
         d_new = aten.tanh_backward(1 - z, new)
         d_gates[:, :, 0] = d_new

@@ -31,7 +31,7 @@ class TargetNetwork:
 
     def __init__(self, target: nn.Module, source: nn.Module) -> None:
         self.network = target
-        # Iteration over the parameters of a module would take longer than the update.
+        # Parameters are stored, because iterating over a module takes longer than the update.
         self._params = tuple(zip(target.parameters(), source.parameters(), strict=True))
         # The owners of buffers are stored, because a change of device or dtype replaces buffers.
         owners = zip(target.modules(), source.modules(), strict=True)
@@ -121,7 +121,7 @@ def refuse_settings(config: ModelConfig, reasons: Mapping[str, str]) -> None:
 
     Args:
         config: Model settings.
-        reasons: Unsupported settings with the reason.
+        reasons: Unsupported settings, each with the reason.
 
     Raises:
         ConfigError: If an unsupported setting is set.

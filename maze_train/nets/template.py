@@ -19,7 +19,7 @@ from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import check_categories, holds_images, is_image
 
 IMAGE_FACTOR = 4
-"""Size of an image branch relative to other branches."""
+"""Ratio of the size of an image branch to the size of other branches."""
 
 
 class BoxEncoder(nn.Module):
@@ -72,7 +72,7 @@ class OneHotEncoder(nn.Module):
         """Return one-hot vectors, `[..., output_size]`."""
         values = obs.unsqueeze(-1) if self.dims == 0 else obs.flatten(-self.dims)
         positions = values.long() + self.shifts
-        # Derived from the positions, so that vmap adds its dimension.
+        # The shape is derived from the positions, which contain the batch dimension of vmap.
         shape = (*positions.shape[:-1], self.output_size)
         zeros = positions.new_zeros(shape, dtype=torch.get_default_dtype())
         return zeros.scatter_(-1, positions, 1.0)
@@ -158,10 +158,11 @@ def encoder_for(space: spaces.Space[object], config: ModelConfig) -> Encoder:
 
 
 def resolve(config: ModelConfig, space: spaces.Space[object]) -> ModelConfig:
-    """Fill in the default settings, which depend on the space.
+    """Replace null settings by defaults, which depend on the space.
 
-    Images with `image_encoder: flat` count as vectors. By default, policy and critic do not share
-    layers if the settings describe two networks (custom networks, critic sizes, no hidden layers).
+    With `image_encoder: flat`, images are treated as vectors. By default, policy and critic do not
+    share layers if the settings describe two networks (custom networks, critic sizes, no hidden
+    layers).
 
     Args:
         config: Model settings; resolved settings are returned unchanged.
@@ -233,8 +234,8 @@ class TemplateNet(nn.Module):
 def is_plain(module: nn.Module) -> bool:
     """Return whether a module has only linear layers, on vectors or discrete observations.
 
-    Types are compared exactly, because subclasses and modules with hooks may compute other
-    functions.
+    Types are compared exactly, because subclasses and modules with hooks may compute different
+    results.
     """
     if is_hooked(module):
         return False

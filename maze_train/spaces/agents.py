@@ -1,15 +1,16 @@
 """Multi-agent environments as single environments: joint spaces with one entry per agent.
 
-Observations are a Dict with the keys
+Observations are a Dict with the following keys:
 
     agents      observation of each agent by name; unchanged while the agent is inactive
     acts        whether each agent acts next, `[A]` bool
     rewards     reward of each agent since its previous action, `[A]`
     terminated  whether the episode of each agent terminated in the step, `[A]` bool
-    truncated   whether it was truncated in the step, `[A]` bool; if it also terminated, the value
-                of the state is unknown, and the step is excluded from learning
+    truncated   whether the episode of each agent was truncated in the step, `[A]` bool; if it also
+                terminated, the value of the state is unknown, and the step is excluded from
+                learning
 
-and actions a Dict with the action of each agent; the actions of inactive agents are ignored.
+Actions are a Dict with the action of each agent; actions of inactive agents are ignored.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def agent_spaces(
 
 
 def matching(pattern: str, agents: Sequence[str]) -> list[str]:
-    """Return the agent with this exact name, else all agents that match the pattern."""
+    """Return the agent whose name equals the pattern, or else all agents that match the pattern."""
     return [pattern] if pattern in agents else [a for a in agents if fnmatchcase(a, pattern)]
 
 
@@ -98,7 +99,7 @@ def agents_named(pattern: str, key: str, agents: Sequence[str]) -> list[str]:
     """Return the agents that match a name or pattern from the settings.
 
     Raises:
-        ConfigError: For the setting `key`, if no agent matches.
+        ConfigError: If no agent matches; the message names the setting `key`.
     """
     found = matching(pattern, agents)
     if not found:
@@ -111,11 +112,11 @@ def agents_named(pattern: str, key: str, agents: Sequence[str]) -> list[str]:
 def partition(
     teams: Mapping[str, Sequence[str]], agents: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the teams of all agents; an agent without a team forms one by itself.
+    """Return the teams of all agents; an agent without a team forms a team of one.
 
     Args:
         teams: Names or patterns of the members of each team.
-        agents: Names of all agents, in the order of members and teams.
+        agents: Names of all agents; members and teams are returned in this order.
 
     Raises:
         ConfigError: If a name matches no agent, or an agent is in two teams.
@@ -136,7 +137,7 @@ def partition(
 
 
 def teams_in(metadata: Mapping[str, Any], agents: Sequence[str]) -> Sequence[Sequence[str]]:
-    """Return the teams declared in the environment metadata; by default one per agent.
+    """Return the teams declared in the environment metadata; by default one team per agent.
 
     Args:
         metadata: The metadata.

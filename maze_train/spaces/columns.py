@@ -22,7 +22,7 @@ DTYPES = {
     np.dtype("uint16"): np.dtype("int32"),
     np.dtype("uint32"): np.dtype("int64"),
 }
-"""Storage dtype for each dtype of an observation leaf."""
+"""Storage dtype of observation leaves by the dtype of their space."""
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Columns(dict[str, Spec]):
         Args:
             leaves: Leaves of the space by key, see `maze_train.spaces.describe.flat_spaces`.
             name: Name of the values; if empty, the columns are named by the keys of the leaves.
-            stored: Whether to use the storage dtypes; otherwise the dtypes of the space.
+            stored: Whether to use the storage dtypes; if False, the dtypes of the space are used.
         """
         return cls(
             {
@@ -74,7 +74,7 @@ class Columns(dict[str, Spec]):
         return cls({column_name(name, key): Spec(x.shape, x.dtype) for key, x in arrays.items()})
 
     def batched(self, *sizes: int) -> Self:
-        """Return these columns with additional leading dimensions."""
+        """Return a copy of the columns with additional leading dimensions."""
         return type(self)({k: Spec((*sizes, *s.shape), s.dtype) for k, s in self.items()})
 
     @property
@@ -122,7 +122,7 @@ def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
 
     Integer and bool dtypes, including uint8 images, are kept, or widened to the next dtype that
     PyTorch supports (uint16 to int32, uint32 to int64). Floats are stored as float32, the dtype of
-    the networks; uint64 as well if the upper bound exceeds the int64 range.
+    the networks. uint64 is also stored as float32 if the upper bound exceeds the int64 range.
     """
     dtype = np.dtype(space.dtype if space.dtype is not None else np.float32).newbyteorder("=")
     if dtype in DTYPES:

@@ -42,9 +42,9 @@ class FlatView:
     The paths to the leaves are computed once, and all leaves of one mapping are read together.
 
     Args:
-        space: Any nesting of Dict and Tuple over Box, Discrete, MultiDiscrete and MultiBinary, or
-            one of these alone.
-        left_out: Joined keys of leaves to skip; values may lack them.
+        space: A Box, Discrete, MultiDiscrete or MultiBinary space, or any nesting of Dict and Tuple
+            spaces with such leaves.
+        left_out: Joined keys of leaves to skip; values need not contain these leaves.
 
     Attributes:
         space: The unmodified space.
@@ -52,8 +52,8 @@ class FlatView:
         is_single: Whether the space itself is a leaf, with the key `""`.
 
     Raises:
-        SpaceError: If the space has no leaves, two leaves with the same joined key, or a leaf of an
-            unsupported type.
+        SpaceError: If the space has no leaves, if two leaves have the same joined key, or if a leaf
+            has an unsupported type.
     """
 
     def __init__(self, space: spaces.Space[Any], left_out: Collection[str] = ()) -> None:
@@ -101,7 +101,7 @@ class FlatView:
     def _missing(self, value: Any) -> SpaceError:
         """Return the error that names the first missing leaf of `value`."""
         key = ""
-        for key, path in self._paths.items():  # noqa: B007 (it names the leaf below)
+        for key, path in self._paths.items():  # noqa: B007 (`key` is used after the loop)
             leaf = value
             try:
                 for part in path:
@@ -116,7 +116,7 @@ class FlatView:
         return self.build({key: column[i].copy() for key, column in columns.items()})
 
     def build(self, flat: Mapping[str, Any]) -> Any:
-        """Build the nested value whose leaves are `flat`; the inverse of `read`.
+        """Build a nested value from the leaves `flat`; the inverse of `read`.
 
         Raises:
             SpaceError: If a leaf is missing.
@@ -146,7 +146,7 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
         SpaceError: If the space cannot be flattened, see `FlatView`.
     """
     view = FlatView(space)
-    # A Dict space keeps the order of an OrderedDict but sorts a plain dict, with "10" before "2".
+    # A Dict space keeps the order of an OrderedDict, but sorts the keys of a plain dict as strings.
     return space if view.is_single else spaces.Dict(OrderedDict(view.leaves))
 
 
@@ -240,7 +240,7 @@ class ImageLayout(NamedTuple):
     height: int
     width: int
     channels_last: bool
-    """Whether the last dimension contains the channels; False without channels."""
+    """Whether the last dimension contains the channels; False if there is no channel dimension."""
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
@@ -253,7 +253,7 @@ def is_image(space: spaces.Space[Any]) -> bool:
     - two dimensions of at least 16 with the bounds 0 and 255: (84, 84).
 
     All other spaces are processed as vectors: one-dimensional bytes (Atari RAM), tables with few
-    rows or columns or other bounds, and all dtypes but uint8.
+    rows or columns or with different bounds, and all dtypes except uint8.
     """
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
@@ -269,9 +269,9 @@ def is_image(space: spaces.Space[Any]) -> bool:
 def image_layout(space: spaces.Box) -> ImageLayout:
     """Determine which dimension of an image contains the channels: the first or the last.
 
-    If exactly one choice makes height and width equal, it is selected: (7, 7, 20) has 20 channels.
-    Otherwise the smaller dimension is selected, or the last one if both are equal. The first of
-    four dimensions counts frames.
+    If only one of the two candidates implies a square image, this candidate is selected:
+    (7, 7, 20) has 20 channels. Otherwise the smaller dimension is selected, or the last dimension
+    if both are equal. The first of four dimensions counts frames.
 
     Args:
         space: A Box with two (no channels), three or four (frames) dimensions.
@@ -289,12 +289,12 @@ def image_layout(space: spaces.Box) -> ImageLayout:
 
 
 def holds_images(space: spaces.Space[Any]) -> bool:
-    """Return whether a flat space is an image, or a Dict that contains one."""
+    """Return whether a flat space is an image, or a Dict that contains an image."""
     return any(is_image(leaf) for leaf in flat_spaces(space).values())
 
 
 def is_mask_key(key: str) -> bool:
-    """Return whether a key of a flat observation is the action mask, or one of its leaves."""
+    """Return whether a key of a flat observation selects the action mask or a leaf of the mask."""
     return key == MASK_KEY or key.startswith(f"{MASK_KEY}/")
 
 
@@ -308,11 +308,11 @@ def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
 
 
 MAX_CATEGORIES = 2**24
-"""Maximum number of categories of a leaf: networks have an input or output for each category."""
+"""Maximum number of categories of a leaf. Networks have one input or output per category."""
 
 
 def check_categories(name: str, space: spaces.Space[Any]) -> None:
-    """Raise SpaceError if a leaf has too many categories to build a network for it."""
+    """Raise SpaceError if a leaf has too many categories to build a network."""
     count = sum(choice_sizes(space))
     if count > MAX_CATEGORIES:
         raise SpaceError(
@@ -322,7 +322,7 @@ def check_categories(name: str, space: spaces.Space[Any]) -> None:
 
 
 MAX_ENTRIES = 8
-"""Maximum number of entries of a MultiDiscrete space that messages list."""
+"""Maximum number of entries of a MultiDiscrete space to list in a message."""
 
 
 def check_same_spaces(
@@ -345,7 +345,7 @@ def check_same_spaces(
 
     Raises:
         ConfigError: If the spaces differ.
-        SpaceError: If the spaces differ and one cannot be flattened, see `FlatView`.
+        SpaceError: If the spaces differ and one of the spaces cannot be flattened, see `FlatView`.
     """
     for kind, one, other in zip(("observation", "action"), found, wanted, strict=True):
         if one != other:
@@ -355,7 +355,7 @@ def check_same_spaces(
 
 
 def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[str, str]:
-    """Return short descriptions of two spaces; for nested spaces, of the first leaf that differs.
+    """Return short descriptions of two spaces, or of the first leaf that differs if nested.
 
     Bounds are included only if nothing else differs, and only for the first entry that differs.
 
@@ -385,7 +385,7 @@ def _outline(space: spaces.Space[Any]) -> str:
 def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> str:
     """Return a short description of a leaf, including its difference from `other`.
 
-    If only bounds or choices differ, the first entry that differs is included.
+    If only bounds or categories differ, the first entry that differs is included.
     """
     if leaf is None:
         return "nothing"
@@ -413,7 +413,7 @@ def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> st
 
 
 def _bounds_of(leaf: spaces.Box | spaces.MultiDiscrete) -> tuple[Array, Array]:
-    """Return the bounds of a Box; the number and the first index of the choices otherwise."""
+    """Return the bounds of a Box, or the numbers and first values of MultiDiscrete categories."""
     return (leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else (leaf.nvec, leaf.start)
 
 
@@ -426,7 +426,8 @@ MAX_LEVELS = 64
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
     """Serialise a space to plain JSON values.
 
-    A Box bound whose entries are all equal is stored as one number, to keep image spaces small.
+    If all entries of a Box bound are equal, the bound is stored as one number, which keeps image
+    spaces small.
 
     Raises:
         SpaceError: If the type of the space is not supported, or keys are neither strings nor

@@ -1,13 +1,17 @@
 """Action masks in observations, and checks of actions.
 
-An environment whose legal actions depend on the state provides a mask in its Dict observation under
-the top-level key `action_mask`, nonzero for legal actions:
+If the legal actions of an environment depend on the state, its Dict observation contains a mask
+under the top-level key `action_mask`. Entries of legal actions are nonzero. The mask is
 
-- for a single Discrete action space one array [n]; for a single MultiDiscrete one [Σ n_k], with the
-  choices concatenated (or [*nvec.shape, n] if all n_k equal n);
-- for Dict and Tuple action spaces either one array over all Discrete and MultiDiscrete parts,
-  concatenated in the order of the flat action space, or a Dict or Tuple with one array for some of
-  these parts, under their keys in the action space.
+- one array [n] for a Discrete action space;
+- one array [Σ n_k] for a MultiDiscrete action space, with the sub-actions concatenated (or
+  [*nvec.shape, n] if all n_k equal n);
+- for a Dict or Tuple action space, either one array for all Discrete and MultiDiscrete components,
+  concatenated in the order of the flat action space, or a Dict or Tuple with one array for each
+  masked component, under the component's key in the action space.
+
+A Discrete component is one sub-action, and every entry of a MultiDiscrete component is a
+sub-action. Error messages call components parts, and sub-actions choices.
 """
 
 from __future__ import annotations
@@ -31,29 +35,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MaskedPart:
-    """Masked part of the action space."""
+    """Masked component of the action space."""
 
     part: str
-    """Key of the part in the flat action space; empty if the space is a single leaf."""
+    """Key of the component in the flat action space; empty if the space is a single leaf."""
     leaf: str
     """Key of the mask in the flat observation."""
     start: int
-    """First index of the part in the flattened mask."""
+    """First index of the component in the flattened mask."""
     sizes: tuple[int, ...]
-    """Number of actions of each choice of the part, in row-major order."""
+    """Number of categories of each sub-action of the component, in row-major order."""
 
     @property
     def stop(self) -> int:
-        """End index (exclusive) of the part in the flattened mask."""
+        """End index (exclusive) of the component in the flattened mask."""
         return self.start + sum(self.sizes)
 
 
 @dataclass(frozen=True)
 class MaskLayout:
-    """Layout of the action masks of all parts in the observation."""
+    """Layout of the action masks of all components in the observation."""
 
     parts: tuple[MaskedPart, ...]
-    """The masked parts, in the order of the flat action space."""
+    """The masked components, in the order of the flat action space."""
 
     @cached_property
     def leaves(self) -> tuple[str, ...]:
@@ -62,7 +66,7 @@ class MaskLayout:
 
     @cached_property
     def _starts(self) -> dict[str, Array]:
-        """First index of each choice in each flattened mask."""
+        """First index of each sub-action in each flattened mask."""
         sizes = {
             leaf: [n for part in self.parts if part.leaf == leaf for n in part.sizes]
             for leaf in self.leaves
@@ -70,13 +74,13 @@ class MaskLayout:
         return {leaf: np.cumsum([0, *own[:-1]], dtype=np.intp) for leaf, own in sizes.items()}
 
     def illegal_part(self, obs: Mapping[str, Array]) -> str | None:
-        """Return a message about the first choice without a legal action, or None.
+        """Return a message about the first sub-action without a legal category, or None.
 
         Args:
             obs: Observation of one environment by leaf; only masks are read.
 
         Returns:
-            The message, or None if every choice has a legal action.
+            The message, or None if every sub-action has a legal category.
         """
         for leaf, starts in self._starts.items():
             mask = obs[leaf]
@@ -89,13 +93,13 @@ class MaskLayout:
         return None
 
     def first_illegal_row(self, obs: Mapping[str, Array]) -> int | None:
-        """Return the index of the first environment with a choice that has no legal action.
+        """Return the first environment with a sub-action that has no legal category.
 
         Args:
             obs: Observations by leaf, [B, ...]; only masks are read.
 
         Returns:
-            The index in [0, B), or None.
+            Index of the environment in [0, B), or None.
         """
         found: list[int] = []
         for leaf, starts in self._starts.items():
@@ -107,7 +111,7 @@ class MaskLayout:
         return min(found, default=None)
 
     def filled(self, obs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the masks; if a choice has no legal action, all its actions are made legal.
+        """Return the masks; if a sub-action has no legal category, all its categories become legal.
 
         Args:
             obs: Observations by leaf, [B, ...]; only masks are read.
@@ -128,7 +132,7 @@ class MaskLayout:
         return found
 
     def _describe(self, leaf: str, mask: Array) -> str:
-        """Return the message for the first choice in `mask` that has no legal action."""
+        """Return the message for the first sub-action in `mask` that has no legal category."""
         values = mask.reshape(-1)
         for part in self.parts:
             start = part.start
@@ -146,7 +150,7 @@ class MaskLayout:
 
 
 def _layout_of(masks: Mapping[str, Space[Any]], action_space: Space[Any]) -> MaskLayout:
-    """Assign masks, by their keys in the flat observation, to the parts of the action space."""
+    """Assign masks, by their keys in the flat observation, to components of the action space."""
     actions = flat_spaces(action_space)
     sizes = {key: choice_sizes(leaf) for key, leaf in actions.items()}
     maskable = {key: own for key, own in sizes.items() if own}
@@ -167,7 +171,7 @@ def _layout_of(masks: Mapping[str, Space[Any]], action_space: Space[Any]) -> Mas
 
 
 def joined_parts(maskable: Mapping[str, tuple[int, ...]]) -> Iterator[MaskedPart]:
-    """Yield all maskable parts of the action space, which share one concatenated mask."""
+    """Yield all maskable components of the action space, which share one concatenated mask."""
     start = 0
     for key, sizes in maskable.items():
         yield MaskedPart(key, MASK_KEY, start, sizes)
@@ -179,7 +183,7 @@ def separate_parts(
     actions: Mapping[str, Space[Any]],
     maskable: Mapping[str, tuple[int, ...]],
 ) -> Iterator[MaskedPart]:
-    """Yield the parts of the action space that have a separate mask."""
+    """Yield the components of the action space that have a separate mask."""
     by_part = {leaf.removeprefix(f"{MASK_KEY}/"): leaf for leaf in masks}
     for key, leaf in by_part.items():
         if key in maskable:
@@ -233,8 +237,8 @@ def check_shape(
     Args:
         leaf: Key of the mask.
         space: Space of the mask.
-        sizes: Sizes of the choices of each part that the mask covers.
-        actions: Action spaces of these parts.
+        sizes: Numbers of categories of the sub-actions, for each component that the mask covers.
+        actions: Action spaces of these components.
     """
     wanted: list[tuple[int, ...]] = [(sum(map(sum, sizes)),)]
     lone = next(iter(actions.values()))
@@ -268,15 +272,15 @@ def mask_layout(observation_space: Space[Any], action_space: Space[Any]) -> Mask
 
 
 def checked_actions(name: str, part: object, n: int, space: Space[Any]) -> Array:
-    """Convert one part of n environment actions to an array `[n, *space.shape]` and check it.
+    """Convert one component of n environment actions to an array `[n, *space.shape]`, with checks.
 
     Box values may lie outside the bounds, because `Distribution.to_env` clips actions.
 
     Args:
-        name: Name of the part in messages.
-        part: Actions of this part.
+        name: Name of the component in messages.
+        part: Values of the component.
         n: Number of actions.
-        space: Leaf of the action space for the part.
+        space: Leaf of the action space for the component.
 
     Raises:
         ShapeError: If the actions do not have the shape `[n, *space.shape]`.
@@ -301,7 +305,7 @@ def checked_actions(name: str, part: object, n: int, space: Space[Any]) -> Array
 
 
 def _limits(space: Space[Any]) -> tuple[Any, Any]:
-    """Return the smallest and the largest valid action."""
+    """Return the smallest and the largest valid value of each entry."""
     if isinstance(space, spaces.Discrete):
         return space.start, space.start + space.n - 1
     if isinstance(space, spaces.MultiDiscrete):
@@ -338,10 +342,10 @@ class LegalChoices:
         self.has_masks = bool(self._layouts)
 
     def read(self, obs: object) -> Iterator[tuple[str, list[Array]]]:
-        """Yield key and masks, one per choice, of every masked part of the next actions.
+        """Yield the key and the masks, one per sub-action, of every masked action component.
 
         Raises:
-            SpaceError: If a choice has no legal action.
+            SpaceError: If a sub-action has no legal category.
         """
         leaves = {key: np.asarray(leaf) for key, leaf in self._view.read(obs)}
         for number, layout in self._layouts:
@@ -350,7 +354,7 @@ class LegalChoices:
 
 
 def layouts_of_agents(each: AgentSpaces) -> Iterator[tuple[int, MaskLayout]]:
-    """Yield index and mask layout of each agent with masks; all keys refer to the joint spaces."""
+    """Yield the index and the mask layout, with joint keys, of each agent with masks."""
     for number, agent in enumerate(each.agents):
         layout = mask_layout(*each.of(agent))
         if layout is not None:
@@ -368,14 +372,14 @@ def layouts_of_agents(each: AgentSpaces) -> Iterator[tuple[int, MaskLayout]]:
 def masks_of_parts(
     masks: MaskLayout, leaves: Mapping[str, Array]
 ) -> Iterator[tuple[str, list[Array]]]:
-    """Yield key and masks, one per choice, of every masked part of the action space.
+    """Yield the key and the masks, one per sub-action, of every masked action component.
 
     Args:
         masks: Layout of the masks in the observation.
         leaves: One observation by leaf.
 
     Raises:
-        SpaceError: If a choice has no legal action.
+        SpaceError: If a sub-action has no legal category.
     """
     problem = masks.illegal_part(leaves)
     if problem is not None:
@@ -393,9 +397,9 @@ def random_action(
     """Sample a random legal action.
 
     Args:
-        actions: The action space, whose random generator samples the parts without masks.
-        legal: Key and masks, one per choice, of each masked part.
-        generator: Samples uniformly from the legal choices.
+        actions: The action space. Components without masks are sampled with its random generator.
+        legal: Key and masks, one per sub-action, of each masked component.
+        generator: Random generator to sample uniformly from the legal categories.
     """
     parts = dict(actions.read(actions.space.sample()))
     for key, masks in legal:

@@ -28,7 +28,7 @@ FIRST_INEXACT = 2.0**24
 """Integers above this value are rounded in float32."""
 
 MIN_LEVELS = 16
-"""Minimum number of float32 values required between the smallest and the largest observation."""
+"""Minimum number of float32 values between the smallest and the largest observed value."""
 
 
 def large_floats(space: spaces.Space[Any], obs: ArrayTree) -> dict[str, Array]:
@@ -50,10 +50,10 @@ def check_resolution(first: Mapping[str, Array], later: ArrayTree) -> None:
 
     Args:
         first: Result of `large_floats`.
-        later: Later observations.
+        later: Observations of a later step.
 
     Raises:
-        SpaceError: If an entry changes by less than `MIN_LEVELS` values of float32.
+        SpaceError: If the change of an entry spans fewer than `MIN_LEVELS` float32 values.
     """
     for key, array in first.items():
         both = np.concatenate([array, leaves_by_key(later)[key]])
@@ -161,7 +161,7 @@ def flat_space_of(
 
 
 def is_seen_by_critics(key: str) -> bool:
-    """Return whether a joint leaf is a critic input: all except masks, rewards and ends."""
+    """Return whether a joint leaf is a critic input; masks, rewards and ends are excluded."""
     top, _, below = key.partition("/")
     return top == ACTS or (top == AGENTS and not is_mask_key(below.partition("/")[2]))
 
@@ -225,7 +225,7 @@ def stacked(parts: Sequence[TensorTree]) -> TensorTree:
 
 
 def unstacked(tree: TensorTree) -> list[TensorTree]:
-    """Return the trees along the first dimension, as views; the inverse of `stacked`."""
+    """Split a tree along the first dimension into trees of views; the inverse of `stacked`."""
     columns = {key: leaf.unbind() for key, leaf in leaves_by_key(tree).items()}
     rows = zip(*columns.values(), strict=True)
     return [as_tree(dict(zip(columns, row, strict=True)), isinstance(tree, dict)) for row in rows]
