@@ -13,7 +13,7 @@ __version__ = "0.2.0"
 
 
 def _homes() -> dict[str, str]:
-    """Return the module of each public name; the stub has one line `from x import y as y` each."""
+    """Return the module of each public name, from the stub's lines `from x import y as y`."""
     stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     words = [line.split() for line in stub.splitlines()]
     return {line[3]: line[1] for line in words if line[:1] == ["from"]}

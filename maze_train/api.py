@@ -42,8 +42,8 @@ def run_rollout(
 
     Args:
         run: Run directory (selects the best policy), or the directory of a saved policy.
-        policy: Policy to play if `run` is None: `"random"`; a mapping with `_target_`; a model or a
-            loaded policy; an object with a method `act(observation)` (copied for every
+        policy: Policy to evaluate if `run` is None: `"random"`; a mapping with `_target_`; a model
+            or a loaded policy; an object with a method `act(observation)` (copied for every
             environment), or its class; or a function of the observation.
         env: Environment, see `train`; None for the environment of the run. With `run`, the argument
             overrides the corresponding settings of the run.
@@ -84,7 +84,7 @@ def load_learner(
 
     Args:
         run_dir: Run directory (selects the newest checkpoint), or the directory of a checkpoint.
-        trust: Modules that the configuration may import if another user made the run. Their code
+        trust: Modules that the configuration may import if you did not create the run. Their code
             is executed.
         env: Environment of the run; required if it is a function or class that cannot be imported.
         **changes: Changes of settings that do not affect results, such as
@@ -109,7 +109,7 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: objec
             (`<run dir>/policies/epoch_<n>`). `<run dir>@final` and `<run dir>@epoch_<n>` select the
             policy of a checkpoint, `hf://<owner>/<name>[@<revision>]` a policy on the Hugging Face
             hub.
-        trust: Modules that the configuration may import for networks if another user made the run.
+        trust: Modules that the configuration may import for networks if you did not create the run.
             Their code is executed.
         **objects: Components of the policy that cannot be imported by name, by setting:
             `**{"model.policy": MyNet}`.
@@ -132,8 +132,8 @@ def make_env(
 
     Args:
         run_dir: Run directory, or the directory of a saved policy.
-        trust: Modules that the configuration may import for environment and wrappers if another
-            user made the run. Their code is executed.
+        trust: Modules that the configuration may import for environment and wrappers if you did not
+            create the run. Their code is executed.
         training: Whether to also apply the training wrappers (`env.training_wrappers`).
         **kwargs: Arguments of the environment, which override the arguments in the configuration.
 
@@ -172,7 +172,7 @@ def evaluate(
         seed: Seed of the first episode; episode j uses `seed + j`.
         deterministic: Whether a model takes the most likely action instead of a sampled one.
         max_episode_steps: Maximum length of an episode in steps; longer episodes are truncated.
-            None for the limit of the environment.
+            None: the limit of the environment.
         concurrency: Number of parallel episodes; does not affect the results.
 
     Raises:

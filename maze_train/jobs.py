@@ -53,9 +53,9 @@ NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
 
 
 class Job(Task):
-    """Runs a composed configuration; in a sweep, Hydra calls it once per job.
+    """Runs a composed configuration; in a sweep, called by Hydra once per job.
 
-    Errors are printed and recorded for the exit code. They are not raised to Hydra, since Hydra
+    Errors are printed and recorded for the exit code. The errors are not passed on to Hydra, which
     would stop the sweep and format them differently.
 
     Args:
@@ -156,7 +156,7 @@ class Job(Task):
             import torch.utils.tensorboard  # noqa: F401
 
     def note(self, record: JobRecord) -> None:
-        """Store the outcome of a job; in a sweep, write it to disk immediately."""
+        """Store the outcome of a job; in a sweep, write the outcome to disk immediately."""
         self.records.append(record)
         if record.sweep_dir and self._is_here:
             try:
@@ -331,7 +331,7 @@ def _push(config: PushConfig) -> float:
 
 
 class Command(NamedTuple):
-    """A command, which is also the name of a primary config."""
+    """A command of `maze-run`; a primary config has the same name."""
 
     work: Callable[[dict[str, Any], str | None, Sequence[str]], Work]
     """Checks the settings and returns the function that runs the command and returns the objective
@@ -339,7 +339,7 @@ class Command(NamedTuple):
     Hydra's spelling. Raises ConfigError if a setting is invalid."""
 
     keys: frozenset[str] = frozenset()
-    """Keys by which the command is recognised if the user's primary config has another name."""
+    """Keys by which the command is recognised if the user's primary config has a different name."""
 
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(

@@ -33,8 +33,8 @@ class CompareConfig(Settings):
     if `metric` selected their best policies, otherwise inferred from the name of the metric."""
 
     threshold: float | dict[str, float] | None = None
-    """Target value of the metric, for tables of the steps and the time to reach it. One value, or
-    one per environment: `{CartPole-v1: 475, Pendulum-v1: -200}`."""
+    """Target value of the metric; the tables then contain the steps and the time to reach this
+    value. One value, or one value per environment: `{CartPole-v1: 475, Pendulum-v1: -200}`."""
 
     ignore: list[str] = field(default_factory=list)
     """Settings or sections to ignore when grouping runs by configuration, such as
@@ -42,7 +42,7 @@ class CompareConfig(Settings):
 
     bounds: dict[str, list[float]] = field(default_factory=dict)
     """Metric values that correspond to normalised scores of 0 and 1, by environment:
-    `{CartPole-v1: [22, 500]}`. Adds a table aggregated over these environments."""
+    `{CartPole-v1: [22, 500]}`. If set, a table aggregated over these environments is added."""
 
     unfinished: bool = False
     """Whether to include runs that failed, were interrupted or are still in progress."""
@@ -54,7 +54,7 @@ class CompareConfig(Settings):
     """File format of the plot."""
 
     def threshold_in(self, env: str) -> float | None:
-        """Return the threshold of an environment, or None."""
+        """Return the threshold of an environment; None without a threshold."""
         return self.threshold.get(env) if isinstance(self.threshold, dict) else self.threshold
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class ExportConfig(Settings):
     """Agent whose policy is exported, for multi-agent runs; null: all agents in one file."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules that the configuration of `run` may import if another user made the run, such as
+    """Modules that the configuration of `run` may import if you did not create the run, such as
     `[my_nets]`. Their code is executed."""
 
     def __post_init__(self) -> None:
@@ -120,13 +120,14 @@ class PushConfig(Settings):
     (`<run>/policies/epoch_<n>`), or `<run>@final`."""
 
     repo_id: str | None = None
-    """Repository on the Hugging Face hub, `<owner>/<name>`; created if it does not exist."""
+    """Repository on the Hugging Face hub, `<owner>/<name>`; created if the repository does not
+    exist."""
 
     private: bool = False
     """Whether a newly created repository is private; has no effect on existing repositories."""
 
     revision: str | None = None
-    """Branch to push to, created if it does not exist; null: the main branch."""
+    """Branch to push to, created if the branch does not exist; null: the main branch."""
 
     card: bool = True
     """Whether to write README.md (the model card). If false, an existing file is kept."""
@@ -137,12 +138,12 @@ class PushConfig(Settings):
 
     share: list[str] = field(default_factory=list)
     """Text settings to upload, by dotted name or pattern, such as `[env.kwargs.map_name]`. Numbers,
-    flags and predefined choices are always uploaded. Other text settings may contain paths or
+    Booleans and predefined choices are always uploaded. Other text settings may contain paths or
     secrets, so they are omitted by default."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules other than this package and PyTorch that the configuration of `run` may import if
-    another user made the run, such as `[my_nets]`. Their code is executed."""
+    """Modules other than this package and PyTorch that the configuration of `run` may import if you
+    did not create the run, such as `[my_nets]`. Their code is executed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Text of `maze-run --help`. Does not import Hydra, gymnasium or torch, so that it is fast."""
+"""Text of `maze-run --help`. Hydra, gymnasium and torch are not imported, for speed."""
 
 from __future__ import annotations
 

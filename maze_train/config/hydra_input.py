@@ -1,7 +1,8 @@
 """Interface to Hydra: override grammar, composed configurations, and error messages.
 
 Except for `plugins` and `launchers`, which Hydra calls, this is the only module that imports Hydra.
-It normalises command-line arguments, starts Hydra, and creates a `ComposedJob` per configuration.
+The module normalises command-line arguments, starts Hydra, and creates a `ComposedJob` per
+configuration.
 
 Hydra requires a different spelling for each kind of override: `algorithm=ppo` for a group in the
 defaults list, `+a.b=c` for a new key, `++a.b=c` for any key. This module accepts every key without
@@ -143,7 +144,7 @@ def normalise(
 
     Args:
         overrides: Overrides as the user typed them.
-        groups: Groups of the shipped configuration; its defaults list names all of them.
+        groups: Groups of the shipped configuration; its defaults list names all groups.
         own_groups: Additional groups in the user's folders; their overrides are not changed.
         is_sweep: Whether commas separate the values of a sweep.
     """
@@ -230,7 +231,7 @@ def start(task: Task, options: argparse.Namespace, config_name: str, completed: 
 
     Args:
         task: Called with each composed configuration.
-        options: The command line, with overrides in Hydra's spelling.
+        options: The parsed command line, with overrides in Hydra's spelling.
         config_name: Default name of the primary config.
         completed: Command line to complete for the shell; empty if not completing.
     """
@@ -291,7 +292,7 @@ class ComposedJob:
 
     @property
     def stops_at_failures(self) -> bool:
-        """Whether a failed job must raise, so that the sweeper detects the failure."""
+        """Whether a failed job must raise an error, so that the sweeper detects the failure."""
         return stops_at_failures(self._hydra)
 
     def values(self) -> dict[str, Any]:
@@ -299,7 +300,7 @@ class ComposedJob:
         return resolved_values(self._config)
 
     def select(self, key: str) -> object:
-        """Return the value of a dotted key, or None if it does not exist."""
+        """Return the value of a dotted key, or None if the key does not exist."""
         return OmegaConf.select(self._config, key, throw_on_resolution_failure=False)
 
     def put(self, key: str, value: object) -> None:
@@ -322,7 +323,7 @@ class ComposedJob:
         raise ConfigError("hydra.run.dir", RUN_DIR_PROBLEM, self._hydra.run.dir)
 
     def drop_empty(self) -> None:
-        """Remove Hydra's directory for a job of a sweep if it is empty."""
+        """Remove Hydra's directory for a job of a sweep if the directory is empty."""
         if self.is_sweep:
             with suppress(OSError):
                 os.rmdir(self._hydra.runtime.output_dir)
@@ -359,7 +360,7 @@ class Task(ABC):
 
     @abstractmethod
     def note(self, record: JobRecord) -> None:
-        """Store the outcome of a job; in a sweep, write it to disk immediately."""
+        """Store the outcome of a job; in a sweep, write the outcome to disk immediately."""
 
     @abstractmethod
     def preload(self) -> None:
@@ -386,7 +387,7 @@ def varied_keys(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
         argv: Command-line arguments as the user typed them.
         overrides: Overrides of the job.
     """
-    words = overrides_of(argv)  # Not normalised, so Hydra may fail to parse some overrides.
+    words = overrides_of(argv)  # Not normalised, so Hydra might fail to parse some overrides.
     varied = {found.key_or_group for found in _parsed(words) if found.is_sweep_override()}
     fixed = {key_of(word) for word in words} - varied
     return [word.lstrip("+") for word in overrides if key_of(word) not in fixed]
@@ -410,7 +411,7 @@ def resolved_values(composed: DictConfig) -> dict[str, Any]:
 
 
 def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overridden settings by dotted name; groups have the name of an option as value.
+    """Return the overridden settings by dotted name; the value of a group is the option's name.
 
     Args:
         overrides: The user's overrides, in Hydra's spelling.
@@ -479,7 +480,7 @@ def unsettable(error: BaseException) -> ConfigError | None:
     since it is only available as a local variable of Hydra's function.
 
     Returns:
-        The error, or None if the exception did not come from applying an override.
+        The error, or None if the exception was not raised while applying an override.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         override = frame.f_locals.get("override")

@@ -169,7 +169,7 @@ class SweepStart(Sweeper):
 def job_config(
     context: HydraContext, config: DictConfig, number: int, overrides: Sequence[str]
 ) -> DictConfig:
-    """Compose the configuration of a job and make it current for `${hydra:...}`.
+    """Compose the configuration of a job, and use it to resolve `${hydra:...}`.
 
     Args:
         context: Composes the configuration.
@@ -266,7 +266,7 @@ class LocalLauncher(Launcher):
         return partial(self._run, config)
 
     def _run(self, config: DictConfig) -> JobRecord | None:
-        """Run a job in its process; return its record, or None if it did not finish."""
+        """Run a job in its process; return its record, or None if the job did not finish."""
         before = len(self._task.records)
         with suppress(SystemExit):  # The job has already added its record.
             run_job(
@@ -282,7 +282,7 @@ class LocalLauncher(Launcher):
     def _returned(self, record: JobRecord, overrides: Sequence[str]) -> JobReturn:
         """Return the result of a job for Hydra's sweeper.
 
-        Failures are hidden from Hydra's basic sweeper, since it would stop at the first failure.
+        Failures are hidden from Hydra's basic sweeper, which would stop at the first failure.
         """
         is_failure = bool(record.error) and stops_at_failures(self._config.hydra)
         return JobReturn(
@@ -309,10 +309,10 @@ class RayLauncherConf:
     """CPUs reserved per job (> 0)."""
 
     gpus_per_job: float = 0.0
-    """GPUs reserved per job (>= 0), can be fractional; other GPUs are not visible to the job."""
+    """GPUs reserved per job (>= 0, may be fractional); other GPUs are not visible to the job."""
 
     working_dir: str | None = None
-    """Folder with your modules; Ray copies it to all machines."""
+    """Folder with your modules, which Ray copies to all machines."""
 
 
 class RayLauncher(LocalLauncher):

@@ -186,7 +186,7 @@ def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge changes into nested values: mappings are merged recursively, other values replaced."""
+    """Merge changes into nested values recursively; values that are not mappings are replaced."""
     found = dict(values)
     for key, value in changes.items():
         old = found.get(key)
@@ -199,8 +199,8 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
     """Build the configuration of a command; `node` has the format of `load_config`.
 
-    Adds `_target_` to `algorithm` and `runner`. The error for an unknown key suggests equivalent
-    settings: a key with this name in another section, or for a name from another library.
+    Adds `_target_` to `algorithm` and `runner`. The error for an unknown key suggests keys with the
+    same name in other sections, or the setting that corresponds to the name in a different library.
 
     Raises:
         ConfigError: If a setting is invalid (see `load_config`), or a required option is missing.

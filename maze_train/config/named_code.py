@@ -23,11 +23,11 @@ REGISTRY = "pettingzoo:"
 """Prefix of ids that always select environments of a known package."""
 
 ENV_ID = re.compile(r"env\.(id$|kwargs[.\[])")
-"""Settings that are environment ids, or arguments that may contain one."""
+"""Settings that are environment ids, or arguments that may contain an environment id."""
 
 
 def modules_to_trust(config: TrainConfig) -> list[str]:
-    """Return the modules that another user must list in `trust` to resume the run."""
+    """Return the modules that other users must list in `trust` to resume the run."""
     roots = {
         (module or path.replace(":", ".")).partition(".")[0]
         for _, path, module in names_in(config)

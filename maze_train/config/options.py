@@ -1,4 +1,4 @@
-"""Options of the configuration groups: one YAML file each, `conf/<group>/<name>.yaml`.
+"""Options of the configuration groups: one YAML file `conf/<group>/<name>.yaml` per option.
 
 Only names, raw texts and targets are read, without Hydra or a YAML parser, so that `maze-run
 --help` is fast.
@@ -16,7 +16,7 @@ from maze_train.core.targets import locate
 
 PROGRAM = "maze-run"
 DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
-"""Exit codes."""
+"""Exit codes of `maze-run`."""
 CONFIG_DIR, CONFIG_NAME = ("--config-dir", "-cd"), ("--config-name", "-cn")
 DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
 """Environment variable that enables tracebacks for all errors, as in Hydra."""
@@ -51,7 +51,7 @@ def list_options(group: str, folders: Iterable[str] = ()) -> list[str]:
 
 
 def read_option(group: str, name: str, folders: Iterable[str] = ()) -> str | None:
-    """Return the text of an option, or None. The user's `folders` take precedence."""
+    """Return the text of an option; None if missing. The user's `folders` take precedence."""
     for root in (*map(Path, folders), shipped_root()):
         entry = root.joinpath(*f"{group}/{name}.yaml".split("/"))
         if entry.is_file():
@@ -71,7 +71,7 @@ def _first_line(group: str, name: str, folders: list[str]) -> str:
         return ""
     try:
         text = locate(target[1]).__doc__ or ""
-    except MazeTrainError:  # The class in a user's file may be missing.
+    except MazeTrainError:  # The class named in a user's file might be missing.
         return ""
     return text.strip().partition("\n")[0]
 

@@ -106,7 +106,7 @@ class MazeTrainSearchPath(SearchPathPlugin):
     """The user's folders."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the folders and `gymnasium://`."""
+        """Add the user's folders and `gymnasium://` to the search path."""
         for folder in reversed(self.folders):
             if Path(folder).is_dir():  # Hydra itself reports missing folders.
                 path = f"file://{Path(folder).absolute()}"
@@ -122,7 +122,7 @@ def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
         config_names: Allowed values of `-cn`.
 
     Returns:
-        The completions; None for other overrides, since Hydra completes them.
+        The completions; None for other overrides, which Hydra completes.
     """
     before, _, word = line.rpartition(" ")
     previous = before.rpartition(" ")[2]
@@ -225,7 +225,7 @@ def is_registered(env_id: str) -> bool:
 
         return bool(module_named(env_id))
     if module in SIMULATORS:
-        return True  # Building the environment checks the name.
+        return True  # The name is checked when the environment is built.
     if colon:
         import_for_id(env_id, module, "env")
     if name not in gymnasium.registry:

@@ -1,4 +1,4 @@
-"""Parallel jobs on a cluster: workers on its machines start one process per job."""
+"""Parallel jobs on a cluster: workers on the machines of the cluster start one process per job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALLS = {"begin": "its start", "run": "a job"}
 
 
 class JobWorker(Worker):
-    """Runs jobs sequentially on its machine, each in a separate process.
+    """Runs jobs sequentially on one machine, each in a separate process.
 
     Args:
         folders: Directories required by the jobs.

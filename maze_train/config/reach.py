@@ -32,7 +32,8 @@ of all other settings are matched against `ELSEWHERE`."""
 SERVICES: Mapping[str, str | None] = MappingProxyType(
     {"WandbWriter": None, "MLflowWriter": "tracking_uri"}
 )
-"""Writers that upload metrics, each with the argument for the server; None: always upload."""
+"""Writers that upload metrics, each with the argument for the server; None: the writer always
+uploads."""
 
 ELSEWHERE = re.compile(r"[/\\~$]|[A-Za-z]:[/\\]|.*(://|(^|[/\\])\.\.([/\\]|$))", re.DOTALL)
 """Pattern of URLs and of paths that may lead outside of the working directory."""
@@ -72,7 +73,7 @@ def check_reach(settings: Mapping[str, Any], own: object, where: str) -> None:
 
 
 def _reaching(node: object, own: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the settings that access other directories or the network, except the user's."""
+    """Yield the settings that access other directories or the network, except user settings."""
     if node is own or (type(node) is type(own) and not isinstance(node, Mapping) and node == own):
         return
     if isinstance(node, Mapping):
@@ -81,7 +82,7 @@ def _reaching(node: object, own: object, key: str = "") -> Iterator[tuple[str, o
             return
         for name, value in node.items():
             given = own.get(name, _MISSING) if isinstance(own, Mapping) else _MISSING
-            if name != TARGET:  # Class names are checked by `trust`.
+            if name != TARGET:  # Class names are checked against `trust`.
                 yield from _reaching(value, given, join(key, str(name).replace(".", "/")))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):

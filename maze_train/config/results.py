@@ -56,7 +56,7 @@ def texts_of(value: object) -> list[str]:
 def place_of_name(name: str) -> Path | None:
     """Return the path in `<path>`, `<run>@<version>` or `<run>:<policy>`.
 
-    None if the path does not exist. A plain word such as `auto` is never treated as a path.
+    Returns None if the path does not exist. A plain word such as `auto` is never treated as a path.
     """
     for place in (name, name.rpartition("@")[0], name.rpartition(":")[0]):
         if (os.sep in place or Path(place).suffix) and Path(place).exists():

@@ -1,4 +1,4 @@
-"""Settings of a rollout: a policy plays episodes without learning."""
+"""Settings of a rollout: episodes are run with a policy, without training."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ ONLY_FOR_TRAINING = (
 
 @dataclass(kw_only=True)
 class RolloutConfig(Settings):
-    """Settings of `maze-run rollout`: a policy, an environment, and the episodes to play."""
+    """Settings of `maze-run rollout`: a policy, an environment, and the episodes to run."""
 
     run: str | None = None
-    """Policy to play: a run directory (selects the best policy), the directory of a saved policy
-    (<run>/policies/epoch_<n>), <run>@final, <run>@epoch_<n>, latest (the newest run in outputs/),
-    or hf://<owner>/<name> for a policy on the Hugging Face hub. On the command line, a pattern such
-    as 'runs/a/policies/*' plays each matching policy and writes a table, policies.csv."""
+    """Policy to evaluate: a run directory (selects the best policy), the directory of a saved
+    policy (<run>/policies/epoch_<n>), <run>@final, <run>@epoch_<n>, latest (the newest run in
+    outputs/), or hf://<owner>/<name> for a policy on the Hugging Face hub. On the command line,
+    with a pattern such as 'runs/a/policies/*', each matching policy is evaluated and a table,
+    policies.csv, is written."""
 
     policy: str | dict[str, Any] | None = None
-    """Policy to play instead of `run`: `random`, or `{_target_: dotted path, key: value}` with a
-    class or function that returns a custom policy."""
+    """Policy to evaluate instead of `run`: `random`, or `{_target_: dotted path, key: value}` with
+    a class or function that returns a custom policy."""
 
     policies: dict[str, PolicyConfig] = field(default_factory=dict)
     """Policies of individual agents in multi-agent environments: `{first: <run>, second: random}`,
-    or mappings with `agents` and `source` as in training. All other agents use `run` or
-    `policy`."""
+    or mappings with `agents` and `source` as in training. All other agents are controlled by `run`
+    or `policy`."""
 
     env: EnvConfig | None = None
     """The environment; null: the environment of the run. With `run`, these settings override the
@@ -54,11 +55,11 @@ class RolloutConfig(Settings):
     """
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig)
-    """Runner: `runner=dev` plays episodes in this process, `runner=local` in worker processes.
-    Settings for training, such as `max_wall_time_s`, are not allowed."""
+    """Runner: with `runner=dev`, episodes are run in this process; with `runner=local`, in worker
+    processes. Settings for training, such as `max_wall_time_s`, are not allowed."""
 
     n_episodes: int = 50
-    """Number of episodes to play (>= 1)."""
+    """Number of episodes to run (>= 1)."""
 
     seed: int = 0
     """Seed of the first episode (>= 0); episode j uses `seed + j`."""
@@ -100,12 +101,12 @@ class RolloutConfig(Settings):
     lines (at most one per second)."""
 
     output_dir: str | None = None
-    """Output directory; null: <run>/rollouts/<date>_<time>, or without a run
+    """Output directory; null: <run>/rollouts/<date>_<time>, or, without a run,
     outputs/<env>-<policy>-rollout/<date>_<time>."""
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package, PyTorch and gymnasium that the configuration of `run` may
-    import if another user made the run, such as `[my_envs, my_nets]`. Their code is executed."""
+    import if you did not create the run, such as `[my_envs, my_nets]`. Their code is executed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -218,15 +219,15 @@ class RolloutConfig(Settings):
 
 ENV_NAMES = ("id", TARGET)
 OWN_OF_ENV = (*ENV_NAMES, "kwargs", "max_episode_steps")
-"""Settings of one environment; they are dropped if another environment is selected."""
+"""Settings of one environment; they are dropped if a different environment is selected."""
 
 
 def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
     """Build the configuration of a rollout from plain nested values.
 
-    With `run`, settings in `env` override the run's settings. If `env` selects another environment
-    (`id`, `_target_`), `kwargs` and `max_episode_steps` of the run are dropped, but its wrappers
-    and preprocessing are kept.
+    With `run`, settings in `env` override the run's settings. If `env` selects a different
+    environment (`id`, `_target_`), `kwargs` and `max_episode_steps` of the run are dropped, but the
+    wrappers and preprocessing of the run are kept.
 
     Args:
         node: Values by field of `RolloutConfig`, in the forms that `load_config` accepts:

@@ -36,7 +36,7 @@ class SearchRange(Settings):
     """Step size between values, starting at `low`; null: continuous (or all integers)."""
 
     linear: bool = False
-    """Whether to use the sampled value as start of a linear schedule that decreases to 0."""
+    """Whether to use the sampled value as the start of a linear schedule that decreases to 0."""
 
     choices: list[Any] | None = None
     """List of allowed values, instead of `low` and `high`."""

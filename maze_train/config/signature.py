@@ -88,7 +88,7 @@ def _make_key(folder: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     try:
-        with suppress(FileExistsError):  # Another process created it first.
+        with suppress(FileExistsError):  # Another process created the key first.
             os.link(temporary, KEY, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.unlink(temporary, dir_fd=folder)

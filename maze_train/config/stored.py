@@ -94,7 +94,7 @@ def _problem_of(node: object) -> str:
     for key, value in node.items():
         if not isinstance(key, str) or "." in key:
             return f"{key!r} is not the name of a setting"
-        # A string, or a mapping with `name`, would load an option from another file.
+        # A string, or a mapping with `name`, would load an option from a different file.
         if section_of(sections.get(key)) is not None and not isinstance(value, dict):
             return f"{key} is not a mapping"
         if key in CHOICES and "name" in value:
@@ -107,7 +107,7 @@ class StoredSettings:
     """Configuration read from the file of a run, as plain values."""
 
     path: Path
-    """The file."""
+    """Path of the file."""
 
     values: dict[str, Any]
     """The settings. In a file that this user did not sign, names are instances of `Stored`."""
@@ -142,13 +142,13 @@ class StoredSettings:
 def settings_of_run(
     path: Path, config: TrainConfig, uses: Collection[str] = (), text: str | None = None
 ) -> TrainConfig:
-    """Load the configuration of a run, in order to resume it or to start from its policy.
+    """Load the configuration of a run, to resume the run or to start from its policy.
 
     Args:
         path: The `config.yaml` of the run, or the file that `text` comes from.
-        config: The user's configuration; all names in it are trusted.
+        config: The user's configuration; all names in this configuration are trusted.
         uses: Components of the run that will be built, keys of `PARTS`.
-        text: Content of the file; None to read it.
+        text: Content of the file; None: read from `path`.
 
     Raises:
         ConfigError: If the configuration requires untrusted code.

@@ -51,7 +51,7 @@ class JobRecord:
     """The user's overrides, as on the command line."""
 
     run_dir: str
-    """Output directory of the job; may not exist after a failure."""
+    """Output directory of the job; might not exist after a failure."""
 
     sweep_dir: str = ""
     """Directory of the sweep; empty outside a sweep."""
@@ -145,7 +145,8 @@ class ProcessJob:
     """File for the output of the job."""
 
     work: Callable[[], JobRecord | None]
-    """Function that runs the job in its process and returns the record; None if not finished."""
+    """Function that runs the job in its process and returns the record; None if the job did not
+    finish."""
 
 
 @dataclass
@@ -160,7 +161,7 @@ class StartedJob:
 
     @property
     def outcome(self) -> JobRecord:
-        """Record of the job, available after it has ended."""
+        """Record of the job, available after the job has ended."""
         assert self.result is not None
         return self.result
 
@@ -219,7 +220,7 @@ class JobPool(ABC, Generic[Started]):
                 raise
 
     def _end(self, number: int) -> None:
-        """Forward a signal to the jobs and wait until they end; a third signal kills them."""
+        """Forward a signal to the jobs and wait for their end; a third signal kills the jobs."""
         self.is_ending = True
         for times in count():
             try:
@@ -239,7 +240,7 @@ class JobPool(ABC, Generic[Started]):
 
     @abstractmethod
     def _slots(self) -> AbstractContextManager[None]:
-        """Return a context with free slots."""
+        """Return a context manager that provides free slots."""
 
     @abstractmethod
     def _start(self, slot: int, job: ProcessJob) -> Started:
@@ -249,12 +250,12 @@ class JobPool(ABC, Generic[Started]):
     def _collect(self) -> None:
         """Wait up to `POLL_S` for jobs to end, finish these jobs and free their slots.
 
-        The timeout bounds the delay until a signal received by another thread is handled.
+        The timeout bounds the delay until a signal received by a different thread is handled.
         """
 
     @abstractmethod
     def _signal(self, number: int) -> None:
-        """Send a signal to all jobs; SIGKILL ends them at once."""
+        """Send a signal to all jobs; SIGKILL ends the jobs immediately."""
 
 
 @dataclass

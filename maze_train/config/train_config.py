@@ -52,12 +52,12 @@ class RunnerConfig(Settings):
     the learner's policy acts in all environments, with one exchange per step."""
 
     torch_threads: int = 1
-    """PyTorch threads in the learner, in [0, 1024]. More than 1 is only faster for large networks
-    and batches. 0: PyTorch's default."""
+    """PyTorch threads in the learner, in [0, 1024]. Values above 1 are only faster for large
+    networks and batches. 0: PyTorch's default."""
 
     max_wall_time_s: float = 0.0
-    """Maximum training time in seconds, including the time before a resume; training stops at the
-    end of an update. 0: no limit."""
+    """Maximum training time in seconds, including the time before the run was resumed; training
+    stops at the end of an update. 0: no limit."""
 
     deterministic: bool = False
     """Whether to use only deterministic PyTorch algorithms, for reproducible results on a GPU. This
@@ -73,9 +73,10 @@ class RunnerConfig(Settings):
     function that returns a `maze_train.TrajectoryDataset`."""
 
     check_repeatability: Literal["auto", "never"] = "auto"
-    """Whether a new run tests in a separate process, during the first updates, that episodes are
-    reproducible from seed and actions (required for exact resume), and that environments in one
-    process do not share state. auto: on Linux, if the run has several environments."""
+    """Whether to check the environment of a new run in a separate process, during the first
+    updates: episodes must be reproducible from seed and actions (required for exact resume), and
+    environments in one process must not share state. auto: on Linux, if the run has several
+    environments."""
 
     fast_dev_run: bool = field(default=False, metadata=NEW_RUN)
     """Smoke test: one short epoch (collection, update, evaluation, checkpoint) with a few steps per
@@ -132,7 +133,7 @@ class RemoteRunnerConfig(RunnerConfig):
 
 @dataclass(kw_only=True)
 class LocalRunnerConfig(RemoteRunnerConfig):
-    """Environments in worker processes on this machine; identical results to `dev`."""
+    """Environments in worker processes on this machine; results are the same as with `dev`."""
 
     name: ClassVar[str] = "local"
     place_class: ClassVar[str] = "maze_train.workers.process_pool.LocalProcesses"
@@ -163,7 +164,8 @@ class TrainConfig(Settings):
     """The algorithm: `algorithm=<name>`."""
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig, metadata=ON_RESUME)
-    """Runner: `runner=<name>` executes the run in one process, in several, or on Ray."""
+    """Runner (`runner=<name>`), which executes the run in one process, in several processes, or on
+    Ray."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Evaluation and selection of the best policy."""
@@ -184,7 +186,7 @@ class TrainConfig(Settings):
     as `{_target_: maze_train.StopAtReturn, threshold: 475}`."""
 
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    """Changes of the environments in stages."""
+    """Changes to the environments in stages."""
 
     seed: int | None = None
     """Seed of all random number generators (>= 0); null: drawn at the start and written to
@@ -201,9 +203,9 @@ class TrainConfig(Settings):
     base_run: str | None = None
     """Policy from which training starts, for example a policy trained with bc: a run directory
     (selects the best policy), the directory of a saved policy, `<run>@final`, `<run>@epoch_<n>`, or
-    hf://<owner>/<name> for a policy on the Hugging Face hub. The run uses the network architecture
-    of this policy; critic weights are loaded if both critics are of the same kind. null: new
-    weights."""
+    hf://<owner>/<name> for a policy on the Hugging Face hub. The networks of the run have the
+    architecture of this policy; critic weights are loaded if both critics are of the same kind.
+    null: new weights."""
 
     resume: str | None = field(default=None, metadata=ON_RESUME)
     """Run to resume: a run directory, or the directory of a checkpoint; latest: the newest run in
@@ -211,12 +213,12 @@ class TrainConfig(Settings):
 
     trust: list[str] = field(default_factory=list, metadata=ON_RESUME)
     """Modules other than this package, PyTorch and gymnasium that the configuration of the run in
-    `resume` or `base_run` may import if another user made the run, such as `[my_envs, my_nets]`.
+    `resume` or `base_run` may import if you did not create the run, such as `[my_envs, my_nets]`.
     Their code is executed."""
 
     moved: list[str] = field(default_factory=list, metadata=ON_RESUME)
-    """Settings whose files or runs have moved, such as `[env.kwargs.net_file]`; these settings may
-    have a new path on resume. Not needed if the content is unchanged since the run started."""
+    """Settings whose files or runs have moved, such as `[env.kwargs.net_file]`; the paths in these
+    settings may change on resume. Not needed if the content is unchanged since the run started."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,7 +245,7 @@ class TrainConfig(Settings):
             raise error.below("algorithm") from None
 
     def check_start(self) -> None:
-        """Check that the run is long enough to learn, and that all schedules have a known end.
+        """Check that the run is long enough for training, and that all schedules have a known end.
 
         This check is not part of `__post_init__`, so that results of earlier runs can be loaded.
 
@@ -392,20 +394,20 @@ class TrainConfig(Settings):
 
 @dataclass(kw_only=True)
 class RayRunnerConfig(RemoteRunnerConfig):
-    """Workers as Ray actors, on one machine or a cluster; identical results to `dev`."""
+    """Workers as Ray actors, on one machine or a cluster; results are the same as with `dev`."""
 
     name: ClassVar[str] = "ray"
     place_class: ClassVar[str] = "maze_train.cluster.pool.RayBackend"
 
     address: str = "auto"
     """Ray cluster: `local`: start Ray on this machine for the run; `<head>:<port>`: a running
-    cluster; `auto`: RAY_ADDRESS or the cluster of this machine, otherwise as `local`."""
+    cluster; `auto`: RAY_ADDRESS or the cluster of this machine, otherwise the same as `local`."""
 
     cpus_per_worker: float = 1.0
     """CPUs reserved per worker (> 0)."""
 
     gpus_per_worker: float = 0.0
-    """GPUs reserved per worker (>= 0), can be fractional."""
+    """GPUs reserved per worker (>= 0, may be fractional)."""
 
     cpus_per_learner: float = 1.0
     """CPUs reserved per learner of `learner_group` (> 0), except the first learner, which runs in
@@ -419,8 +421,8 @@ class RayRunnerConfig(RemoteRunnerConfig):
     machine; STRICT_SPREAD: one worker per machine."""
 
     working_dir: str | None = None
-    """Folder with your modules; Ray copies it to all machines. null: the modules must be installed
-    on all machines or be in a shared folder."""
+    """Folder with your modules, which Ray copies to all machines. null: the modules must be
+    installed on all machines or be in a shared folder."""
 
     worker_output: bool = False
     """Whether to show the output of workers and Ray's messages on the console."""

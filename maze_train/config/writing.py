@@ -24,7 +24,7 @@ MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
 def config_text(config: TrainConfig) -> str:
     """Return the configuration of a run as YAML, signed by this user.
 
-    `run_dir`, `resume`, `trust` and `moved` are omitted, so that the file can start another run.
+    `run_dir`, `resume`, `trust` and `moved` are omitted, so that the file can be used for new runs.
     """
     config = replace(config, run_dir=None, resume=None, trust=[], moved=[])
     return signed(dump_yaml(config_to_dict(config)))
@@ -34,7 +34,7 @@ def check_text(text: str) -> None:
     """Check that a configuration file will be readable.
 
     Raises:
-        ConfigError: If the text would not be valid, for example because it is too large.
+        ConfigError: If the text would not be valid, for example because the text is too large.
     """
     try:
         plain_values(text)

@@ -1,4 +1,4 @@
-"""Optional parts of a run, chosen by its settings."""
+"""Optional parts of a run, selected by the settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Assembly:
         """Join the other processes of the run, if torchrun started this one.
 
         Raises:
-            ConfigError: If the settings do not allow it; see `run.torchrun.joined`.
+            ConfigError: If the settings do not support torchrun; see `run.torchrun.joined`.
         """
         from maze_train.learner.parallel import SingleProcess
 
@@ -148,7 +148,7 @@ class Assembly:
         return features
 
     def curriculum_of(self, config: TrainConfig) -> list[Callback]:
-        """Return the callback of the curriculum; empty without a curriculum."""
+        """Return a list with the curriculum callback; empty without a curriculum."""
         if not config.curriculum.stages:
             return []
         from maze_train.training.curriculum import Curriculum
@@ -158,7 +158,7 @@ class Assembly:
     def examination_of(
         self, config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
     ) -> Examination | None:
-        """Return the examination of the environment of a new run; None if it is disabled."""
+        """Return the check of the environment of a new run; None if the check is disabled."""
         if not is_examined(config):
             return None
         from maze_train.run.repeatability import examination_of
@@ -186,7 +186,7 @@ def load_resumed(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
 
 
 def restarted_run() -> str | None:
-    """Return the directory of the run that a restart by torchrun continues; None otherwise."""
+    """Return the directory of the run to resume after a restart by torchrun; None otherwise."""
     variables = TorchrunVariables.read()
     if variables is None or not variables.attempt:
         return None
@@ -202,9 +202,9 @@ def _agent_parts() -> AgentParts:
 
 
 def is_examined(config: TrainConfig) -> bool:
-    """Return whether a new run examines its environment.
+    """Return whether the environment of a new run is checked.
 
-    Runs with a single environment are not examined, since a second instance may not be possible.
+    A single environment is not checked, since a second instance might not be possible.
     """
     is_single = config.runner.concurrency == 1 and config.evaluation.n_episodes == 0
     return (

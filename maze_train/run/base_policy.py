@@ -97,8 +97,8 @@ class BasePolicy:
         """Return the configuration of the new run with the networks of the policy.
 
         Policy settings in `model` are replaced by the settings of the base policy, including the
-        defaults of its algorithm. Explicit settings must be equal, except for the settings of
-        weight initialization and observation statistics.
+        defaults of its algorithm. Explicit settings must equal the settings of the base policy,
+        except for weight initialization and observation statistics.
 
         Args:
             resumed_dir: Directory of a resumed run, whose stored networks are used (the base policy
@@ -123,7 +123,7 @@ class BasePolicy:
             self._check_can_learn(own)
             self._check_settings(named, own)
             if (given.centralized_critic or own["critic_obs"]) and own["shared_trunk"]:
-                own["shared_trunk"] = None  # Trunks of recurrent policies and images are not.
+                own["shared_trunk"] = None  # Recurrent and image policies share no trunk.
         try:
             model = replace(given, **{**own, **named})
             if self.policy is None:
@@ -237,7 +237,7 @@ class BasePolicy:
             raise self._refusal(problem) from error
 
     def _check_settings(self, named: dict[str, Any], own: dict[str, Any]) -> None:
-        """Check that the settings are equal: networks of equal shape may compute other actions."""
+        """Check that the settings are equal; networks of equal shape may differ in function."""
         here, there = _one_by_one(named), _one_by_one(own)
         differing = [name for name in here if name in there and _differs(here[name], there[name])]
         if differing:
@@ -283,7 +283,7 @@ def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differs(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):  # Families of distributions.
+    if isinstance(one, Mapping) and isinstance(other, Mapping):  # Distribution families.
         return {**DEFAULTS, **one} != {**DEFAULTS, **other}
     return bool(one != other)
 

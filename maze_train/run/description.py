@@ -33,7 +33,7 @@ def run_info(
         run: Directory of the run.
         resumed: Checkpoint from which the run is resumed.
         past_rows: Rows of metrics before this checkpoint.
-        is_resumed: Whether the run is resumed; without a checkpoint, it resumes at step 0.
+        is_resumed: Whether the run is resumed; without a checkpoint, the run restarts at step 0.
     """
     name, metric = config.algorithm.name, builder.selection_metric
     plain = with_networks(config_to_dict(config), config.model, config.algorithm, builder.spaces)

@@ -68,7 +68,7 @@ def build_evaluator(
 def build_selection(
     builder: AlgorithmBuilder[Any], model: nn.Module, run: RunDirectory, settings: str
 ) -> BestModelSelection:
-    """Build the selection of the best policy, which only the first process writes.
+    """Build the model selection; only the first process writes the best policy.
 
     Args:
         builder: Builder of the algorithm.
@@ -97,14 +97,15 @@ def final_results(
     selection: BestModelSelection,
     resumed: RunDirectory | None,
 ) -> dict[str, dict[str, float]]:
-    """Test the last and the best policy; empty without an evaluator.
+    """Return the test results of the last and the best policy; empty without an evaluator.
 
     Args:
         builder: Builder of the algorithm.
         evaluator: Plays the episodes of the test.
         trainer: The trainer.
         selection: Model selection of the run.
-        resumed: Directory of a resumed run, whose results are returned if it had already finished.
+        resumed: Directory of a resumed run, whose results are returned if that run had already
+            finished.
     """
     if evaluator is None:
         return {}

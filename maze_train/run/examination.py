@@ -51,7 +51,7 @@ class Findings:
 
 
 def examine(make_env: MakeEnv) -> Findings:
-    """Play an episode prefix alone and in lockstep with another episode, and compare the results.
+    """Play an episode prefix alone and beside a different episode, and compare the results.
 
     Environments that are not deterministic, or that use global random generators, are not checked
     for shared state.
@@ -79,13 +79,14 @@ def examine(make_env: MakeEnv) -> Findings:
 
 
 def replay_difference(make_env: MakeEnv) -> str:
-    """Play an episode prefix and replay it in another environment, as when a run is resumed.
+    """Play an episode prefix and replay it in a second environment, as when a run is resumed.
 
     Args:
         make_env: Builds an environment.
 
     Returns:
-        Description of the difference after the replay; empty if equal up to rounding.
+        Description of the difference after the replay; empty if the results are equal up to
+        rounding.
 
     Raises:
         EnvError: If an environment fails.
@@ -109,7 +110,7 @@ def prefix(envs: EnvSlice, beside: EnvSlice | None = None) -> list[bytes]:
 
     Args:
         envs: The environment.
-        beside: Another environment, which plays another episode in lockstep.
+        beside: A second environment, in which a different episode is played in lockstep.
     """
     pair = [(envs, SEED)] if beside is None else [(envs, SEED), (beside, SEED + 1)]
     policies = [

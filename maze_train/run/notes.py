@@ -89,7 +89,7 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
 
 
 def named(observations: Mapping[str, object]) -> str:
-    """Return the name of the first observation and the number of others as text."""
+    """Return the name of the first observation and the number of other observations as text."""
     key, *others = observations
     also = f" (and {len(others)} others)" if others else ""
     return f"the observation {key!r}{also}" if key else "the observation"
@@ -165,7 +165,7 @@ class EvaluationGapNote(MetricsWriter):
         self._behind: deque[bool] = deque(maxlen=WINDOW)
 
     def start(self, run: RunInfo) -> None:
-        """Start; in a resumed run, process the rows before the checkpoint."""
+        """Start the check; in a resumed run, process the rows before the checkpoint."""
         samples = not run.config.get("algorithm", {}).get("deterministic", False)
         self._is_on = samples and run.config.get("evaluation", {}).get("deterministic", True)
         for row in run.past_rows:

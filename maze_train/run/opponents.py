@@ -37,15 +37,15 @@ class OpponentEvaluator(RolloutEvaluator):
     The evaluated policies control all agents of one team (a single agent if the environment has no
     teams). The opponent controls all other agents that it supports; the remaining agents keep their
     policies. The return of a team is the sum over its agents. The result is a win if the team has a
-    larger return than all teams with the opponent, a loss if it has a smaller return than the best
-    of these teams, and otherwise a draw.
+    larger return than all teams of the opponent, a loss if the team has a smaller return than the
+    best team of the opponent, and otherwise a draw.
 
     Args:
         make_env: See `RolloutEvaluator`.
         n_episodes: Episodes per team and opponent, >= 1.
-        opponents: By name of the opponent, a model for each agent.
+        opponents: Model of each agent, by name of the opponent.
         teams: Agents of each team.
-        seats: Teams that the evaluated policies play, one at a time.
+        seats: Teams that the evaluated policies control, one at a time.
         **kwargs: Further arguments of `RolloutEvaluator`.
     """
 

@@ -55,7 +55,7 @@ class RolloutPolicy:
     """Observation and action space of the policy; None: any."""
 
     deterministic: bool | None = None
-    """Whether the most likely action is taken; None: not a model."""
+    """Whether the most likely action is taken; None: the policy is not a model."""
 
     run_dir: Path | None = None
     """Directory of the run of the policy, if any."""
@@ -75,7 +75,7 @@ class RolloutPolicy:
         return self.label or (self.name if self.run_dir is None else self.name.upper())
 
     def check_spaces(self, env: str, spaces: tuple[Any, Any]) -> None:
-        """Raise if the spaces of the environment differ from the spaces of the policy.
+        """Raise ConfigError if the spaces of the environment differ from the spaces of the policy.
 
         Args:
             env: Name of the environment.
@@ -95,7 +95,7 @@ class RolloutPolicy:
 
 
 def shareable(source: str, saved: SavedPolicy) -> str:
-    """Return the name of a run for files that are shared: no path of this machine."""
+    """Return the name of a run for shared files, without a path of this machine."""
     return source if is_on_hub(source) else saved.run_dir.name
 
 
@@ -109,7 +109,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     Raises:
         ConfigError: If a class of the saved policy is missing, or `policy` is not a policy or
             cannot be built.
-        RunDirectoryError: If the run has no policy, or it is damaged.
+        RunDirectoryError: If the run has no policy, or the policy is damaged.
     """
     if config.run is not None:
         parts = PARTS_OF_POLICY if config.env is not None else (*PARTS_OF_POLICY, *PARTS_OF_ENV)
@@ -137,7 +137,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     agent = agent_maker(found, config.deterministic)
     is_model = model_of(found) is not None
     if not is_given and not is_model:
-        agent = partial(PolicyAgent, build)  # Instances may not support copying.
+        agent = partial(PolicyAgent, build)  # Some instances do not support copying.
     name = str(target).replace(":", ".").rpartition(".")[2].strip("<>")
     chance = config.deterministic if is_model else None
     return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
@@ -181,7 +181,7 @@ class NamedPolicy:
         return RANDOM if self.source == RANDOM else str(self.source[TARGET])
 
     def make_model(self) -> nn.Module:
-        """Build a new model that acts.
+        """Build a new acting model.
 
         Raises:
             ConfigError: If the policy cannot be built, or is not a policy.
@@ -217,13 +217,13 @@ def resolve(
 
 
 OF_RUN = "_of_run"
-"""Suffix for the ID of a run's policy if another policy already has this ID."""
+"""Suffix for the ID of a run's policy if the ID is already used by a different policy."""
 
 
 def with_policies(
     base: RolloutPolicy, config: RolloutConfig, spaces: tuple[Any, Any]
 ) -> RolloutPolicy:
-    """Return the policy of a rollout with `policies`; other agents use the policies of the run.
+    """Return the policy of a rollout for which `policies` is set.
 
     Args:
         base: Policy of the agents without an entry in `policies`.

@@ -27,8 +27,9 @@ class Probe(Generic[T]):
     """Calls a function in a background process that can be abandoned at any time.
 
     The process is forked, so modules are not imported again and only the result is pickled. The
-    output of the process is discarded. If the function raises an exception, dies or exceeds the
-    time limit, the result is None. Child processes of the function are killed at its end.
+    output of the process is discarded. If the function raises an exception or exceeds the time
+    limit, or the process dies, the result is None. Child processes of the function are killed at
+    its end.
 
     Args:
         function: The function to call.
@@ -58,7 +59,7 @@ class Probe(Generic[T]):
         return self._conn.closed
 
     def result(self, wait_s: float = 0.0) -> T | None:
-        """Return the result of the function; None if it failed or has not finished.
+        """Return the result of the function; None if the function failed or has not finished.
 
         Args:
             wait_s: Maximum time in seconds to wait for the result.
@@ -84,7 +85,7 @@ class Probe(Generic[T]):
         if self._process.exitcode is None:  # The ID of an ended process may have been reused.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid or 0, signal.SIGKILL)
-            self._process.kill()  # The process may not have created its process group yet.
+            self._process.kill()  # The process might have no process group yet.
         self._process.join()
         self._process.close()
 

@@ -1,4 +1,4 @@
-"""Record of each start: settings, and in `environment.json` command, code, packages, machine."""
+"""Records of each start of a run: its settings, and its environment in `environment.json`."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ class Start(TypedDict):
 
 
 def record_start(run: RunDirectory, config: TrainConfig, text: str, checkpoint: str | None) -> None:
-    """Write the settings of a start, and append it to `environment.json`.
+    """Write the settings of a start, and append a record of the start to `environment.json`.
 
-    A new run also gets digests of the files that its settings name. If `environment.json` cannot be
-    written, a warning is printed.
+    For a new run, the digests of the files named in the settings are also written. If
+    `environment.json` cannot be written, a warning is printed.
 
     Args:
         run: Directory of the run; must be locked.
         config: Configuration of the run.
-        text: The same as text.
+        text: `config` as text.
         checkpoint: Name of the checkpoint that the run is resumed from.
 
     Raises:

@@ -64,7 +64,7 @@ class Resumption:
         self.checkpoint = self._store.find(self._name)
 
     def read(self) -> Checkpoint | None:
-        """Read the checkpoint to resume from; None without any checkpoint.
+        """Read the checkpoint to resume from; None if there is no checkpoint.
 
         Raises:
             RunDirectoryError: If all checkpoints are damaged, or the checkpoint in `resume` is
@@ -100,7 +100,7 @@ class Resumption:
         return math.nan if best is None else float(best)
 
     def load(self, store: CheckpointStore, config: TrainConfig) -> Checkpoint | None:
-        """Load and check the checkpoint to resume from; None if the run has none.
+        """Load and check the checkpoint to resume from; None without a checkpoint.
 
         Args:
             store: The checkpoints of the run, whose directory must be locked.
@@ -155,7 +155,7 @@ class Resumption:
         return tuple(rows)
 
     def begin(self, store: CheckpointStore, checkpoint: Checkpoint, has_rows: bool) -> None:
-        """Make the checkpoint the latest one; keep a table without valid rows under another name.
+        """Make the checkpoint the latest one; rename a metrics table without valid rows.
 
         Args:
             store: The checkpoints of the run.
@@ -240,7 +240,8 @@ def continued(
         config: The configuration.
         directory: Directory of the run.
         checkpoint: Checkpoint to resume from, which contains the stored settings. None: the run
-            starts again, `config.yaml` contains the stored settings, and all settings may change.
+            restarts at step 0, `config.yaml` contains the stored settings, and all settings may
+            change.
 
     Returns:
         The configuration with the seed of the run, and the random opponents of the run, if any.
@@ -390,7 +391,7 @@ def fitting(checkpoint: Checkpoint) -> Iterator[None]:
     Errors of user-defined code are not converted.
 
     Raises:
-        RunDirectoryError: If the state does not fit.
+        RunDirectoryError: If the state does not match the run.
     """
     try:
         yield
@@ -404,7 +405,7 @@ def fitting(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 OUR_CODE = ("maze_train", "torch", "numpy", "contextlib")
-"""Packages whose errors indicate that a state does not fit."""
+"""Packages whose errors indicate that a state does not match the run."""
 
 
 def passes_other_code(error: BaseException) -> bool:
@@ -414,7 +415,7 @@ def passes_other_code(error: BaseException) -> bool:
 
 
 def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
-    """Return the error for a checkpoint whose state does not fit its run."""
+    """Return the error for a checkpoint whose state does not match the run."""
     return RunDirectoryError(
         f"checkpoint {checkpoint.path} does not fit this run: {problem}. Was the checkpoint copied "
         "from another run, or have the environment's spaces changed?"

@@ -65,7 +65,7 @@ class RolloutResult:
 
 @dataclass(frozen=True)
 class Match:
-    """A policy and the environment that it plays in."""
+    """A policy and its environment."""
 
     policy: RolloutPolicy
     spaces: tuple[Any, Any]
@@ -95,7 +95,7 @@ class RolloutRunner:
         config: The configuration; not modified.
 
     Raises:
-        ConfigError: If parts of the configuration do not fit together.
+        ConfigError: If parts of the configuration are incompatible.
         RunDirectoryError: If the policy of the run is missing or damaged.
     """
 
@@ -252,11 +252,11 @@ class RolloutRunner:
         finally:
             try:
                 close_all([env])
-            except EnvError as error:  # This environment is not used for playing.
+            except EnvError as error:  # No episodes are played in this environment.
                 warn(str(error))
 
     def _make_output_dir(self) -> Path:
-        """Create the directory of the results."""
+        """Create the results directory."""
         given = self.config.output_dir
         taken = [CONFIG, ROLLOUT_FILE, EPISODES_FILE, SUMMARY, VIDEOS]
         if self.config.record_dir is None:
@@ -270,7 +270,7 @@ class RolloutRunner:
         return results_directory("output_dir", given, parent)
 
     def _default_parent(self) -> Path:
-        """Return the default parent of the directory of the results."""
+        """Return the default parent of the results directory."""
         if self.policy.run_dir is not None and not is_on_hub(self.config.run or ""):
             check_enclosed(self.policy.run_dir)
             return RunDirectory(self.policy.run_dir).rollouts
@@ -287,7 +287,8 @@ class RolloutRunner:
         """Open the dataset for the episodes: a new one or `record_dir`.
 
         Raises:
-            ConfigError: If `record_dir` has other spaces, is damaged, or cannot be written.
+            ConfigError: If the dataset in `record_dir` has different spaces, is damaged, or cannot
+                be written.
         """
         env, policy = self._env_settings, match.policy.settings
         try:
@@ -339,8 +340,8 @@ class RolloutRunner:
 def _keep(
     episode: PlayedEpisode, episodes: list[PlayedEpisode], writer: TrajectoryWriter | None
 ) -> None:
-    """Add an episode without its trajectory, which goes to the writer."""
-    # First: if writing fails, the writer keeps the episode, so it must not be added again.
+    """Add an episode without its trajectory, which is passed to the writer."""
+    # Write first: if writing fails, the writer keeps the episode, so it must not be added again.
     episodes.append(replace(episode, trajectory=None))
     if writer is not None and episode.trajectory is not None:
         writer.add(episode.trajectory)
@@ -350,7 +351,7 @@ def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:
     """Return the settings of the environment with a render mode.
 
     Raises:
-        ConfigError: If the settings request another render mode.
+        ConfigError: If the settings request a different render mode.
     """
     if mode is None:
         return env

@@ -106,16 +106,16 @@ class AgentSummary:
 
     win_rate: float
     """Fraction of episodes in which the team of the agent has a larger return (sum over its agents)
-    than every team with another policy; NaN if no team has another policy. In environments without
+    than every team with a different policy; NaN if there is no such team. In environments without
     teams, each agent is a team."""
 
     draw_rate: float
     """Fraction of episodes in which the return of the team equals the largest return of a team with
-    another policy; NaN if no team has another policy."""
+    a different policy; NaN if there is no such team."""
 
     loss_rate: float
     """Fraction of episodes in which the return of the team is smaller than the largest return of a
-    team with another policy; NaN if no team has another policy."""
+    team with a different policy; NaN if there is no such team."""
 
 
 def summarise(
@@ -173,7 +173,7 @@ def _summaries_of_agents(
 class RolloutFiles:
     """Writes the table of episodes and the summary.
 
-    Each row is written immediately, so it remains if the process is killed.
+    Each row is written immediately, so written rows are kept if the process is killed.
 
     Args:
         directory: Directory of the results.

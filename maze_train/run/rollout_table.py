@@ -29,7 +29,7 @@ COLUMNS = (
 def roll_out_each(configs: Mapping[str, RolloutConfig]) -> float:
     """Play episodes with several policies, and write a table of their results.
 
-    After an error, the table contains the policies that have finished.
+    After an error, the table contains the policies whose episodes have finished.
 
     Args:
         configs: Configurations by the name of the policy, with the same output directory (None:

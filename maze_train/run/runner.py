@@ -160,7 +160,7 @@ class TrainingRunner:
         self.close()
 
     def close(self) -> None:
-        """Close environments and evaluators, leave the run; repeated calls do nothing."""
+        """Close environments and evaluators, and leave the processes; repeated calls do nothing."""
         self._closing.close()
         self.processes.leave()
 
@@ -238,13 +238,13 @@ class TrainingRunner:
         evaluators: tuple[Evaluator | None, Evaluator | None],
         writers: list[MetricsWriter],
     ) -> TrainingResult:
-        """Train in a locked directory, in which nothing changes before `_begin`.
+        """Train in a locked directory; the directory does not change before `_begin`.
 
         Args:
             run: The directory.
-            log: Its log, not opened yet.
+            log: Log of the run, not opened yet.
             model: The policy.
-            evaluators: For evaluations during training, and for the test after it.
+            evaluators: Evaluators for training, and for the test after training.
             writers: Writers of metrics.
         """
         config, leftover, is_first = self.config, run.results, not self.processes.rank
@@ -317,12 +317,12 @@ class TrainingRunner:
         leftover: list[Path],
         has_rows: bool,
     ) -> None:
-        """Write the start of the run; called once nothing may refuse it anymore.
+        """Write the first files of the run; called after all checks have passed.
 
         Args:
             run: The directory.
-            log: Its log.
-            store: Its checkpoints.
+            log: Log of the run.
+            store: Checkpoints of the run.
             resumed: Checkpoint whose state was restored; None for a new run.
             leftover: Results of an earlier run in the directory.
             has_rows: Whether rows of metrics before the checkpoint were found.
@@ -348,7 +348,7 @@ class TrainingRunner:
     def _training(
         self, profiler: UpdateProfiler, examination: Examination | None
     ) -> Iterator[None]:
-        """Enter the contexts of training."""
+        """Context manager that enters all contexts of training."""
         config = self.config.runner
         with contextlib.ExitStack() as stack:
             stack.enter_context(

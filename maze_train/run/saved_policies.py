@@ -113,7 +113,7 @@ class SavedPolicy:
         """Return a hint about how to build networks that match the weights.
 
         Args:
-            algorithm: Algorithm that builds networks with other shapes.
+            algorithm: Algorithm that builds networks with different shapes.
             model: Settings of these networks.
         """
         base, wrapper = self.config.algorithm, "policy_wrapper"
@@ -164,7 +164,7 @@ OLD_CRITIC = (
 
 
 def weights_that_differ(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> str:
-    """Describe weights that are missing or have other shapes; empty if all weights match.
+    """Describe weights that are missing or differ in shape; empty if all weights match.
 
     Args:
         saved: Weights of a saved policy or a checkpoint.
@@ -207,7 +207,7 @@ def read_saved_policy(
     uses: Collection[str] = PARTS_OF_POLICY,
     objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> SavedPolicy:
-    """Read the best policy of a run, or another saved policy.
+    """Read a saved policy, by default the best policy of a run.
 
     Args:
         run_dir: Directory of a run, a checkpoint or a saved policy (`<run
@@ -250,7 +250,7 @@ def _read_policy(directory: Path, trust: Sequence[str], own: object) -> _Read:
 
 
 def _read_checkpoint(directory: Path, trust: Sequence[str], own: object) -> _Read:
-    """Read the policy of a checkpoint; the spaces come from saved policies of its run."""
+    """Read the policy of a checkpoint; the spaces are read from saved policies of the run."""
     run = RunDirectory.of_policy(directory)
     with_spaces = next((place for place in run.saved if (place / SPACES).exists()), None)
     if with_spaces is None:

@@ -18,7 +18,7 @@ from maze_train.training.features import BuildFeatures
 
 
 def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunProcesses:
-    """Join the other processes of the run, and limit notes to the first process.
+    """Join the other processes of the run; notes are only printed in the first process.
 
     Raises:
         ConfigError: If a setting does not support several processes; see also `TorchrunProcesses`.
@@ -30,7 +30,7 @@ def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunProcess
 
 
 def with_exchange(features: BuildFeatures, processes: SingleProcess) -> BuildFeatures:
-    """Return the optional parts of an algorithm with exchange of experience and gradients."""
+    """Add the exchange of experience and gradients to the optional parts of an algorithm."""
     assert isinstance(processes, TorchrunProcesses)
     return replace(
         features,

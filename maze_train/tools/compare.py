@@ -171,7 +171,7 @@ def differing_code(runs: Sequence[Run]) -> list[str]:
 
 
 def repository_names(folders_of_runs: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Return a name for each repository: the shortest end of its path that is unique in each run.
+    """Return a name for each repository: the shortest path suffix that is unique in each run.
 
     Args:
         folders_of_runs: Directories of the repositories of each run. Directories of different runs

@@ -58,7 +58,7 @@ class Group:
         return (self.algorithm, *self.settings)
 
     def label(self, keys: Sequence[str]) -> str:
-        """Return algorithm and settings, such as `ppo algorithm.lr=0.001`."""
+        """Return the algorithm and the settings, such as `ppo algorithm.lr=0.001`."""
         values = [f"{k}={short(value)}" for k, value in zip(keys, self.settings, strict=True)]
         return " ".join([self.algorithm, *values])
 
@@ -166,7 +166,7 @@ def overall(
         groups: All groups.
         metric: Metric to compare.
         mode: `max` if larger values are better, otherwise `min`.
-        bounds: Values of the normalised scores 0 and 1, by environment.
+        bounds: Metric values that correspond to normalised scores of 0 and 1, by environment.
         n: Number of bootstrap resamples.
 
     Returns:
@@ -233,7 +233,7 @@ COLORS = (
 blindness."""
 
 LINES = ("-", "--", "-.", ":")
-"""Line styles of the curves, repeated."""
+"""Line styles of the curves, used cyclically."""
 
 N_POINTS = 200
 """Maximum number of points of a curve over several runs."""

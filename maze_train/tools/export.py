@@ -1,4 +1,4 @@
-"""Export of a policy to a file, after comparing the outputs of both."""
+"""Export of a policy to a file, after comparing the outputs of policy and file."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def played_observations(env: Any, policy: Any) -> dict[str, Array]:
 def observations_of_agent(
     observations: Mapping[str, Array] | None, agent: str, number: int
 ) -> dict[str, Array]:
-    """Return the observations at which an agent acted, repeated; empty if the agent never acted.
+    """Return the observations at which an agent acted, repeated to 1000; empty if there are none.
 
     Args:
         observations: Observations of all agents by leaf, `[1000, ...]`, or None.
@@ -329,8 +329,8 @@ def drawn_observations(
 ) -> dict[str, Array]:
     """Sample observations from a space by leaf, `[1000, ...]`, with a fixed seed.
 
-    Floats are standard normal, clipped to their bounds; all other values are uniform. At least one
-    action is legal.
+    Floats are standard normal, clipped to their bounds; all other values are uniform. In each
+    observation, at least one action is legal.
     """
     found = {key: _drawn(leaf) for key, leaf in flat_spaces(observation_space).items()}
     masks = mask_layout(observation_space, action_space)
@@ -355,7 +355,7 @@ def differences(
 ) -> Differences:
     """Compare the outputs of a file and of the policy, for two batch sizes.
 
-    Recurrent policies are compared over several steps, each with the state of the policy.
+    Recurrent policies are compared over several steps; each step starts from the policy's state.
 
     Args:
         policy: The policy.
@@ -455,7 +455,7 @@ def run_export(config: ExportConfig) -> Export:
         ConfigError: If a setting is invalid, or a policy has no networks.
         ExportError: If the policy cannot be traced, or the outputs of the file differ.
         MissingExtraError: If a package that the format requires is not installed.
-        RunDirectoryError: If there is no policy, or it is damaged.
+        RunDirectoryError: If the policy is missing or damaged.
     """
     saved = read_saved_policy(config.run, config.trust)
     policy = TrainedPolicy(saved.make_model(), *saved.spaces)
@@ -479,13 +479,13 @@ def export_policy(
     env: Any = None,
     observations: Mapping[str, Array] | None = None,
 ) -> Export:
-    """Export a policy to one file, after comparing the outputs of both.
+    """Export a policy to one file, after comparing the outputs of policy and file.
 
     Args:
         policy: The policy.
         output: Path of the file; an existing file is overwritten.
         format: `onnx` or `torch_export`.
-        agent: In multi-agent environments, the agent to export; None exports all agents.
+        agent: In multi-agent environments, the agent to export; None: all agents.
         env: Environment that provides observations for the comparison, see `RolloutGenerator`;
             None: sample observations from the observation space.
         observations: Observations by leaf, `[1000, ...]`, used instead of `env`.
@@ -538,7 +538,7 @@ def policy_of_agent(policy: TrainedPolicy, agent: str) -> tuple[int, TrainedPoli
 
 
 def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return dtype and shape of tensors by name; the first dimension is shown as n."""
+    """Return the dtype and shape of tensors by name; the first dimension is shown as n."""
     return {
         name: f"{str(x.dtype).removeprefix('torch.')} [{', '.join(map(str, ['n', *x.shape[1:]]))}]"
         for name, x in tensors.items()

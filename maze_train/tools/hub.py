@@ -45,8 +45,8 @@ SHOWN = ("env", "model", "policies", "algorithm")
 
 SHARED = (*SHOWN, "policies_to_train", "seed", "total_steps")
 SHARED_OF_RUNNER = ("concurrency", "envs_per_actor", "dataset")
-"""Settings that are published because they affect the results. Other settings are private, such as
-directories, and writers and callbacks with addresses and tokens."""
+"""Settings that are published because they affect the results. Other settings, such as directories
+or the addresses and tokens of writers and callbacks, are private."""
 
 SHARED_TEXTS = (
     *("env.id", f"*.{TARGET}", "policies.*.agents", "policies_to_train"),
@@ -99,7 +99,7 @@ def score_of_epoch(run_dir: Path, epoch: int | None) -> Score | None:
 
 
 def _row_of(run_dir: Path, epoch: int | None) -> Mapping[str, float]:
-    """Return the metrics of an epoch; empty if there are none."""
+    """Return the metrics of an epoch; empty if there are no metrics."""
     return next((row for row in RunDirectory(run_dir).rows() if row.get(EPOCH) == epoch), {})
 
 
@@ -249,8 +249,8 @@ def shared_settings(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings to publish with a policy, as plain values.
 
-    Numbers, flags, predefined choices and the texts in `SHARED_TEXTS` are published. Any other text
-    may be a path or a secret and is replaced by `OMITTED`.
+    Numbers, Booleans, predefined choices and the texts in `SHARED_TEXTS` are published. Any other
+    text may be a path or a secret and is replaced by `OMITTED`.
 
     Args:
         config: The settings.
@@ -301,7 +301,8 @@ class PushedPolicy:
     """An uploaded policy."""
 
     name: str
-    """Name for `load_policy`: `hf://<owner>/<name>`, with the revision unless it is main."""
+    """Name for `load_policy`: `hf://<owner>/<name>`, with the revision unless the revision is
+    `main`."""
 
     url: str
     """Address of the commit."""

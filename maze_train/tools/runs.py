@@ -91,7 +91,7 @@ class Run:
         return None
 
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
-        """Return steps, seconds and values of all rows with a finite metric."""
+        """Return the steps, seconds and metric values of all rows in which the metric is finite."""
         found = [(row[ENV_STEPS], row.get(WALL_TIME, np.nan), row.get(metric)) for row in self.rows]
         points = [point for point in found if point[2] is not None and np.isfinite(point[2])]
         steps, seconds, values = np.array(points, np.float64).reshape(-1, 3).T
@@ -204,7 +204,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
 
 
 def code_of(directory: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return versions and commits at the last start of a run; see `Run`.
+    """Return the versions and commits recorded at the last start of a run; see `Run`.
 
     Damaged files and values of unexpected types in `environment.json` are ignored.
     """
@@ -247,7 +247,7 @@ def _with_loss(
 def _stopped(
     directory: Path, settings: Mapping[str, Any], rows: Sequence[MetricsRow], error: str
 ) -> str:
-    """Return the reason why a run did not finish; empty if it finished or the reason is unknown."""
+    """Return the reason why a run did not finish; empty if there is no known reason."""
     summary = RunDirectory(directory).read_summary()
     if not summary:
         is_written = settings.get("tracking", {}).get("summary", False)

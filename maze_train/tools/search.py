@@ -80,10 +80,10 @@ MAY_DIFFER = ("tracking", "checkpoint", "trust", "moved")
 
 
 def open_journal(directory: Path) -> BaseStorage:
-    """Open the storage of the study in a directory; each process must open it separately.
+    """Open the storage of the study in a directory; each process must open the storage separately.
 
     Raises:
-        RunDirectoryError: If the file cannot be read, or is another journal.
+        RunDirectoryError: If the file cannot be read, or is a different journal.
     """
     storages = optuna().storages
     path = directory / JOURNAL
@@ -111,7 +111,7 @@ def reading_journal(directory: Path) -> Iterator[None]:
 
 
 def release_journal(directory: Path) -> None:
-    """Remove the journal lock of a killed process, since it would block Optuna.
+    """Remove the journal lock of a killed process, since the lock would block Optuna.
 
     No other process may use the directory.
 
@@ -126,7 +126,7 @@ def release_journal(directory: Path) -> None:
 
 
 def open_study(storage: BaseStorage, mode: str) -> Study:
-    """Return the study in a storage; create it if it is missing.
+    """Return the study in a storage; create a missing study.
 
     Args:
         storage: The storage.
@@ -206,7 +206,7 @@ class TrialRecord(JobRecord):
     """Record of a finished trial; the objective is the value of the trial."""
 
     pruned_at: int = 0
-    """Percentage of the run at which the trial was pruned; 0 if it finished."""
+    """Percentage of the run at which the trial was pruned; 0 if the trial was not pruned."""
 
     word: ClassVar[str] = "trial"
 
@@ -228,7 +228,7 @@ class TrialTask:
 
     mode: Literal["max", "min"]
     value: str
-    """`best` or `final`."""
+    """Value of a run: `best` or `final`; see `SearchConfig.value`."""
 
     pruner: Any
     """Pruner of Optuna."""
@@ -243,7 +243,8 @@ class PruningCallback(Callback):
     """Reports the metric of a run to the study, and stops the run if the pruner returns True.
 
     Trials may have epochs of different lengths, so values are reported on a common grid of
-    percentages of the run. The value at a grid point is the latest metric at that time.
+    percentages of the run. The value at a grid point is the latest value of the metric at that
+    time.
 
     Args:
         task: The trial.
@@ -295,7 +296,7 @@ def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
 
 
 def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
-    """Start or resume a run; return the value and the percentage at which it was pruned.
+    """Start or resume a run; return its value and the percentage at which the run was pruned.
 
     Raises:
         TrainingError: If the run has no finite value of the metric.
@@ -473,7 +474,7 @@ class _Search:
         new_figure(1.0, 1.0)
 
     def _write(self, is_final: bool = True, with_picture: bool = True) -> SearchResult:
-        """Write the tables; while the study runs, errors are only printed as a warning."""
+        """Write the tables; while the study runs, errors are only printed as warnings."""
         result = self._result()
         has_picture = with_picture and bool(result.best)
         figure = draw_search(result, self.study, self.space) if has_picture else None
@@ -489,10 +490,10 @@ class _Search:
         return result_of(self.study, self.space, self.directory, self.metric, self.given)
 
     def _jobs(self) -> Iterator[ProcessJob]:
-        """Yield interrupted trials, then new trials; each is sampled when a process is free."""
+        """Yield interrupted trials, then new trials that are sampled when a process is free."""
         for trial in self.study.get_trials(states=(self.states.RUNNING,)):
             if trial.params.keys() == self.space.ranges.keys():
-                with reading_journal(self.directory):  # The stored choices may differ.
+                with reading_journal(self.directory):  # The stored choices might differ.
                     job = self._job(trial)
                 yield job
             else:  # The process was killed while sampling the settings.
@@ -509,7 +510,7 @@ class _Search:
                 return
             # A new sampler per trial, so that a resumed study samples the same settings.
             self.study.sampler = part_named("sampler", self.config.sampler, self.seed + number)
-            with reading_journal(self.directory):  # The stored choices may differ.
+            with reading_journal(self.directory):  # The stored choices might differ.
                 trial_number = self.study.ask(self.space.distributions).number
                 job = self._job(self.study.trials[trial_number])
             yield job

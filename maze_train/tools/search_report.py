@@ -57,7 +57,7 @@ def optuna() -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Format a value as on the command line; other objects as the name of their class."""
+    """Format a value as on the command line; other objects are shown by their class name."""
     plain = str(value) if isinstance(value, str) else value
     try:
         text: str = dump_yaml([plain], default_flow_style=True, width=2**31 - 1)
@@ -73,7 +73,7 @@ def shown(text: str) -> str:
 
 
 def short_names(keys: Collection[str]) -> dict[str, str]:
-    """Return short names of settings: the last part if it is unique."""
+    """Return short names of settings: the last part of each dotted name, if unique."""
     last = [key.rpartition(".")[2] for key in keys]
     return {
         key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
@@ -102,7 +102,7 @@ class Space:
             str, dict[str, str]
         ] = {}  # Text of each choice by text of the converted setting.
         self.distributions = {key: self._distribution(key) for key in self.ranges}
-        """Distributions of Optuna by setting; choices are texts."""
+        """Optuna distributions by setting; choices are represented as text."""
 
     def place(self, key: str, text: str) -> float:
         """Return the x position of a value: the value itself or the index of the choice."""
@@ -117,7 +117,7 @@ class Space:
         """Return Optuna's parameters for the configured settings.
 
         Raises:
-            ConfigError: If a setting is not a value of its range.
+            ConfigError: If a configured value is outside of the range of its setting.
         """
         values, params = config_to_dict(config), {}
         param: Any
@@ -133,7 +133,7 @@ class Space:
         return params
 
     def _number(self, key: str, value: Any) -> tuple[float | None, str]:
-        """Return the number in a range for a value of a setting.
+        """Convert a value of a setting to a number in the range of the setting.
 
         Returns:
             The number and an empty text, or None and the reason.

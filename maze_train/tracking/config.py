@@ -38,8 +38,8 @@ class TrackingConfig(Settings):
     """Whether to write summary.json at the end of the run."""
 
     git_diff: bool = True
-    """Whether to write uncommitted changes to tracked files in the git repositories of the run to
-    environment.json. The commits are always recorded."""
+    """Whether to record uncommitted changes to tracked files in environment.json, for the git
+    repositories of the run. The commits are always recorded."""
 
     plot: bool = True
     """Whether to draw plots/learning_curve.png at the end of the run and, for self-play, to write

@@ -148,7 +148,7 @@ class Screen(Console):
     """Standard output that raises OSError on a closed pipe instead of exiting the process."""
 
     def on_broken_pipe(self) -> None:
-        """Redirect output to the null device and raise; the tracker then drops the console."""
+        """Send output to the null device and raise OSError, so the tracker drops the console."""
         abandon_output()
         raise BrokenPipeError("standard output was closed")
 
@@ -340,7 +340,7 @@ class _Status:
         return f"{done:>5}{limit}"
 
     def outcome(self, summary: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
-        """Return name and text of each line of the summary."""
+        """Return the name and the text of each line of the summary."""
         found = dict(summary)
         elapsed = found.get("wall_time_s", now - self.started_at)
         speed = found.get("steps_per_second", self.speed(now))
@@ -380,7 +380,7 @@ class _Status:
 
 
 def time_shares(seconds: Mapping[str, float]) -> str:
-    """Format the time of the parts of a run in percent; empty if unknown.
+    """Format the fractions of the time spent in the parts of a run in percent; empty if unknown.
 
     Args:
         seconds: Sums of `TIMES` over the run.

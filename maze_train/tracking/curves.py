@@ -71,7 +71,7 @@ class LearningCurveWriter(MetricsWriter):
         self._has_league = any(key.startswith(LEAGUE) for row in self._rows for key in row)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Keep a row."""
+        """Store a row of metrics."""
         self._rows.append(row)
         self._has_league = self._has_league or any(key.startswith(LEAGUE) for key in row)
         if EVAL_RETURN in row:
@@ -92,8 +92,8 @@ class LearningCurveWriter(MetricsWriter):
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:
     """Draw the returns of a run without the global state of pyplot.
 
-    Draws results against an opponent if they select the best policy. Draws losses if the run has no
-    returns and a loss selects the best policy.
+    If results against an opponent select the best policy, these results are drawn. If the run has
+    no returns and a loss selects the best policy, losses are drawn.
 
     Args:
         rows: Rows of metrics in the order of epochs.
@@ -149,7 +149,8 @@ def write_leagues(rows: Sequence[Mapping[str, float]], plots: Path, title: str) 
     """Write `league_<policy>.csv` and `.png` for each policy that played against snapshots.
 
     Each row of the table is an epoch. Columns are the Elo rating of the policy and, for each
-    snapshot, the mean points of the policy against it in this epoch (empty without episodes).
+    snapshot, the mean points of the policy against this snapshot in the epoch (empty without
+    episodes).
 
     Args:
         rows: Rows of metrics in the order of epochs.
@@ -174,7 +175,7 @@ def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], titl
     """Draw the points against snapshots and the rating over epochs.
 
     Args:
-        table: Epoch, rating, and points by number of the snapshot; None for no value.
+        table: Epoch, rating, and points by number of the snapshot; None: no value.
         numbers: Indices of the snapshots.
         title: Title of the figure.
     """

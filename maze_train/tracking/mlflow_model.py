@@ -49,7 +49,7 @@ def save_model(policy: Path, folder: Path) -> None:
 
 
 def _signature(policy: Path) -> Any:
-    """Return batches of observations as inputs and batches of actions as outputs."""
+    """Return the signature: batches of observations as inputs, batches of actions as outputs."""
     found, models = read_json(policy / SPACES), importlib.import_module("mlflow.models")
     inputs = _schema(space_from_dict(found["observation_space"]))
     return models.ModelSignature(inputs, _schema(space_from_dict(found["action_space"])))

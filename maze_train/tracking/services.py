@@ -39,7 +39,7 @@ from maze_train.tracking.mlflow_model import MODEL, save_model
 from maze_train.tracking.tracker import ENV_STEPS, TOTAL_S, MetricsWriter, RunInfo
 
 FILMS = "*.mp4"
-"""Patterns of files in the run directory that are uploaded in addition to the best policy."""
+"""Pattern of the files in the run directory that are uploaded in addition to the best policy."""
 
 WANDB, ARTIFACTS = COPIES = ("wandb", "mlartifacts")
 """Directories of the tracking packages, which contain copies of the run's files."""
@@ -75,14 +75,14 @@ class ServiceWriter(MetricsWriter):
 
     @abstractmethod
     def _log_row(self, row: Mapping[str, float], timestamp: float) -> None:
-        """Log a row, unless the service has it because its epoch is repeated after a resume."""
+        """Log a row; skip rows that the service already has from before a resume."""
 
     def write(self, row: Mapping[str, float]) -> None:
         """Log one row."""
         self._log_row(row, time.time())
 
     def _write_past(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Log the rows before a checkpoint, at the times relative to the last one."""
+        """Log the rows before a checkpoint, with times relative to the last of these rows."""
         for row in rows:
             self._log_row(row, time.time() + row.get(TOTAL_S, 0.0) - rows[-1].get(TOTAL_S, 0.0))
 
@@ -108,7 +108,7 @@ class ServiceWriter(MetricsWriter):
 
     @property
     def _best_policy(self) -> dict[str, Path]:
-        """Files of the best policy by name; empty if none was saved."""
+        """Files of the best policy by name; empty if no policy was saved."""
         directory = self._run_dir and self._run_dir / BEST
         return {} if not directory or directory.is_symlink() else _named_files(directory, "*")
 
@@ -251,14 +251,14 @@ class WandbWriter(ServiceWriter):
 
     @contextmanager
     def _data_below(self) -> Iterator[None]:
-        """Let wandb copy artifacts to the directory of its files instead of the home directory.
+        """Make wandb copy artifacts to the run directory instead of the home directory.
 
-        With the copies there, an offline run can be uploaded from another machine.
+        With these copies, an offline run can be uploaded from a different machine.
         """
         if self._folder is None or DATA_DIR in os.environ:
             yield
             return
-        os.environ[DATA_DIR] = str(self._folder.absolute() / WANDB)  # There is no argument for it.
+        os.environ[DATA_DIR] = str(self._folder.absolute() / WANDB)  # No argument of wandb.init.
         try:
             yield
         finally:
@@ -366,7 +366,7 @@ class MLflowWriter(ServiceWriter):
             self._client.log_batch(self._run_id, params=params[i : i + _MLFLOW_PARAMS_PER_CALL])
 
     def _continue(self, run_id: str) -> bool:
-        """Continue an MLflow run; return False if it was deleted."""
+        """Continue an MLflow run; return False if the run was deleted."""
         try:
             if self._client.get_run(run_id).info.lifecycle_stage != "active":
                 return False
@@ -412,7 +412,7 @@ class MLflowWriter(ServiceWriter):
             return
         with self._calls():
             self._log_metrics(row, timestamp, step)
-            if self._group:  # Only now, since other writers could have prevented the start.
+            if self._group:  # Not in `start`: other writers could prevent the start.
                 self._join(self._group)
                 self._group = ""
 
@@ -492,9 +492,9 @@ class MLflowWriter(ServiceWriter):
         """Return the id of the experiment; create the experiment if it does not exist.
 
         Args:
-            artifacts: Required artifact location; None: any location. If an existing experiment has
-                another location (the run was moved, or made by another user), a new experiment with
-                a number in its name is created.
+            artifacts: Required artifact location; None: any location. If the location of an
+                existing experiment differs (the run was moved, or was made by a different user), a
+                new experiment with a number in its name is created.
         """
         for name in chain([self._experiment], (f"{self._experiment}-{i}" for i in count(2))):
             known = self._client.get_experiment_by_name(name)
@@ -511,7 +511,7 @@ class MLflowWriter(ServiceWriter):
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
-        """Convert MLflow errors to OSError, without the login of the server."""
+        """Convert MLflow errors to OSError, omitting the server's login data."""
         try:
             yield
         except self._mlflow.MlflowException as error:

@@ -69,7 +69,7 @@ class TensorBoardWriter(MetricsWriter):
             make_folders(run.run_dir / run.name)  # TensorBoard itself follows links.
             self._writer = SummaryWriter(str(run.run_dir / run.name), purge_step=purge_step)
             settings = dump_yaml(plain_json(run.config))
-            self._writer.add_text("config", indent(settings, "    "))  # Code in Markdown.
+            self._writer.add_text("config", indent(settings, "    "))  # Indented: code in Markdown.
             self._open_session(run.run_dir / run.name / SESSION_FILE)
         return self._writer
 
@@ -93,7 +93,7 @@ class TensorBoardWriter(MetricsWriter):
         self._add_to_session(SESSION_START_INFO_TAG, session_start_info=start)
 
     def _add_to_session(self, tag: str, **content: Message) -> None:
-        """Write a summary for TensorBoard's plug-in of hyperparameters."""
+        """Write a summary for TensorBoard's hyperparameter plug-in."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams.metadata import NULL_TENSOR, create_summary_metadata

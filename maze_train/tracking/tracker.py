@@ -88,7 +88,7 @@ class RunInfo:
 
     @property
     def opponent(self) -> str:
-        """Opponent whose results select the best policy; empty if another metric is used."""
+        """Opponent whose results select the best policy; empty without opponents."""
         return self.metric.split("/")[1][3:] if self.metric.startswith("eval/vs_") else ""
 
     def is_better(self, score: float, best: float) -> bool:
@@ -104,18 +104,19 @@ class MetricsWriter:
     a process. If a method raises OSError, a warning is printed and training continues; without
     `recovers`, the writer is dropped.
 
-    If `start` raises another exception, the run does not start. Since the run directory must then
-    be unchanged, writers open their files in the first `write`.
+    If `start` raises an exception other than OSError, the run does not start. Since the run
+    directory must then be unchanged, writers open their files in the first `write`.
     """
 
     recovers: ClassVar[bool] = False
     """Whether unwritten rows are kept after an error; `write`, `sync` and `finish` then retry."""
 
     is_kept: ClassVar[bool] = True
-    """Whether the files are required results: missing files are an error."""
+    """Whether the files are required results, so that missing files are an error."""
 
     filename: str = ""
-    """Path relative to the run directory, for messages; empty without a file or for several."""
+    """Path relative to the run directory, for messages; empty without a file or with several
+    files."""
 
     def start(self, run: RunInfo) -> None:
         """Prepare to write the rows of a run."""
@@ -127,7 +128,7 @@ class MetricsWriter:
         """Show progress within an epoch.
 
         Args:
-            progress_fraction: Fraction of the running epoch that is done, in [0, 1].
+            progress_fraction: Completed fraction of the current epoch, in [0, 1].
             env_steps: Environment steps since the start of training.
         """
 
@@ -206,7 +207,7 @@ class Tracker:
         """Show progress within an epoch.
 
         Args:
-            progress_fraction: Fraction of the running epoch that is done, in [0, 1].
+            progress_fraction: Completed fraction of the current epoch, in [0, 1].
             env_steps: Environment steps since the start of training.
         """
         self._forward(lambda writer: writer.advance(progress_fraction, env_steps))
@@ -237,7 +238,7 @@ class Tracker:
         self._forward(lambda writer: writer.finish(summary), retries=True)
 
     def close(self) -> None:
-        """Close all writers, even if one of them fails; may be called more than once."""
+        """Close all writers, even if a writer fails; may be called more than once."""
         writers, self._writers = self._writers, []
         failure: Exception | None = None
         for writer in writers:
@@ -389,7 +390,7 @@ class CSVWriter(MetricsWriter):
                 file.close()
 
     def _take(self, row: Mapping[str, float]) -> bool:
-        """Keep a row; return whether it has new columns."""
+        """Store a row; return whether the row has new columns."""
         self._rows.append(row)
         has_new = not row.keys() <= set(self._columns)
         if has_new:
@@ -402,7 +403,7 @@ class CSVWriter(MetricsWriter):
         self.close()
         if not self._may_replace:
             make_folders(self._path.parent)
-            with contextlib.suppress(FileNotFoundError):  # The file may belong to another run.
+            with contextlib.suppress(FileNotFoundError):  # The file may belong to a different run.
                 os.replace(self._path, self._path.with_suffix(".previous.csv"))
             self._may_replace = True
         with atomic_write(self._path) as new:

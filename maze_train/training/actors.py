@@ -1,4 +1,4 @@
-"""Actors: copies of the policy that collect experience in the processes of their environments."""
+"""Actors: copies of the policy that collect experience in the environment processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def build_actors(
 
 
 def make_actors(builder: AlgorithmBuilder[Any]) -> DistributedActors:
-    """Build the actors of `runner.envs_per_actor`."""
+    """Build the actors requested by `runner.envs_per_actor`."""
     context = builder.context
     per_actor, place = context.config.runner.envs_per_actor, context.place
     num_actors = builder.num_envs // per_actor
@@ -67,7 +67,7 @@ def make_actors(builder: AlgorithmBuilder[Any]) -> DistributedActors:
 def make_actor_collector(
     builder: AlgorithmBuilder[Any], acting: Any, num_steps: int, settings: Mapping[str, Any]
 ) -> ActorCollector:
-    """Build the collector of rollouts on the actors of a builder."""
+    """Build the collector that gathers rollouts from the builder's actors."""
     actors: Any = builder.env
 
     def forget(lost: Array) -> None:
@@ -93,4 +93,4 @@ def worker_use(actors: DistributedActors) -> tuple[float, int] | None:
 
 
 PARTS = ActorParts(make_actors, make_actor_collector, worker_use)
-"""The actors of A2C and PPO, as a builder uses them."""
+"""Functions that create the actors of A2C and PPO."""

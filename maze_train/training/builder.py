@@ -51,7 +51,7 @@ from maze_train.training.trainer import Trainer, TrainerServices
 from maze_train.workers.backends import WorkerBackend
 
 MAX_IDLE = 100
-"""Maximum number of consecutive rollouts in which no agent of a policy without statistics acts."""
+"""Maximum number of consecutive rollouts in which a policy without statistics never acts."""
 
 
 def build_vector_env(
@@ -115,7 +115,7 @@ def build_vector_env(
 
 
 def close_quietly(env: Any) -> None:
-    """Close environments; errors become warnings, since training has already finished."""
+    """Close environments; report errors as warnings, since training has already finished."""
     try:
         env.close()
     except EnvError as error:
@@ -164,11 +164,11 @@ class BuildContext(Generic[Config]):
         place: Backend of the workers: this process, other processes, or Ray.
         seeds: Seeds of named random streams.
         device: Device of the learner and its models.
-        run_dir: Directory of the run, which may not exist yet.
+        run_dir: Directory of the run, which might not exist yet.
         features: Optional parts selected by the settings.
         has_checkpoint: Whether the run resumes from a checkpoint.
         read_checkpoint: Reads the checkpoint to resume from; returns None without a checkpoint.
-        env_calls: Calls of environments by callbacks.
+        env_calls: Environment method calls requested by callbacks.
         processes: Processes of the run.
         closing: Closes the objects registered here at the end of the run.
         notify: Prints a line for the user.
@@ -270,8 +270,8 @@ def check_fits(env: MazeVectorEnv, num_steps: int) -> None:
 class AlgorithmBuilder(ABC, Generic[Config]):
     """Builds the model, the learner and the trainer of an algorithm.
 
-    A run calls `build_model`, `prepare`, `build_evaluators`, `build_trainer` and `before_training`,
-    in this order; `build` calls all of these except `before_training`.
+    The runner calls `build_model`, `prepare`, `build_evaluators`, `build_trainer` and
+    `before_training`, in this order; `build` calls all of these except `before_training`.
     `AlgorithmConfig.builder_class` names the builder of an algorithm.
 
     Args:
@@ -308,7 +308,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         Called before the run directory is created, so that a failure leaves no directory.
 
         Raises:
-            ConfigError: If a configured part has the wrong type or does not fit.
+            ConfigError: If a configured component has the wrong type or is incompatible with the
+                run.
         """
         context = self.context
         learner = self.build_learner(model)
@@ -375,26 +376,26 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def total_envs(self) -> int:
-        """Number of environments of all processes, the columns of a rollout."""
+        """Number of environments in all processes, equal to the number of columns of a rollout."""
         return self.env.num_envs * self.context.processes.count
 
     @property
     def task_name(self) -> str:
-        """Name of the task in names of runs."""
+        """Name of the task, used in run names."""
         return env_name(self.config.env)
 
     @property
     def step_label(self) -> str:
-        """Name of the counted steps, for messages."""
+        """Name of the unit in which steps are counted, for messages."""
         return "environment steps"
 
     @property
     def selection_metric(self) -> str:
-        """Metric that selects the best policy; some algorithms require `prepare` before."""
+        """Metric that selects the best policy; for some algorithms, call `prepare` first."""
         return self.config.evaluation.selection_metric
 
     def model_maker(self) -> Callable[[], nn.Module]:
-        """Return a function that builds the model; each call gives identical initial weights."""
+        """Return a function that builds the model with the same initial weights on each call."""
         context = self.context
         return partial(
             make_model if self.agents is None else self.agents.make_model,
@@ -406,7 +407,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         )
 
     def build_model(self) -> nn.Module:
-        """Build the model for the spaces of the environment; without side effects."""
+        """Build the model for the spaces of the environment; has no side effects."""
         return self.model_maker()()
 
     def build_trainer(self, model: nn.Module, services: TrainerServices) -> Trainer:
@@ -463,7 +464,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def make_collector(
         self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
     ) -> Collector:
-        """Build a collector on the environments of this process, or on actors.
+        """Build a collector for the environments of this process, or for actors.
 
         Args:
             num_steps: Steps per environment and rollout; fewer in a dry run.
@@ -555,8 +556,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             acting: Acting model.
 
         Raises:
-            TrainingError: If all steps of a rollout were dropped, or no agent of a policy without
-                statistics acts in many rollouts.
+            TrainingError: If all steps of a rollout were dropped, or a policy without statistics
+                did not act in `MAX_IDLE` rollouts.
         """
         waiting = {
             key: own

@@ -31,7 +31,8 @@ PREFIX = "callback"
 
 
 NO_CALLS = ("on_checkpoint", "on_run_end")
-"""Callback methods that cannot change the run, since a resumed run does not repeat them."""
+"""Callback methods that cannot change the run, since they are not repeated when a run is
+resumed."""
 
 
 class Rows(Sequence[MetricsRow]):
@@ -69,7 +70,7 @@ class Rows(Sequence[MetricsRow]):
 
 
 class Training(Protocol):
-    """Parts of a `Trainer` that are available to callbacks."""
+    """Members of a `Trainer` that are available to callbacks."""
 
     tracker: Tracker
     statistics: Statistics
@@ -159,7 +160,7 @@ class TrainingView:
     def rollouts(self) -> Mapping[str, Rollout]:
         """New rollouts by module ID in `on_rollout_end`; read-only, valid until the next rollout.
 
-        Empty for es, and in all other methods.
+        Empty for ES and in all other callback methods.
         """
         return self._seen or {} if self._hook == "on_rollout_end" else {}
 
@@ -239,9 +240,9 @@ class TrainingView:
             **kwargs: Keyword arguments.
 
         Raises:
-            ConfigError: If an argument has another type, the name is not allowed, or the run has no
-                such environments. If the method does not exist or raises an error, the run ends
-                when the call is made.
+            ConfigError: If an argument has an unsupported type, the name is not allowed, or the run
+                has no environments of the requested kind. If the method does not exist or raises an
+                error, the run ends when the call is made.
         """
         self.add_call(EnvCall(method, [*args], kwargs), evaluate=evaluate)
 
@@ -257,7 +258,7 @@ class TrainingView:
         self.add_call(EnvCall(name, [value], is_attribute=True, key=key), evaluate=evaluate)
 
     def set(self, key: str, value: object) -> None:
-        """Change a setting of the algorithm while the run trains.
+        """Change a setting of the algorithm during training.
 
         Checkpoints contain the changes, so a resumed run repeats them. The values are recorded as
         metrics `settings/<name>`.
@@ -267,14 +268,14 @@ class TrainingView:
             value: New value, as in a configuration, including schedules such as `linear_0.001`.
 
         Raises:
-            ConfigError: If the setting may not change, the value is invalid, or `set` is called in
+            ConfigError: If the setting must not change, the value is invalid, or `set` is called in
                 `on_checkpoint` or `on_run_end`.
         """
         if self._may_act("run.set", key):
             self._trainer.set(key, value)
 
     def add_call(self, call: EnvCall, *, evaluate: bool = False) -> None:
-        """Add a call of the environments; see `call_envs`."""
+        """Add a call of an environment method; see `call_envs`."""
         if self._may_act(call.key, call.name):
             self._trainer.env_calls.add(call, evaluate=evaluate)
 
@@ -337,7 +338,7 @@ class Callback:
     def on_rollout_end(self, run: TrainingView) -> None:
         """Called after a rollout was collected, before an update uses it; see `run.rollouts`.
 
-        Not called by bc. `run.progress` does not include this rollout.
+        Not called for BC. `run.progress` does not include this rollout.
         """
 
     def on_update_end(self, run: TrainingView) -> None:
@@ -353,7 +354,7 @@ class Callback:
         """Called after a checkpoint was written; `run.checkpoint` is its path."""
 
     def on_run_end(self, run: TrainingView) -> None:
-        """Called at the end, even after an error or a signal; see `run.stop_reason`."""
+        """Called at the end of the run, even after an error or a signal; see `run.stop_reason`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for checkpoints: plain values, arrays and tensors by name."""
@@ -482,7 +483,7 @@ class StopAtReturn(Callback):
 
     Args:
         threshold: Return at which training ends.
-        metric: Metric to compare. Epochs that do not report the metric are skipped.
+        metric: Metric to compare. Epochs without this metric are skipped.
     """
 
     def __init__(self, threshold: float, metric: str = "eval/episode_return_mean") -> None:
@@ -495,12 +496,12 @@ class StopAtReturn(Callback):
         self._stop_if_reached(run)
 
     def on_epoch_end(self, run: TrainingView) -> None:
-        """Compare the metric if the epoch reports it."""
+        """Compare the metric with the threshold if the metric was reported."""
         self._last = run.metrics.get(self.metric, self._last)
         self._stop_if_reached(run)
 
     def on_run_end(self, run: TrainingView) -> None:
-        """Warn if no epoch reported the metric."""
+        """Warn if the metric was never reported."""
         if self._last is None and run.history:
             names = ", ".join(name for name in run.history[-1] if "/" in name)
             warn(f"StopAtReturn: no epoch reported {self.metric}; available: {names}")
@@ -514,7 +515,7 @@ class StopAtReturn(Callback):
         return {"metric": self.metric, "last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the last value if it belongs to the same metric."""
+        """Restore the last value if the value belongs to the same metric."""
         if state["metric"] == self.metric:
             self._last = state["last"]
 

@@ -1,4 +1,4 @@
-"""Settings of the algorithm that callbacks change while a run trains."""
+"""Settings of the algorithm that callbacks change during training."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ChangedSettings:
             key: Dotted name, such as `algorithm.entropy_coef`.
             value: New value, as in a configuration.
             has_progress: Whether the length of the run is known, for schedules.
-            apply: Passes settings to the learners. If it raises an error, the current settings are
-                passed again and remain.
+            apply: Passes settings to the learners. If this function raises an error, the current
+                settings are passed again and kept.
 
         Raises:
-            ConfigError: If the setting may not change while a run trains, or the value is invalid.
+            ConfigError: If the setting must not change during training, or the value is invalid.
         """
         section, _, name = key.partition(".")
         names = list(changeable(self.current))
@@ -114,7 +114,7 @@ class ChangedSettings:
 
 
 def changeable(config: AlgorithmConfig) -> dict[str, Any]:
-    """Return the settings that may change while a run trains, as plain values by name."""
+    """Return the settings that may change during training, as plain values by name."""
     names = [f.name for f in fields(config) if f.metadata.get(CHANGES) == IN_RUN[CHANGES]]
     plain = config_to_dict(config)
     return {name: plain[key_of_field(name)] for name in names if name not in config.fixed_settings}

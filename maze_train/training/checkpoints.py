@@ -10,8 +10,8 @@ checkpoints/
     epoch_000026-2/                 after 26 epochs, again in a resumed run
 
 Only the file `latest` is ever replaced. A process that writes or removes a checkpoint uses a
-temporary name `.tmp-<name>-<process ID>`. If a part did not change, it is a hard link to the file
-of an earlier checkpoint: this takes neither time nor space, and the file remains if the earlier
+temporary name `.tmp-<name>-<process ID>`. The file of an unchanged part is a hard link to the file
+of an earlier checkpoint, which takes almost no time or space. The file remains if the earlier
 checkpoint is removed.
 """
 
@@ -67,7 +67,7 @@ SCHEMA = 3
 """Version of the file format and of the contents of a state."""
 
 NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?(?:-([0-9]{1,9}))?")
-"""Directory names: position, and a number if an abandoned branch used the same name."""
+"""Pattern of directory names: epoch, update, and a number if the name was already used."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class PartFile:
 
 
 Parts: TypeAlias = "Mapping[tuple[TreePath, str], PartFile]"
-"""Files of parts by path in the state and version."""
+"""Part files, indexed by the path in the state and the version of the part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +163,8 @@ def read_manifest(path: Path) -> CheckpointInfo:
     """Read the manifest of the checkpoint in `path`.
 
     Raises:
-        DamagedError: If the manifest is missing or damaged, or belongs to another checkpoint.
-        RunDirectoryError: If an incompatible version wrote the checkpoint.
+        DamagedError: If the manifest is missing or damaged, or belongs to a different checkpoint.
+        RunDirectoryError: If the checkpoint was written by an incompatible version.
     """
     if not path.is_dir():
         raise DamagedError("the directory is missing")
@@ -218,7 +218,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         DamagedError: If a file is missing or damaged.
-        RunDirectoryError: If an incompatible version wrote the checkpoint.
+        RunDirectoryError: If the checkpoint was written by an incompatible version.
     """
     info = read_manifest(path)
     for file_name, expected in info.files.items():
@@ -283,7 +283,7 @@ class FilesWriter:
         return file.name
 
     def _share(self, file: PartFile) -> bool:
-        """Link or copy a file of an earlier checkpoint; return whether it was undamaged."""
+        """Link or copy a file of an earlier checkpoint; return whether the file was undamaged."""
         source, target = file.directory / file.name, self._directory / file.name
         if file.name in self.digests:
             return True
@@ -342,7 +342,7 @@ class CheckpointStore:
         return (interval > 0 and epoch % interval == 0) or self.is_overdue()
 
     def is_overdue(self, steps_before: int = 0, steps: int = 0) -> bool:
-        """Return whether an update crossed `interval_steps`, or `interval_minutes` have passed.
+        """Return whether a multiple of `interval_steps` or the limit `interval_minutes` was passed.
 
         Args:
             steps_before: Environment steps before the update.
@@ -354,7 +354,7 @@ class CheckpointStore:
         return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
 
     def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
-        """Return whether the last checkpoint was taken at this position."""
+        """Return whether the last checkpoint was written at this point of training."""
         last, here = self._position, (epoch, updates, within_epoch)
         return last is not None and here == (last.epoch, last.updates, last.within_epoch)
 
@@ -362,8 +362,8 @@ class CheckpointStore:
         """Write a checkpoint atomically and sync it to disk.
 
         If the process is killed while writing, the previous checkpoints remain valid. After
-        writing, old checkpoints are removed, and also checkpoints of an abandoned branch (at the
-        same or a later position).
+        writing, old checkpoints are removed, including the checkpoints of an abandoned branch (at
+        the same or a later point of training).
 
         Each `StatePart` is written to a separate file. If the version of a part is the same as in
         the last written or loaded checkpoint, both checkpoints share the file, and the part is not
@@ -371,7 +371,7 @@ class CheckpointStore:
 
         Args:
             state: State to save, see `state_files.dumps`.
-            position: Position of training.
+            position: Training progress.
 
         Returns:
             Path of the checkpoint; None (after a warning) if writing failed.
@@ -398,7 +398,7 @@ class CheckpointStore:
     def _write(self, state: dict[str, Any], position: Position) -> Path:
         """Write the files, rename the directory, update `latest`; undo everything on failure."""
         if not self.directory.is_dir():
-            self.directory.mkdir()  # Without parents: the run may have been removed.
+            self.directory.mkdir()  # Parents are not created: the run may have been removed.
             fsync_directory(self.directory.parent)
         final = self._unused(position.name)
         work = self._work(final)
@@ -435,7 +435,7 @@ class CheckpointStore:
         return path.with_name(f".tmp-{path.name}-{os.getpid()}")
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint atomically; raises OSError if it cannot be removed."""
+        """Remove a checkpoint atomically; raises OSError on failure."""
         work = self._work(path)
         shutil.rmtree(work, ignore_errors=True)
         with suppress(OSError):  # For example, on a full disk.
@@ -501,11 +501,11 @@ class CheckpointStore:
             name: Name of the checkpoint to load; None: the newest.
 
         Returns:
-            The checkpoint; None without any checkpoint.
+            The checkpoint; None if there is no checkpoint.
 
         Raises:
             RunDirectoryError: If all checkpoints are damaged, the checkpoint `name` is damaged or
-                missing, or an incompatible version wrote the checkpoint.
+                missing, or the checkpoint was written by an incompatible version.
         """
         found = self._load_newest() if name is None else self._load_named(name)
         if found is not None:
@@ -542,7 +542,8 @@ class CheckpointStore:
     def find(self, name: str | None = None) -> CheckpointInfo | None:
         """Return the manifest of the newest checkpoint with an undamaged manifest, if any.
 
-        Only manifests are read. `load` returns an earlier checkpoint if another file is damaged.
+        Only manifests are read. `load` returns an earlier checkpoint if a different file is
+        damaged.
         """
         for path in self._in_order()[0] if name is None else self._directories():
             if name in (None, path.name):
@@ -563,7 +564,7 @@ class CheckpointStore:
             raise RunDirectoryError(f"checkpoint {found[name]} is damaged: {problem}") from problem
 
     def _pointer(self) -> str | None:
-        """Return the content of `latest`; None if it is not the name of a checkpoint."""
+        """Return the content of `latest`; None if the content is not the name of a checkpoint."""
         try:
             words = read_regular(self.directory / LATEST, 1000).decode("ascii").split()
         except (OSError, UnicodeDecodeError):
@@ -579,8 +580,8 @@ class CheckpointStore:
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
         """Return all manifests, oldest first, and the paths of checkpoints that cannot be read.
 
-        A checkpoint may be undamaged but unreadable: after a disk error, or if another version
-        wrote it.
+        A checkpoint may be undamaged but unreadable: after a disk error, or if a different version
+        wrote the checkpoint.
         """
         infos, unknown = [], set()
         for path in self._directories():

@@ -48,8 +48,8 @@ class OpponentsConfig(Settings):
 
     at_win_rate: float = 0.0
     """Win rate at which the next snapshot is added, over the episodes since the last snapshot; 0:
-    never. A win is an episode with a larger return than the opponent (of the team, see
-    `env.teams`); a draw counts 0.5."""
+    never. A win is an episode in which the return (of the team, see `env.teams`) exceeds the return
+    of the opponent; a draw counts 0.5."""
 
     least_episodes: int = 50
     """Minimum number of episodes against snapshots to compute the win rate (>= 1)."""
@@ -62,8 +62,8 @@ class OpponentsConfig(Settings):
     by_strength: with weight (1 - w)^2, where w is the win rate against the snapshot."""
 
     share: float = 0.5
-    """Fraction of episodes against snapshots, in [0, 1]; in the other episodes the policy plays all
-    agents."""
+    """Fraction of episodes against snapshots, in [0, 1]; in the other episodes, the policy controls
+    all agents."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,8 +147,8 @@ class AlgorithmConfig(OptimizerSettings):
     space, seed, and `model_settings`."""
 
     model_resolver: ClassVar[str] = "maze_train.nets.template.resolve"
-    """Dotted path of a function of model config and flat observation space that replaces null
-    settings by defaults."""
+    """Dotted path of a function that replaces null settings by defaults, given the model config and
+    the flat observation space."""
 
     builder_class: ClassVar[str] = ""
     """Dotted path of the `AlgorithmBuilder` of the algorithm."""
@@ -182,7 +182,7 @@ class AlgorithmConfig(OptimizerSettings):
     """Reason why the algorithm does not support torchrun; empty: supported."""
 
     shared_settings: ClassVar[tuple[str, ...]] = ()
-    """Settings that must be multiples of the number of processes of torchrun."""
+    """Settings that must be multiples of the number of torchrun processes."""
 
     can_have_actors: ClassVar[bool] = False
     """Whether the algorithm supports actors (`runner.envs_per_actor`)."""
@@ -269,7 +269,7 @@ class AlgorithmConfig(OptimizerSettings):
         return ()
 
     def check_concurrency(self, concurrency: int) -> None:
-        """Raise ConfigError if the settings do not fit `concurrency` parallel environments."""
+        """Raise ConfigError if the settings do not support `concurrency` parallel environments."""
 
 
 @dataclass(kw_only=True)
@@ -284,9 +284,9 @@ class EvaluationConfig(Settings):
     """Epochs between evaluations (>= 1); the last epoch is always evaluated."""
 
     interval_steps: int = 0
-    """Environment steps between evaluations (>= 0), instead of `interval`. Evaluations run after
-    the update that reaches a multiple; if there are several in an epoch, its row of metrics
-    contains the last. 0: use `interval`."""
+    """Environment steps between evaluations (>= 0), instead of `interval`. The policy is evaluated
+    after the update that reaches a multiple. If an epoch has several evaluations, the row of
+    metrics contains the last evaluation. 0: use `interval`."""
 
     concurrency: int = 10
     """Number of parallel environments during evaluation (>= 1), at most one per episode."""
@@ -298,8 +298,8 @@ class EvaluationConfig(Settings):
 
     final_episodes: int = field(default=0, metadata=ON_RESUME)
     """Number of test episodes after training for both the last and the best policy, with separate
-    seeds; 0: no test. Report these results: the best evaluation score is biased upwards, since it
-    is a maximum over evaluations."""
+    seeds; 0: no test. Report these results: the best evaluation score is biased upwards, since this
+    score is a maximum over evaluations."""
 
     deterministic: bool = True
     """Whether to take the most likely action. If false, actions are sampled."""
@@ -327,8 +327,8 @@ class EvaluationConfig(Settings):
 
     opponents: dict[str, Any] = field(default_factory=dict)
     """Opponents by name for multi-agent evaluation, such as `{first: <run>, random: random}`;
-    values as in `policies.<id>.source`. The trained policies play `n_episodes` against each
-    opponent as each team (see `env.teams`; without teams, as each agent). Metrics are
+    values as in `policies.<id>.source`. The trained policies play `n_episodes` episodes against
+    each opponent as each team (see `env.teams`; without teams, as each agent). Metrics are
     `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`. Empty: `{random: random}`
     if the environment is zero-sum and `metric` is not set, otherwise no opponents."""
 
@@ -375,8 +375,8 @@ class EvaluationConfig(Settings):
 
         Args:
             has_env: Whether the run has an environment.
-            losses: Losses on the dataset, of which the first is used for selection; empty if the
-                run learns from an environment.
+            losses: Losses on the dataset, of which the first is used for selection; empty if an
+                environment is used for training.
         """
         is_played = has_env and self.n_episodes
         return self.selection_metric if self.metric or is_played or not losses else losses[0]
@@ -438,18 +438,16 @@ def check_one_interval(settings: Settings, key: str, *defaults: int) -> None:
 
 @dataclass(kw_only=True)
 class StageConfig(Settings):
-    """Stage of a curriculum: condition for the beginning, and changes of the environments."""
+    """Stage of a curriculum: start condition, and changes to the environments."""
 
     steps: int | None = None
     """Number of environment steps (> 0) after which the stage begins, at the end of an update."""
 
     above: float | None = None
-    """The stage begins when the mean of the metric in the previous stage reaches this value or
-    more."""
+    """The stage begins when the mean of the metric in the previous stage is at least this value."""
 
     below: float | None = None
-    """The stage begins when the mean of the metric in the previous stage reaches this value or
-    less."""
+    """The stage begins when the mean of the metric in the previous stage is at most this value."""
 
     back: float | None = None
     """The curriculum returns to the previous stage when the mean of the metric in this stage is at
@@ -495,8 +493,8 @@ class CurriculumConfig(Settings):
     """Metric that decides when stages with `above` or `below` begin."""
 
     window: int = 3
-    """Number of most recent epochs of a stage over which the metric is averaged (>= 1). Epochs that
-    do not report the metric are skipped."""
+    """Number of most recent epochs of a stage over which the metric is averaged (>= 1). Epochs
+    without this metric are skipped."""
 
     evaluate: bool = False
     """Whether to also change evaluation environments. If false, they keep their initial

@@ -26,7 +26,7 @@ NOT_DETERMINISTIC = (
     *("runner.deterministic", "deterministic_algorithms"),
     "choose other layers, or set runner.deterministic=false",
 )
-"""Setting, text of the PyTorch errors that it causes, and remedy."""
+"""Setting, text of the PyTorch errors caused by the setting, and remedy."""
 
 
 @contextmanager
@@ -35,7 +35,8 @@ def modes(*, deterministic: bool, detect_anomaly: bool = False) -> Iterator[None
 
     Args:
         deterministic: Whether nondeterministic operations raise an error.
-        detect_anomaly: Whether autograd traces the operation that produced a NaN.
+        detect_anomaly: Whether to use autograd anomaly detection, which names the operation that
+            produced a NaN.
 
     Raises:
         TrainingError: If an operation has no deterministic algorithm, or produces NaN.
@@ -181,7 +182,7 @@ def available_memory(
 
 
 def available_disk(directory: Path) -> int:
-    """Return the free bytes on the disk of a directory; the directory may not exist yet."""
+    """Return the free bytes on the disk of a directory; the directory might not exist yet."""
     there = directory.absolute()
     while not there.exists():
         there = there.parent
@@ -246,9 +247,9 @@ LONG_UPDATE_S = 10.0
 class UpdateClock:
     """Estimates how long updates take.
 
-    The first update is estimated from its second minibatch, since the first minibatch includes
-    compilation and the start-up of the device. Later updates are expected to take as long as the
-    previous update.
+    The duration of the first update is estimated from the second minibatch, since the first
+    minibatch includes compilation and the start-up of the device. Later updates are expected to
+    take as long as the previous update.
 
     Args:
         notify: Prints the note about long updates.
@@ -264,9 +265,9 @@ class UpdateClock:
         self._clock = clock
         self._began: float | None = None
         self._expected_s = 0.0
-        """Estimated duration of the running update in seconds; 0: unknown."""
+        """Estimated duration of the current update in seconds; 0: unknown."""
         self._warm_up_s = 0.0
-        """Warm-up time included in the running update, in seconds."""
+        """Warm-up time included in the current update, in seconds."""
         self._is_reported = False
 
     def watch(self, minibatches: Iterable[Batch], count: int) -> Iterator[Batch]:
@@ -285,7 +286,7 @@ class UpdateClock:
 
     @contextmanager
     def update(self, number: int) -> Iterator[None]:
-        """Measure an update."""
+        """Measure the duration of an update."""
         self._began = began = self._clock()
         try:
             yield
@@ -296,14 +297,14 @@ class UpdateClock:
         self._notify_if_long()
 
     def remaining(self) -> str:
-        """Return the remaining time of the running update as text; empty if unknown or short."""
+        """Return the remaining time of the current update as text; empty if unknown or short."""
         if self._began is None:
             return ""
         left = self._expected_s - (self._clock() - self._began)
         return f", at most about {duration(left)} more" if left >= 1.0 else ""
 
     def _estimate(self, begin: float, first: float, second: float = 0.0, *, count: int) -> None:
-        """Estimate the duration of the running update from its first minibatches."""
+        """Estimate the duration of the current update from its first minibatches."""
         if not second:  # With a single minibatch so far, count all of its time as warm-up.
             self._warm_up_s = first - begin
             return

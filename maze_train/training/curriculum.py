@@ -1,4 +1,4 @@
-"""Curricula: environments that change in stages, by steps or by a metric."""
+"""Curricula: changes to the environments in stages, triggered by steps or by a metric."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class CurriculumEvents(EventInterface, prefix="curriculum"):
 class Curriculum(Callback):
     """Changes the environments at the beginning of each stage of a curriculum.
 
-    Stages by steps begin at the end of an update, stages by a metric at the end of an epoch.
+    Stages with a step condition begin at the end of an update. Stages with a metric condition begin
+    at the end of an epoch.
 
     Args:
         config: The stages.
@@ -55,7 +56,7 @@ class Curriculum(Callback):
             self._begin(run, self.stage + 1, "")
 
     def on_epoch_end(self, run: TrainingView) -> None:
-        """Report the stage, then begin the next or the previous one if the metric requires it."""
+        """Report the stage, then begin the next or previous stage if the metric requires this."""
         run.record_event(CurriculumEvents.stage, self.stage)
         config, metrics = self.config, run.metrics
         value = metrics.get(config.metric, math.nan)
@@ -77,14 +78,14 @@ class Curriculum(Callback):
             self._begin(run, self.stage - 1, why)
 
     def on_run_end(self, run: TrainingView) -> None:
-        """Warn if no epoch reported the metric that begins the next stage."""
+        """Warn if the metric that begins the next stage was never reported."""
         following = self._following
         if following is not None and following.steps is None and not self._was_seen:
             warn(f"curriculum.metric = {self.config.metric}: no epoch reported it")
 
     @property
     def _following(self) -> StageConfig | None:
-        """The next stage; None in the last one."""
+        """The next stage; None in the last stage."""
         stages = self.config.stages
         return stages[self.stage + 1] if self.stage + 1 < len(stages) else None
 

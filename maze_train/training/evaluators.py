@@ -129,7 +129,8 @@ class RolloutEvaluator(Evaluator):
         info_keys: Keys of final infos whose means are reported as `<prefix>/info/<key>`.
         is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`; a note is printed when the
             first episode is truncated.
-        calls: All calls of evaluation environments so far, a list that grows.
+        calls: All method calls made on evaluation environments so far; the caller extends this
+            list.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class RolloutEvaluator(Evaluator):
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls in the environments; build the environments if necessary; see `Called`."""
+        """Call methods of the environments; build the environments if necessary; see `Called`."""
         self._calls = calls
         with generators_kept():
             self._environments()
@@ -255,7 +256,7 @@ class RolloutEvaluator(Evaluator):
 
 
 class EvaluatedPolicy(TrainedPolicy):
-    """Policy in training: acts on raw observations and forwards other attributes to its model.
+    """Policy being trained: acts on raw observations and forwards other attributes to its model.
 
     Forwarded attributes are, for example, `parameters` and `policy_params`.
     """
@@ -362,7 +363,8 @@ def final_test(
 
     Args:
         evaluator: Plays the episodes.
-        selection: Model selection, with the last weights in its model and a copy of the best.
+        selection: Model selection, whose model has the last weights; also stores a copy of the best
+            weights.
         epoch: Number of finished epochs.
 
     Returns:
@@ -385,7 +387,7 @@ def _test(evaluator: Evaluator, selection: BestModelSelection, epoch: int) -> di
 def earlier_test(
     run: RunDirectory, summary: TrainingSummary, n_episodes: int
 ) -> dict[str, dict[str, float]]:
-    """Return the stored test of a run that had already ended; empty without a stored test.
+    """Return the stored test results of a run that had already ended; empty if there are none.
 
     Args:
         run: Directory of the run.
@@ -417,7 +419,7 @@ class ModelSelectionBase(ABC):
 
     @abstractmethod
     def update(self, score: float, epoch: int = 0) -> bool:
-        """Record the score of the current policy; return whether it is the best so far."""
+        """Record the score of the current policy; return whether this policy is the best so far."""
 
 
 class BestModelSelection(ModelSelectionBase):
@@ -467,7 +469,7 @@ class BestModelSelection(ModelSelectionBase):
         self._may_cancel = may_cancel
 
     def update(self, score: float, epoch: int = 0) -> bool:
-        """Record the score of the current policy; return whether it is the best so far."""
+        """Record the score of the current policy; return whether this policy is the best so far."""
         self.updates += 1
         self.updates_since_best += 1
         is_best = self._is_best(score)
@@ -531,7 +533,7 @@ class BestModelSelection(ModelSelectionBase):
             self.model.load_state_dict(self._best_weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return best score, best weights and counters."""
+        """Return the best score, the best weights and the counters."""
         return {
             "best_score": self.best_score,
             "best_epoch": self.best_epoch,

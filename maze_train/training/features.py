@@ -1,4 +1,4 @@
-"""Optional parts of an algorithm, passed in by the code that assembles a run."""
+"""Optional components of an algorithm, passed in by the code that assembles a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AgentParts(NamedTuple):
 
 
 class ProcessParts(NamedTuple):
-    """Parts of a trainer that depend on the number of processes; the defaults are for one."""
+    """Parts of a trainer that depend on the number of processes; defaults: one process."""
 
     make_store: Callable[..., CheckpointStore] = CheckpointStore
     """Creates the checkpoints; same arguments as `CheckpointStore`."""
@@ -61,7 +61,7 @@ class ProcessParts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildFeatures:
-    """Optional parts of an algorithm, with the defaults of most runs."""
+    """Optional components of an algorithm; the defaults suit most runs."""
 
     agents: Callable[[], AgentParts]
     """Returns the multi-agent parts; called for multi-agent environments."""
@@ -75,8 +75,8 @@ class BuildFeatures:
     """Adds the experience of the other processes to a collector; None: a single process."""
 
     make_actors: Callable[..., Any] | None = None
-    """Creates the actors of IMPALA that exchange rollouts with other processes; None: there are
-    none."""
+    """Creates the actors of IMPALA that exchange rollouts with other processes; None: no such
+    actors."""
 
     actors: ActorParts | None = None
     """Functions for actors; None: the learner's policy acts in all environments."""

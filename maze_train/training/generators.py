@@ -15,8 +15,8 @@ import torch
 from maze_train.core.errors import TrainingError
 
 LOCKS: dict[int, Any] = {}
-"""Locks of the generators by process ID, owned by the thread of a run. A forked process uses a
-separate lock."""
+"""Locks of the generators by process ID; the thread of the active run holds the lock. A forked
+process uses a separate lock."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def load_generator_states(states: dict[str, Any]) -> None:
-    """Restore the generators; GPU generators only if the number of GPUs is unchanged."""
+    """Restore the generators, except GPU generators if the number of GPUs has changed."""
     version, state, gauss = states["python"]
     random.setstate((version, tuple(state.tolist()), gauss))
     np.random.set_state(states["numpy"])  # noqa: NPY002

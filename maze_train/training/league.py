@@ -116,7 +116,7 @@ class League:
         return [self.module_id(key) for key in old]
 
     def module(self, seat: int) -> Any:
-        """Return the snapshot with a code; the oldest snapshot replaces removed snapshots."""
+        """Return the snapshot with a code, or the oldest snapshot if that snapshot was removed."""
         number = seat - OWN - 1
         return self.snapshots[number if number in self.snapshots else next(iter(self.snapshots))]
 
@@ -205,7 +205,8 @@ def leagues_of(
         teams: Agents of each team.
 
     Raises:
-        ConfigError: If all agents of a policy are in one team, so that a snapshot cannot play.
+        ConfigError: If all agents of a policy are in one team, so that a snapshot cannot be an
+            opponent.
     """
     agents, leagues = list(model.agents), []
     for policy, config in opponents.items():
@@ -229,7 +230,7 @@ def teams_with(members: Sequence[str], teams: Sequence[Sequence[str]]) -> list[S
 
 
 class LeagueModel(JointModel):
-    """Joint model in which snapshots control some agents, sampled by the leagues.
+    """Joint model in which some agents are controlled by snapshots that the leagues sample.
 
     The code of the policy that controls each agent (see `OWN`) is appended to the recurrent state.
     The recurrent state is zero at the start of an episode, so new codes are sampled.
@@ -296,7 +297,7 @@ class LeagueModel(JointModel):
 
 
 def _with_rows(acted: Acted, rows: Tensor, own: Acted) -> Acted:
-    """Return `acted` with some rows replaced by `own`."""
+    """Return `acted` with some rows replaced by the rows of `own`."""
 
     def written(tree: Any, other: Any) -> Any:
         others = leaves_by_key(other)
@@ -321,7 +322,7 @@ def make_snapshots(learners: Learners | Learner[Any, Any, Any], module_ids: Iter
 
 
 class LeagueEvents(EventInterface, prefix="league"):
-    """Self-play against snapshots; per policy, such as `league/<policy>/elo`."""
+    """Metrics of self-play against snapshots, per policy, such as `league/<policy>/elo`."""
 
     win_rate = Event(
         "Mean points against snapshots: 1 for a larger return, 0.5 for an equal return; "
@@ -335,7 +336,7 @@ class LeagueEvents(EventInterface, prefix="league"):
 
 @dataclass
 class LeagueEpisodes(FinishedEpisodes):
-    """Finished episodes, with points of policies against their snapshots."""
+    """Finished episodes, with the points of each policy against its snapshots."""
 
     points: dict[str, list[float]] = field(default_factory=dict)
     """Points by policy ID and snapshot ID."""
@@ -364,7 +365,7 @@ class LeagueCollector(Collector):
         model: Policies of all agents.
         leagues: The leagues.
         learners: Learners, to which each snapshot is added as a frozen module.
-        epoch_length: Updates per epoch, one rollout each.
+        epoch_length: Updates per epoch, with one rollout per update.
         teams: Agents of each team.
         module_ids: Module IDs in the checkpoint to resume from. Modules of snapshots are created
             immediately; their weights are loaded with the checkpoint.
@@ -394,7 +395,7 @@ class LeagueCollector(Collector):
         return self._collector.stepping
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls in the environments between two rollouts, see `Called`."""
+        """Call methods of the environments between two rollouts, see `Called`."""
         self._collector.make_calls(calls)
 
     def collect_steps(
@@ -458,7 +459,7 @@ class LeagueCollector(Collector):
         return {**self._collector.state_dict(), "rollouts": self._rollouts, "leagues": leagues}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Restore a state after the learners were loaded; see `RolloutCollector`."""
+        """Restore a state, after restoring the learners; see `RolloutCollector`."""
         self._rollouts = state["rollouts"]
         for league in self._leagues:
             league.load_state_dict(state["leagues"][league.policy], self._learners.first.modules)

@@ -129,13 +129,13 @@ def policy_settings(
     each = spaces_of_policies(own_spaces)
     inputs = [policy_space(model, input_space(flat_space(observed))) for observed, _ in each]
     critic_obs = model.critic_obs
-    if model.centralized_critic or critic_obs:  # Its policy was built without a critic.
+    if model.centralized_critic or critic_obs:  # The policy was built without a critic.
         model = without_critic(model)
     resolved = [resolve(model, space) for space in inputs]
     settings: dict[str, Any] = {}
     for name in POLICY_SETTINGS:
         first, *others = (own.value_of(name) for own in resolved)
-        # If the default differs between agents, it is applied when their policies are built.
+        # A default that differs between agents is applied when the policies are built.
         settings[name] = model.value_of(name) if any(first != own for own in others) else first
     families = dict(settings["distributions"])
     # Only Box spaces have defaults that depend on the algorithm.

@@ -26,7 +26,7 @@ from maze_train.training.features import AgentParts
 from maze_train.training.models import make_model, model_maker
 
 SHARED = "default"
-"""ID of the policy if all agents share one."""
+"""ID of the policy if all agents share a policy."""
 
 MARKS = re.compile("[./@:]")
 """Characters not allowed in policy IDs, because they are separators in the names of weights,
@@ -36,16 +36,16 @@ metrics, snapshots and policies of a run."""
 def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]) -> dict[str, str]:
     """Return the policy ID of each agent.
 
-    Without settings, agents with the same spaces share a policy. Its ID is `default` if all agents
-    share one, otherwise the common prefix of their names.
+    Without settings, agents with the same spaces share a policy. The policy ID is `default` if all
+    agents share a policy, otherwise the common prefix of the agents' names.
 
     Args:
         spaces: Spaces of the agents.
         policies: Settings of the policies by ID.
 
     Raises:
-        ConfigError: If an agent has no policy or more than one, a policy matches no agent, or its
-            agents have different spaces.
+        ConfigError: If an agent has no policy or several policies, a policy matches no agent, or
+            the agents of a policy have different spaces.
     """
     if not policies:
         return _shared_policies(spaces)
@@ -99,7 +99,7 @@ def _check_same_spaces(policy: str, agents: list[str], spaces: AgentSpaces) -> N
 
 
 def _shared_policies(spaces: AgentSpaces) -> dict[str, str]:
-    """Return one policy per pair of spaces."""
+    """Return the policy ID of each agent, with one policy per pair of spaces."""
     groups: dict[str, list[str]] = {}
     for agent in spaces.agents:
         described = str([space_to_dict(space) for space in spaces.of(agent)])
@@ -207,4 +207,4 @@ def make_joint_model(
 
 
 PARTS = AgentParts(make_joint_model, turns_of)
-"""The parts of an algorithm for multi-agent training."""
+"""Functions of an algorithm for multi-agent training."""

@@ -15,7 +15,7 @@ from maze_train.workers.backends import SIGNALS
 
 
 def crosses(interval: int, before: int, after: int) -> bool:
-    """Return whether a multiple of `interval` is in (before, after]; never for 0."""
+    """Return whether a multiple of `interval` is in (before, after]; False if `interval` is 0."""
     return interval > 0 and after // interval > before // interval
 
 
@@ -44,7 +44,7 @@ class Limits:
         return "max_wall_time_s" if 0 < self.max_wall_time_s <= wall_time_s else ""
 
     def share(self, env_steps: int, wall_time_s: float, updates: int, last_update: int) -> float:
-        """Return the fraction of training that is done, in [0, 1].
+        """Return the completed fraction of training, in [0, 1].
 
         Args:
             env_steps: Environment steps so far.
@@ -58,18 +58,18 @@ class Limits:
         if last_update:
             shares.append(updates / last_update)
         if self.max_wall_time_s and len(shares) == 1:
-            # Used only without another limit: results that depend on time are not reproducible.
+            # Used only without other limits: results that depend on time are not reproducible.
             shares.append(wall_time_s / self.max_wall_time_s)
         return min(max(shares), 1.0)
 
 
 LIMITS = tuple(limit.name for limit in fields(Limits))
-"""Stop reasons that are limits of the settings."""
+"""Stop reasons that correspond to configured limits."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Position of training at a checkpoint."""
+    """Training progress at a checkpoint."""
 
     epoch: int
     """Number of finished epochs."""
@@ -109,15 +109,15 @@ class TrainingSummary:
     """Environment steps of training per second of wall time; the time includes evaluation."""
 
     best_metric: float
-    """Best value of the selection metric; NaN if it was never reported."""
+    """Best value of the selection metric; NaN if the metric was never reported."""
 
     best_epoch: int
     final_eval_return_mean: float
-    """Mean return of the last evaluation; NaN if there was none."""
+    """Mean return of the last evaluation; NaN without evaluations."""
 
     exact: bool = True
-    """Whether the results are identical to an uninterrupted run. False if the run was resumed and
-    the state of an environment could not be restored."""
+    """Whether the results are identical to the results of an uninterrupted run. False if the run
+    was resumed and the state of an environment could not be restored."""
 
     final_test: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics (and `epoch`) of the policies `last` and `best` in the test after training; empty
@@ -136,7 +136,7 @@ class Interrupted(KeyboardInterrupt):
         at_once: Whether the signal was sent twice, to stop immediately.
 
     Attributes:
-        checkpoint: Checkpoint to resume from, once it is saved.
+        checkpoint: Checkpoint to resume from, once the checkpoint is saved.
     """
 
     def __init__(self, number: int, at_once: bool = False) -> None:
@@ -150,7 +150,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def signal_of(error: BaseException) -> int:
-    """Return the signal that caused an error, or SIGTERM if there was none."""
+    """Return the signal that caused an error, or SIGTERM if no signal caused the error."""
     if isinstance(error, Interrupted):
         return error.number
     return signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
@@ -161,7 +161,8 @@ class Interruption:
 
     A signal raises `Interrupted`. Within `deferred`, the first signal is only recorded, and `check`
     raises the exception when the run can be saved. A second signal raises immediately. The context
-    manager restores the previous handlers on exit; outside of the main thread it does nothing.
+    manager restores the previous handlers on exit; outside of the main thread, the context manager
+    has no effect.
 
     Args:
         remaining: Returns the remaining time until the run can stop, as text for a message.

@@ -44,7 +44,7 @@ DIGEST = "sha256"
 MAX_WEIGHTS_NBYTES = 1 << 32
 
 WITHOUT_INFO = "pass the observation alone: obs, info = env.reset(); policy.act(obs)"
-"""Hint for calls with the result of `reset` in place of an observation."""
+"""Hint for calls of `act` with the result of `reset` in place of an observation."""
 
 
 @runtime_checkable
@@ -120,7 +120,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
             raise RunDirectoryError(f"{path} is damaged: its sha256 differs from {SCORE}")
     try:
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception:  # Its message explains how to load the pickle unsafely.
+    except Exception:  # PyTorch's message explains how to load the pickle unsafely.
         weights = None
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in weights.items()
@@ -161,7 +161,7 @@ def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 def _checked_space(data: dict[str, Any]) -> spaces.Space[Any]:
-    """Return the described space after checking that a network can be built for it.
+    """Return the described space, after checking that networks support the space.
 
     Raises:
         SpaceError: If the space is not supported.
@@ -216,7 +216,7 @@ class TrainedPolicy:
                 all.
 
         Raises:
-            ShapeError: If `ended` has another size than the last batch.
+            ShapeError: If the size of `ended` differs from the size of the last batch.
         """
         if ended is None:
             self._actor = None
@@ -229,7 +229,8 @@ class TrainedPolicy:
 
         Args:
             observation: One observation of the space, or a batch with one leading dimension (for
-                Dict and Tuple spaces on every part). Keys of `model.critic_obs` may be missing.
+                Dict and Tuple spaces, in every subspace). Keys of `model.critic_obs` may be
+                missing.
             deterministic: Whether to take the most likely action instead of a sampled one.
 
         Returns:
@@ -323,7 +324,7 @@ class TrainedPolicy:
         Returns:
             `[N]`, in the order of the actions, or `[n, N]` for a batch. MultiDiscrete and
             MultiBinary: the probabilities of all components, concatenated. Dict and Tuple spaces:
-            one array per part, by key.
+            one array per subspace, by key.
 
         Raises:
             SpaceError: If actions are not discrete, or the observation is invalid.
@@ -331,7 +332,7 @@ class TrainedPolicy:
         obs, batched = self._read(observation, self._acting_view)
         actor = self._actor_for(obs)
         memory, model, n = actor.hidden_state, actor.model, len(actor.hidden_state)
-        # Random opponents require noise to act; it does not affect probabilities.
+        # Random opponents require noise to act; the noise does not affect probabilities.
         noise = model.noise_for(n, torch.Generator(), True, memory.device)
         params = model.act(obs, memory, noise, True).params
         found = {
@@ -394,7 +395,7 @@ class TrainedPolicy:
         return self._actor
 
     def _leading_shape(self, parts: dict[str, Array]) -> tuple[int, ...]:
-        """Return `(n,)` for a batch of n observations, `()` for a single one."""
+        """Return `(n,)` for a batch of n observations, `()` for a single observation."""
         shapes = {key: leaf.shape or () for key, leaf in self._view.leaves.items()}
         leads = {
             value.shape[: max(value.ndim - len(shapes[key]), 0)] for key, value in parts.items()

@@ -54,7 +54,7 @@ class FirstEvaluator(Evaluator):
     Args:
         processes: The processes.
         own: Evaluator of the first process.
-        interruption: Signals that end an evaluation.
+        interruption: Handler of signals that end an evaluation.
     """
 
     def __init__(

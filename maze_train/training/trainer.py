@@ -56,7 +56,7 @@ PROGRESS = (
     "_epoch_began_s",
     "_epoch_began_steps",
 )
-"""Attributes of a trainer that form its position."""
+"""Attributes of a trainer that describe the training progress."""
 
 MAX_LOST_UPDATES = 1_000
 """Maximum number of consecutive updates without a valid transition."""
@@ -71,7 +71,7 @@ class Trainer(ABC):
 
     Args:
         config: Settings of the algorithm.
-        learners: Learners that change the weights.
+        learners: Learners that update the weights.
         model: The policy, for evaluation.
         services: Tracker, evaluator, model selection, limits, checkpoints.
     """
@@ -122,7 +122,7 @@ class Trainer(ABC):
         self.has_started = False
         """Whether `on_run_start` of all callbacks succeeded, in this or an earlier process."""
         self.exact = True
-        """Whether the results are identical to an uninterrupted run."""
+        """Whether the results are identical to the results of an uninterrupted run."""
         self._score: float | None = None
         self._resumed_at = 0.0
         self._updates_in_epoch = self._lost_updates = self._last_epoch = 0
@@ -131,7 +131,7 @@ class Trainer(ABC):
         self.statistics = Statistics()
         # Metrics of an epoch that has not been evaluated yet.
         self._row: dict[str, float] | None = None
-        # Environment steps at the last evaluation, and its metrics if the epoch continues.
+        # Environment steps at the last evaluation, and the metrics if the epoch continues.
         self._evaluated_at = 0
         self._evaluated: dict[str, float] = {}
 
@@ -148,7 +148,7 @@ class Trainer(ABC):
 
     @property
     def stepping(self) -> RolloutCollector | None:
-        """The collector that steps environments in this process; None if there is none."""
+        """The collector that steps environments in this process; None without such a collector."""
         return None
 
     def connect_callbacks(self) -> None:
@@ -174,7 +174,7 @@ class Trainer(ABC):
         """Collect experience and update once; return the number of environment steps."""
 
     def check_lost(self, num_samples: int) -> None:
-        """Stop training if too many consecutive updates had no transitions.
+        """Raise an error if too many consecutive updates had no transitions.
 
         Args:
             num_samples: Number of transitions of an update.
@@ -270,7 +270,7 @@ class Trainer(ABC):
             selection.dump(self.env_steps, self.epoch + 1)
 
     def _evaluate_within_epoch(self, length: int) -> None:
-        """Evaluate between two updates of an epoch if an interval in steps is crossed."""
+        """Evaluate between two updates of an epoch if the interval in steps has passed."""
         is_within = 0 < self._updates_in_epoch < length and not self.stop_reason
         if self.evaluation_interval_steps and is_within:
             self.statistics.merge(self.learners.wait())
@@ -293,7 +293,7 @@ class Trainer(ABC):
         return row
 
     def _finish_epoch(self, closed: dict[str, float]) -> None:
-        """Evaluate and write the row of the epoch."""
+        """Evaluate the policy and write the metrics row of the epoch."""
         metrics = self._evaluate_if_due(closed)
         row = {**closed, **self._evaluated, **metrics}
         self._call("on_epoch_end", row)
@@ -326,7 +326,7 @@ class Trainer(ABC):
         return reached
 
     def _save_checkpoint(self, within_epoch: bool = False) -> Path | None:
-        """Write a checkpoint; return its path, or None if it could not be written.
+        """Write a checkpoint; return its path, or None if writing failed.
 
         Raises:
             TrainingError: If a weight is not finite. The last checkpoint is kept.
@@ -355,7 +355,8 @@ class Trainer(ABC):
         """Raise the error of a callback in any process.
 
         Raises:
-            CallbackError: If a callback failed. The message names class and method, or the process.
+            CallbackError: If a callback failed. The message names the class and the method, or the
+                process.
         """
         if self.callbacks and self.processes.largest(self.callbacks.has_failed):
             self.callbacks.check()
@@ -374,7 +375,7 @@ class Trainer(ABC):
             self.stop_reason = next(filter(None, reasons), "")
 
     def _now(self) -> float:
-        """Return the time of the first process in seconds, so that all processes stop together."""
+        """Return the time in the first process in seconds, so that all processes stop together."""
         return self.processes.first(time.perf_counter)
 
     def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
@@ -402,7 +403,7 @@ class Trainer(ABC):
         return metrics
 
     def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:
-        """Evaluate; a signal or an error in user code restores the state of the evaluator."""
+        """Evaluate; restore the state of the evaluator after a signal or an error in user code."""
         state = deepcopy(evaluator.state_dict())
         try:
             with self.interruption.immediate():
@@ -500,7 +501,7 @@ class Trainer(ABC):
         self.exact = bool(state.get("exact", True))
         self.has_started = bool(state.get("has_started", self.updates))
         self.load_experience(state)
-        # Last, since restoring other parts may draw random numbers.
+        # Restored last, since restoring other parts may draw random numbers.
         load_generator_states(generators)
 
     def load_experience(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
@@ -531,7 +532,8 @@ class TrainerServices:
     """Algorithm-independent services of a trainer.
 
     Attributes:
-        tracker: Records the metrics; by default it keeps them in `history` and writes nothing.
+        tracker: Records the metrics; by default, metrics are kept in `history` and nothing is
+            written.
         evaluator: Evaluates the policy; None: the training return selects the best policy.
         model_selection: Stores the best policy; None: not stored.
         limits: Limits at which training stops; None: limits of the algorithm.
@@ -539,12 +541,12 @@ class TrainerServices:
         evaluation_interval_steps: Environment steps between evaluations; 0: use
             `evaluation_interval`.
         selection_metric: Metric for `model_selection`.
-        around_update: Functions of the number of an update (from 1) that return a context manager
-            around the update; the first is outermost.
+        around_update: Functions that return a context manager around an update, given the number of
+            the update (from 1); the first function provides the outermost context.
         checkpoints: Writes checkpoints; None: no checkpoints.
         interruption: Handles signals; None: signals are not handled.
         callbacks: Callbacks of the run.
-        env_calls: Calls of environments by callbacks; see `BuildContext`.
+        env_calls: Environment method calls requested by callbacks; see `BuildContext`.
         processes: Processes of the run.
     """
 
