@@ -30,12 +30,12 @@ from maze_train.config.options import PROGRAM
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import atomic_write, open_own, read_regular
 from maze_train.core.folders import make_folders
-from maze_train.core.names import JOBS
+from maze_train.core.names import JOBS, SIGNALS
 from maze_train.core.notices import notify, say
 from maze_train.core.report import csv_text
 from maze_train.core.text import duration, readable
 from maze_train.training.outcome import signal_of
-from maze_train.workers.backends import SIGNALS, Pickled, available_cores, signals_later
+from maze_train.workers.backends import Pickled, available_cores, signals_later
 
 COLUMNS = ("job", "settings", "run_dir", "objective", "error")
 

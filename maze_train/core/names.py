@@ -1,4 +1,10 @@
-"""Names of the files and folders of runs, studies and sweeps."""
+"""Names of the files and folders of runs, studies and sweeps; signals that processes handle."""
+
+import signal
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals sent to all processes of a job by Ctrl-C, a closing terminal or a cluster scheduler.
+Workers ignore these signals; the main process handles them and may save before it exits."""
 
 CONFIG, METRICS, SUMMARY, DIGESTS = "config.yaml", "metrics.csv", "summary.json", "files.json"
 ENVIRONMENT, LOG, SERVICES = "environment.json", "run.log", "services.json"

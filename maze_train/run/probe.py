@@ -15,7 +15,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from maze_train.workers.backends import PROCESS_NAME, SIGNALS, limit_threads, signals_later
+from maze_train.core.names import SIGNALS
+from maze_train.workers.backends import PROCESS_NAME, limit_threads, signals_later
 
 if TYPE_CHECKING:
     from typing import Self

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from maze_train.core.names import SIGNALS
 from maze_train.core.notices import notify
-from maze_train.workers.backends import SIGNALS
 
 
 def crosses(interval: int, before: int, after: int) -> bool:

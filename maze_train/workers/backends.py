@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import ConfigError
+from maze_train.core.names import SIGNALS
 from maze_train.workers.pool import InlinePool, WorkerPool, WorkerSpecs
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 PROCESS_NAME = "maze-env"
 """Prefix of process names."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals sent to all processes of a job by Ctrl-C, a closing terminal or a cluster scheduler.
-Workers ignore these signals; the main process handles them and may save before it exits."""
 
 
 @contextmanager

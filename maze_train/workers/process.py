@@ -22,9 +22,10 @@ from typing import Any
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, foreign_cause
 from maze_train.core.files import process_runs
+from maze_train.core.names import SIGNALS
 from maze_train.core.notices import warn
 from maze_train.core.seeding import seed_generators
-from maze_train.workers.backends import SIGNALS, limit_threads
+from maze_train.workers.backends import limit_threads
 from maze_train.workers.pool import (
     CallCancelledError,
     PrivateMemory,

@@ -22,7 +22,8 @@ from typing import Any
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import WorkerError
 from maze_train.core.files import claim_temporary, process_runs
-from maze_train.workers.backends import GUARD, PROCESS_NAME, SIGNALS, RemoteBackend, refuse_import
+from maze_train.core.names import SIGNALS
+from maze_train.workers.backends import GUARD, PROCESS_NAME, RemoteBackend, refuse_import
 from maze_train.workers.pool import (
     MakeWorker,
     SharedMemory,
