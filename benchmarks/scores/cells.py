@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 import yaml
 
-from maze_train.config.hydra_input import normalise, plain_values
+from maze_train.config.hydra_input import normalise, resolved_values
 from maze_train.config.loading import load_config
 from maze_train.config.options import group_names
 from maze_train.config.plugins import extended_hydra
@@ -76,7 +76,7 @@ class Cell:
         overrides = normalise(argv, group_names())
         folder = "maze_train.conf"
         with extended_hydra(), hydra.initialize_config_module(folder, version_base="1.3"):
-            return plain_values(hydra.compose("train", overrides))
+            return resolved_values(hydra.compose("train", overrides))
 
     @cached_property
     def config(self) -> TrainConfig:

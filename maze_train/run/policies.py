@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,11 @@ class RolloutPolicy:
 
 
 def shareable(source: str, saved: SavedPolicy) -> str:
-    """Return the name of a run for shared files, without a path of this machine."""
-    return source if is_on_hub(source) else saved.run_dir.name
+    """Return the name, version and policy id of a source, without paths of this machine."""
+    if is_on_hub(source):
+        return source
+    run, name = saved.run_dir.name, Path(source).name
+    return name if re.split("[@:]", name)[0] == run else run
 
 
 def chosen_policy(config: RolloutConfig) -> RolloutPolicy:

@@ -223,7 +223,7 @@ class Tracker:
         if not any(self._forward(store)) and kind not in self._not_stored:
             self._not_stored.add(kind)
             remedy = "use tracking.tensorboard=true, WandbWriter or MLflowWriter"
-            self._warn(f"{name} is not stored: no writer of this run stores a {kind}; {remedy}")
+            self._warn(f"{name} is not stored: no writer of this run stores {kind}s; {remedy}")
 
     def sync(self) -> None:
         """Flush all rows to disk."""

@@ -298,7 +298,7 @@ UNBOUNDED = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 @pytest.mark.parametrize(
     ("algorithm", "name", "space", "message"),
     [
-        ("td3", "action_space", UNBOUNDED, "td3 needs .* finite bounds.* algorithm=ppo or"),
+        ("td3", "action_space", UNBOUNDED, "td3 requires .* finite bounds.* algorithm=ppo or"),
         ("ppo", "observation_space", MANY, "^observation space .* has 2,147,483,648 categories"),
         (
             "a2c",

@@ -135,7 +135,7 @@ def test_what_is_logged_is_in_tensorboard(capsys: pytest.CaptureFixture[str]) ->
     short_run("other", callbacks=[Logs()], **{"tracking.tensorboard": False})
     told = capsys.readouterr().err
     for kind in ("image", "histogram", "video", "text"):
-        assert told.count(f"no writer of this run stores a {kind}; tracking.tensorboard") == 1
+        assert told.count(f"no writer of this run stores {kind}s; use tracking.tensorboard") == 1
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
     message = r"algorithm.overrides.default.gama = 1: unknown; did you mean .*default.gamma\?"
     with pytest.raises(ConfigError, match=message):
         short_run(**{"algorithm.overrides.default.gama": 1})
-    with pytest.raises(ConfigError, match=r"algorithm.overrides = 'defalt': .* ones: default"):
+    with pytest.raises(ConfigError, match=r"algorithm.overrides = 'defalt': .* ids: default"):
         short_run(**{"algorithm.overrides.defalt.gamma": 1})
 
 

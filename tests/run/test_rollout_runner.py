@@ -150,7 +150,7 @@ def test_environments_that_do_not_fit(run: str) -> None:
     """The error contains both spaces; nothing is written."""
     before = sorted(Path().rglob("*"))
     for env, what in (("Acrobot-v1", "observation space"), (make_three_actions, "action space")):
-        with pytest.raises(ConfigError, match=f"has the {what} .*, the policy has "):
+        with pytest.raises(ConfigError, match=f"has the {what} .*, but the policy has "):
             play(run=run, env=env)
     assert sorted(Path().rglob("*")) == before
 

@@ -209,7 +209,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ),
         (
             {"env": {"id": "CartPole-v1"}, "model.centralized_critic": True},
-            r"model\.centralized_critic = True: the environment has one agent; leave it out",
+            r"model\.centralized_critic = True: only for multi-agent environments",
         ),
         (
             {"model.shared_trunk": True, "model.centralized_critic": True},
@@ -299,7 +299,7 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
     assert not any(".players." in name for name in found)
     monkeypatch.setattr("maze_train.training.builder.MAX_IDLE", 1)
     small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
-    with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
+    with pytest.raises(TrainingError, match=r"no observation statistics for judge: no agent"):
         run("idle", "ppo", policies=policies, **small)
 
 

@@ -161,7 +161,7 @@ def test_agents_that_are_not_named_play_as_the_run_does() -> None:
         assert found[name] == {"agents": [name], "source": "random"}
         for owner in agents.keys() - {name}:
             of_run = owner.removesuffix("_of_run")
-            assert found[owner]["source"] == f"{Path('run').absolute()}:{of_run}"
+            assert found[owner]["source"] == f"run:{of_run}"
             assert found[owner]["algorithm"] == "ppo"
     policies = {"old": {"agents": ["main"], "source": "base:main"}}
     named = {"main": {"agents": ["first", "second"]}, "judge": {"agents": ["ref*"], "source": ONE}}
@@ -261,7 +261,7 @@ def test_forms_in_which_policies_are_named() -> None:
         ({"policies": {"first": "random"}}, r"policies = \['first'\]: no policy for second, ref"),
         (
             {"policy": "random", "policies": {"frist": "random"}},
-            r"policies\.frist\.agents = 'frist': no such agent.*there are: first, second, referee",
+            r"policies\.frist\.agents = 'frist': no such agent.*available: first, second, referee",
         ),
         (
             {"policy": "random", "policies": {"a.b": {"agents": ["first"], "source": "random"}}},
@@ -281,7 +281,7 @@ def test_forms_in_which_policies_are_named() -> None:
             r"policies\.second\.frozen = True: only used for training",
         ),
         ({"policy": ONE, "policies": ALL_ONE}, "with policies, use random or null"),
-        ({"env": "CartPole-v1", "policies": ALL_ONE}, r"policies = .*has one agent; leave it out"),
+        ({"env": "CartPole-v1", "policies": ALL_ONE}, r"policies = .*only for multi-agent environments"),
         ({"env": None, "policies": ALL_ONE}, r"env: choose one"),
         ({"policies": {}}, r"run = None: expected one of run=.*policies\.<agent>=<source>"),
     ],

@@ -219,7 +219,7 @@ def test_what_a_worker_here_raises(start: Any, tmp_path: Path) -> None:
 
 FAILURES = {
     "raise": r"toy 1: RuntimeError: the wheel came off",
-    "exit": r"toy 1 died in a trick \((exit code 7|its process ended; was memory exhausted\?)\)",
+    "exit": r"toy 1 died in a trick \((exit code 7|the process ended; was memory exhausted\?)\)",
     "hang": r"toy 1 hangs: it did not finish a trick within timeout_s = 0\.5 seconds, and was "
     "killed",
 }
@@ -325,7 +325,7 @@ def test_restarts_are_limited(start: Any, where: str, capfd: pytest.CaptureFixtu
         (
             "exit",
             WorkerError,
-            r"\Atoy [012] died in building its environments \((exit code 7|its process .*)\)\Z",
+            r"\Atoy [012] died in building its environments \((exit code 7|the process .*)\)\Z",
         ),
         ("hang", WorkerError, r"\Atoy [012] hangs: it did not finish building its environments"),
         ("refuse", ConfigError, r"\Awheels = 3: expected four"),
