@@ -173,10 +173,7 @@ def test_agents_that_are_not_named_play_as_the_run_does() -> None:
         "old": ["first", "second"],
         "judge": ["referee"],
     }
-    assert (found["old"]["source"], found["judge"]["source"]) == (
-        f"{Path('base').absolute()}:main",
-        ONE,
-    )
+    assert (found["old"]["source"], found["judge"]["source"]) == ("base:main", ONE)
 
 
 def test_agents_that_the_run_has_no_policy_for_are_named() -> None:
