@@ -212,7 +212,10 @@ def test_another_version_is_told(name: str, tmp_path: Path) -> None:
     path = kind.write(tmp_path)
     content = json.loads(path.read_bytes())
     own = content[kind.version]
-    for version, remedy in ((own + 1, "install a newer maze_train"), (own - 1, "(with|use) maze_train")):
+    for version, remedy in (
+        (own + 1, "install a newer maze_train"),
+        (own - 1, "(with|use) maze_train"),
+    ):
         path.write_bytes(seal({**content, kind.version: version}))
         with pytest.raises(MazeTrainError, match=rf"{kind.version} {version}\b.*{remedy}"):
             kind.read(path)

@@ -278,7 +278,10 @@ def test_forms_in_which_policies_are_named() -> None:
             r"policies\.second\.frozen = True: only used for training",
         ),
         ({"policy": ONE, "policies": ALL_ONE}, "with policies, use random or null"),
-        ({"env": "CartPole-v1", "policies": ALL_ONE}, r"policies = .*only for multi-agent environments"),
+        (
+            {"env": "CartPole-v1", "policies": ALL_ONE},
+            r"policies = .*only for multi-agent environments",
+        ),
         ({"env": None, "policies": ALL_ONE}, r"env: choose one"),
         ({"policies": {}}, r"run = None: expected one of run=.*policies\.<agent>=<source>"),
     ],
