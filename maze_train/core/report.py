@@ -124,13 +124,13 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_picture(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Write a figure in the format given by the file suffix: PNG, SVG or PDF.
+    """Write a figure as PNG, SVG or PDF, selected by the file suffix; PNG without a suffix.
 
     Raises:
         OSError: If the file cannot be written.
     """
     with atomic_write(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=dpi)
+        figure.savefig(file, format=path.suffix[1:] or "png", dpi=dpi)
 
 
 def curve(axes: Axes, x: ArrayLike, y: ArrayLike, label: str = "", **style: Any) -> None:

@@ -119,7 +119,7 @@ def test_what_is_refused():
     with RolloutGenerator(WalkEnv) as generator:
         for given, words in (
             ((0,), "n_episodes"),
-            ((2, [1]), "seeds = .* expected 2 of them"),
+            ((2, [1]), "seeds = .* expected 2 seeds"),
             ((2, [1, -1]), r"^seeds\[1\] = -1: expected an integer >= 0"),
         ):
             with pytest.raises(ConfigError, match=words):

@@ -366,14 +366,14 @@ UNBOUNDED = spaces.Dict({"push": spaces.Box(-np.inf, 1.0, (1,))})
         (lambda: RandomResetWrapper(CountingEnv(), 2, 1), r"max_initial_steps = 1.*>= 2"),
         (lambda: RewardScalingWrapper(CountingEnv(), 0.0), "scale = 0"),
         (lambda: ShrinkImagesWrapper(PictureEnv((20, 20, 3)), 0), "factor = 0"),
-        (lambda: ShrinkImagesWrapper(PictureEnv((20, 20, 3)), 4), r"leaves \(5, 5, 3\) of"),
+        (lambda: ShrinkImagesWrapper(PictureEnv((20, 20, 3)), 4), r"to \(5, 5, 3\), too small"),
         (lambda: ObservationStackWrapper(NestedEnv(), 4, ["robot/1"]), r"keys.*'robot/1'.*robot/0"),
         (lambda: ObservationStackWrapper(NestedEnv(), 0), "n = 0"),
         *[
             (lambda i=i: SelectEntriesWrapper(gymnasium.make("CartPole-v1"), i), "from 0 to 3")
             for i in ([], [4], [-1], [0.5])
         ],
-        (lambda: SelectEntriesWrapper(gymnasium.make("FrozenLake-v1"), [0]), "vectors"),
+        (lambda: SelectEntriesWrapper(gymnasium.make("FrozenLake-v1"), [0]), "vector observations"),
     ],
 )
 def test_wrong_arguments(case):
