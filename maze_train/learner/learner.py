@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from maze_train.learner.modules import (
     Chosen,
     LearnerModules,
     ModuleOptions,
+    Modules,
     ModuleSource,
     autocast,
     matmul_precision,
@@ -40,17 +41,6 @@ if TYPE_CHECKING:
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
 Batch = TypeVar("Batch")
-
-
-Modules: TypeAlias = nn.Module | Mapping[str, nn.Module]
-"""Modules by ID, or a single module."""
-
-
-class LearnerOptions(TypedDict, total=False):
-    """Optional arguments of a learner, see `Learner`."""
-
-    device: torch.device | str
-    seed: int
 
 
 class Learner(ABC, Generic[Experience, Prepared, Batch]):

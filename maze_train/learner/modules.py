@@ -148,6 +148,17 @@ Data = TypeVar("Data")
 Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
 
 
+Modules: TypeAlias = nn.Module | Mapping[str, nn.Module]
+"""Modules by ID, or a single module."""
+
+
+class LearnerOptions(TypedDict, total=False):
+    """Optional arguments of a learner, see `Learner`."""
+
+    device: torch.device | str
+    seed: int
+
+
 class ModuleOptions(TypedDict, total=False):
     """Options of `Learner.add_module`."""
 

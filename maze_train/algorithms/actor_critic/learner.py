@@ -32,9 +32,9 @@ from maze_train.functional.returns import (
 from maze_train.learner.apis import HasPolicy, HasStateValues
 from maze_train.learner.config import Freeze, Progress
 from maze_train.learner.events import LearnerEvents
-from maze_train.learner.learner import Learner, LearnerOptions, Modules
+from maze_train.learner.learner import Learner
 from maze_train.learner.loss_strategies import declares_gradients
-from maze_train.learner.modules import current
+from maze_train.learner.modules import LearnerOptions, Modules, current
 from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
 

@@ -18,7 +18,8 @@ from maze_train.functional.evolution import antithetic_gradient, shaped_returns
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress
 from maze_train.learner.events import statistics_of
-from maze_train.learner.learner import Learner, LearnerOptions, Modules
+from maze_train.learner.learner import Learner
+from maze_train.learner.modules import LearnerOptions, Modules
 from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer
 from maze_train.nets.population import find_normalizer
 

@@ -24,7 +24,7 @@ from maze_train.data.rollout import Rollout, select_envs
 from maze_train.functional.returns import scale_advantages
 from maze_train.functional.vtrace import importance_weights, vtrace
 from maze_train.learner.config import Progress
-from maze_train.learner.learner import LearnerOptions, Modules
+from maze_train.learner.modules import LearnerOptions, Modules
 from maze_train.nets.actor_critic import ActorCriticModel
 
 

@@ -29,8 +29,7 @@ from maze_train.functional.losses import (
 )
 from maze_train.learner.config import Progress, is_adaptive
 from maze_train.learner.events import statistics_of
-from maze_train.learner.learner import LearnerOptions, Modules
-from maze_train.learner.modules import current
+from maze_train.learner.modules import LearnerOptions, Modules, current
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.nets.actor_critic import ActorCriticModel
 
