@@ -104,7 +104,7 @@ def _as_tabs(text: str) -> str:
 
 
 def _as_html(match: re.Match[str]) -> str:
-    """A piece of a row: code with `|` keeps it, `<name>` outside of code is no tag."""
+    """Escape a table cell: keep `|` within code, and escape `<name>` outside code."""
     code, text = match.groups()
     if code is None:
         return text.replace("<", "&lt;")

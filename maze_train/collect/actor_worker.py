@@ -32,7 +32,7 @@ from maze_train.workers.pool import Worker, WorkerContext, check_spaces
 
 HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1
-"""Positions in the header: index of the newest buffer, and first of the stamps of both buffers.
+"""Header positions: index of the newest buffer, and the first of the two buffer stamps.
 
 A stamp is odd during a write to the buffer.
 """

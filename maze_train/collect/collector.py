@@ -186,7 +186,7 @@ class RolloutCollector(Collector):
 
     @property
     def obs_nbytes(self) -> int:
-        """Number of bytes of the observations of a rollout; 0 before the first rollout."""
+        """Size of the observations of a rollout in bytes; 0 before the first rollout."""
         return 0 if self._storage is None else self._storage.obs_nbytes
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:

@@ -57,7 +57,7 @@ class GatheringCollector(Collector):
         self._own.make_calls(calls)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the collectors of all processes, and of unfinished turns."""
+        """Return the collector states of all processes, including unfinished turns."""
         own = {**self._own.state_dict(), "turns": self.turns.state_dict()}
         return self._processes.state(own) or {}
 

@@ -302,7 +302,7 @@ def named_option(
             choices = {key.rpartition("/")[2]: option for key, option in entry.items()}
             new = choices.keys() - given.keys()
             values.update({key: named_option(key, choices[key]) for key in new})
-        elif entry != "_self_":  # An option of the same group.
+        elif entry != "_self_":  # Inherits from an option of the same group.
             values = merged(values, named_option(group, entry))
     return merged({**values, **given}, content)
 

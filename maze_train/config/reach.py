@@ -36,7 +36,7 @@ SERVICES: Mapping[str, str | None] = MappingProxyType(
 uploads."""
 
 ELSEWHERE = re.compile(r"[/\\~$]|[A-Za-z]:[/\\]|.*(://|(^|[/\\])\.\.([/\\]|$))", re.DOTALL)
-"""Pattern of URLs and of paths that may lead outside of the working directory."""
+"""Pattern of URLs and of paths that may lead outside the working directory."""
 
 HOSTS = ("address", "api_key", "host", "hostname", "ip", "server", "token", "uri", "url")
 """Names of arguments of environments and other classes that select a server."""

@@ -34,7 +34,7 @@ PARTS_OF_POLICY = (
 """Components needed to act with a policy."""
 
 PARTS_OF_ENV = ("env", "env.wrappers")
-"""Components of an environment outside of training."""
+"""Components of an environment outside training."""
 
 
 def read_settings(

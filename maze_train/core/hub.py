@@ -40,7 +40,7 @@ def local_directory(name: str | os.PathLike[str]) -> Path:
 
 
 def at_commit(name: str, directory: Path) -> str:
-    """Return the repository name with the commit of a downloaded directory."""
+    """Return the repository name and commit of a downloaded directory."""
     return f"{name.partition('@')[0]}@{directory.name}"
 
 

@@ -172,7 +172,7 @@ class RunDirectory:
 
     @property
     def rollouts(self) -> Path:
-        """Directory of the results of rollouts with policies of this run."""
+        """Directory for rollout results of this run's policies."""
         return self.path / ROLLOUTS
 
     @property

@@ -406,7 +406,7 @@ class TrajectoryWriter:
         Raises:
             ShapeError: If keys or shapes do not match the spaces.
             SpaceError: If an array cannot be converted to the dtype of its space, or an action is
-                outside of the action space.
+                outside the action space.
             DatasetError: If the writer is closed, or writing a part fails. After a failed write,
                 the episodes remain in memory; call `flush` to retry.
         """

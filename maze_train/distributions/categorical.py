@@ -226,7 +226,7 @@ class MultiCategorical(CategoricalFamily):
         return actions.reshape((*batch, self._table_shape[0])) + self._offsets.like(actions)
 
     def max_entropy(self, params: Tensor) -> Tensor:
-        """Return the sum over choices of the log of the number of legal actions, [...]."""
+        """Return the log number of legal actions, summed over sub-actions, [...]."""
         return _log_legal(self._table(params)).sum(-1)
 
     def _table(self, params: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ def _log_legal(logits: Tensor) -> Tensor:
 
 LOG_2 = math.log(2.0)
 MIN_UNIFORM = 2.0**-25
-"""Replacement for uniform samples of 0: half of the spacing of uniform float32 values."""
+"""Replacement for uniform samples of 0: half the spacing between uniform float32 values."""
 
 
 class Bernoulli(Distribution):

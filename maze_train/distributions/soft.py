@@ -13,7 +13,7 @@ from maze_train.distributions.base import Distribution
 
 @dataclass(frozen=True, slots=True)
 class SoftSample:
-    """Samples of continuous components, and all choices of discrete components, of n actions."""
+    """For n actions: samples of continuous components and all categories of discrete components."""
 
     features: Tensor
     """Critic features of the continuous components, [n, D]."""

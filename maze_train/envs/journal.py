@@ -71,17 +71,17 @@ class EpisodeRecord:
     episodes: int
     """Number of episodes begun, including the running one."""
     base_episodes: int
-    """Number of episodes begun at the base; at most `episodes`."""
+    """Number of episodes begun when the base was recorded; at most `episodes`."""
     steps: int
     """Number of steps of the running episode."""
     options: dict[str, Any] | None
-    """Options of the reset at the base."""
+    """Options passed to the reset that begins the replay."""
     own: dict[str, Any] | None
     """State of the environment at the base; None if the environment cannot save its state."""
     is_kept: bool
     """Whether the actions are stored."""
     actions: dict[str, Array]
-    """Actions after those in `pieces`, [k, ...] per leaf."""
+    """Actions not yet contained in `pieces`, [k, ...] per leaf."""
     obs: dict[str, Array]
     """The current observation, [...] per leaf."""
     reward: float

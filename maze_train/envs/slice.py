@@ -250,7 +250,7 @@ class EnvSlice(Worker):
         self._arrange()
 
     def steps_of(self, i: int) -> int:
-        """Return the number of steps of the running or last episode of an environment."""
+        """Return the length of the running or last episode of an environment."""
         return self._steps - self._episode_start[i]
 
     def render(self, i: int) -> Any:

@@ -53,7 +53,7 @@ def batch_moments(batch: Tensor) -> Moments:
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """Moments of the union of two disjoint sets of samples.
+    """Merge the moments of two disjoint sample sets.
 
     With w = n_b / (n_a + n_b) and d = mean_b - mean_a,
 

@@ -258,7 +258,7 @@ class RMSpropTF(Optimizer):
     p <- p + m
 
     `torch.optim.RMSprop` instead starts with n = 0, so that its first step has size lr / sqrt(1 -
-    alpha) regardless of the gradient, and adds eps outside of the square root. For small gradients,
+    alpha) regardless of the gradient, and adds eps outside the square root. For small gradients,
     eps = 0.1 in this class corresponds to eps = 0.32 in `torch.optim.RMSprop`.
 
     Args:

@@ -120,4 +120,4 @@ class Learners:
         self._change()
 
     def _change(self) -> None:
-        """Called after the first learner was changed outside of an update."""
+        """Called after the first learner was changed outside an update."""

@@ -16,7 +16,7 @@ Optimizers: TypeAlias = Mapping[tuple[str, str], ModuleOptimizer]
 
 
 class SingleLearner:
-    """Gradient steps of a single learner on whole minibatches; `Shard` supports several."""
+    """Strategy of a single learner, with whole minibatches; `Shard` is for several learners."""
 
     is_shared = False
     """Whether the learner is one of several."""

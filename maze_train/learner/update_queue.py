@@ -94,7 +94,7 @@ class UpdateQueue:
             BaseException: If an update raised this exception.
         """
         if threading.current_thread() is self._thread:
-            raise TrainingError("an update cannot wait for itself: call wait() outside of updates")
+            raise TrainingError("an update cannot wait for itself: call wait() outside updates")
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs and not self._is_running)
             self._check()

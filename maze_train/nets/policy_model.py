@@ -79,7 +79,7 @@ class ActionMasking:
 
 
 _Segment: TypeAlias = "tuple[int, str | None, int]"
-"""Size of a block of parameters, key of its mask (or None), and start index in the mask."""
+"""Size of a parameter block, key of its mask (or None), and start index in the mask."""
 
 
 def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segment]:

@@ -158,7 +158,7 @@ class Assembly:
     def examination_of(
         self, config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
     ) -> Examination | None:
-        """Return the check of the environment of a new run; None if the check is disabled."""
+        """Return the environment check for a new run; None if the check is disabled."""
         if not is_examined(config):
             return None
         from maze_train.run.repeatability import examination_of

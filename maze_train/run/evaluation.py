@@ -1,4 +1,4 @@
-"""Evaluation of the policies of a run: evaluators, selection of the best policy, final test."""
+"""Evaluators, model selection and the final test of a run."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ SEVERAL, WINDOW = 3, 5
 """Number of the last `WINDOW` evaluations that must lag behind training to print the hint."""
 
 CLEAR_GAIN = 1 / 3
-"""Minimum gain of the training return, as a fraction of the range of all mean returns so far."""
+"""Minimum improvement of the training return, relative to the range of all mean returns so far."""
 
 
 class EvaluationGapNote(MetricsWriter):

@@ -24,7 +24,7 @@ OPTIONAL = (*STATE, "device", "render", "close")
 
 FINAL_OBS, FINAL_INFO = ("final_obs", "final_observation"), "final_info"
 LOGS = ("log", "episode")
-"""Info keys of final observations, of final infos, and of nested mappings of metrics."""
+"""Info keys for final observations, final infos and nested mappings of metrics."""
 
 
 class TensorSimulator(Simulator):

@@ -1,4 +1,4 @@
-"""Columns of data: shape and dtype of each array, and their layout in a block of memory."""
+"""Data columns: shapes and dtypes of arrays, and their layout in a memory block."""
 
 from __future__ import annotations
 

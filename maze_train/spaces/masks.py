@@ -44,7 +44,7 @@ class MaskedPart:
     start: int
     """First index of the component in the flattened mask."""
     sizes: tuple[int, ...]
-    """Number of categories of each sub-action of the component, in row-major order."""
+    """Number of categories per sub-action, in row-major order."""
 
     @property
     def stop(self) -> int:

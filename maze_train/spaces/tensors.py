@@ -123,7 +123,7 @@ OWN_LEAF = "/own"
 """Key of the agent's observation if it is a single leaf."""
 
 JOINT_ACTS, JOINT_AGENT = f"{JOINT}/{ACTS}", f"{JOINT}/agent"
-"""Keys of the flags of acting agents, and of the index of the agent itself."""
+"""Keys for the flags of acting agents and for the agent's own index."""
 
 
 def part_of(tree: Mapping[str, Any], name: str) -> Any:

@@ -200,7 +200,7 @@ def write_repository(
     """
     for path in filter(Path.exists, (saved.directory / file for file in POLICY_FILES)):
         if not lies_in(saved.run_dir, path):
-            problem = f"{path} is a link to a file outside of the run directory; copy the file"
+            problem = f"{path} is a link to a file outside the run directory; copy the file"
             raise ConfigError("run", problem, str(saved.run_dir))
     score = {key: saved.score.get(key) for key in ("score", "epoch")}
     text = dump_yaml(settings)

@@ -43,7 +43,7 @@ NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "chec
 COMPARED = ("python", *PACKAGES)
 """Python and the packages whose versions are compared."""
 SHORT_COMMIT, SHORT_DIGEST = 10, 6
-"""Number of displayed characters of a commit and of the digest of changes."""
+"""Number of displayed characters for commits and digests of changes."""
 
 SELECTING = ("n_episodes", "opponents", "metric", "mode")
 """Evaluation settings that determine how the best policy is selected."""

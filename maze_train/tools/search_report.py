@@ -117,14 +117,14 @@ class Space:
         """Return Optuna's parameters for the configured settings.
 
         Raises:
-            ConfigError: If a configured value is outside of the range of its setting.
+            ConfigError: If a configured value is outside the range of its setting.
         """
         values, params = config_to_dict(config), {}
         param: Any
         for key in self.ranges:
             value = _select(values, key)
             if self._choices[key]:
-                param, problem = self._as_set[key].get(text_of(value)), "outside of the range"
+                param, problem = self._as_set[key].get(text_of(value)), "outside the range"
             else:
                 param, problem = self._number(key, value)
             if param is None:
@@ -148,7 +148,7 @@ class Space:
                 return None, f"{problem}; remove `linear` from the range to search constants"
             number = float(value.removeprefix(LINEAR))
         if type(number) not in (int, float) or not found.low <= number <= found.high:
-            return None, "outside of the range"
+            return None, "outside the range"
         steps = (number - found.low) / (found.step or 1.0)
         if found.step and abs(steps - round(steps)) > 1e-8:
             return None, f"between two steps of the range (step: {found.step:g})"

@@ -161,7 +161,7 @@ class Interruption:
 
     A signal raises `Interrupted`. Within `deferred`, the first signal is only recorded, and `check`
     raises the exception when the run can be saved. A second signal raises immediately. The context
-    manager restores the previous handlers on exit; outside of the main thread, the context manager
+    manager restores the previous handlers on exit; outside the main thread, the context manager
     has no effect.
 
     Args:

@@ -44,7 +44,7 @@ DIGEST = "sha256"
 MAX_WEIGHTS_NBYTES = 1 << 32
 
 WITHOUT_INFO = "pass the observation alone: obs, info = env.reset(); policy.act(obs)"
-"""Hint for calls of `act` with the result of `reset` in place of an observation."""
+"""Hint if `act` is called with the result of `reset` instead of an observation."""
 
 
 @runtime_checkable
@@ -238,7 +238,7 @@ class TrainedPolicy:
 
         Raises:
             SpaceError: If the observation is invalid: the shape matches neither one observation nor
-                a batch, the values are outside of the space (floats for uint8, an unknown
+                a batch, the values are outside the space (floats for uint8, an unknown
                 category), a value is NaN or infinite, or no action is legal.
         """
         obs, batched = self._read(observation, self._acting_view)

@@ -153,7 +153,7 @@ def process_main(
 
     Args:
         conn: End of the pipe to the parent.
-        inherited: Pipe ends of the parent copied by a fork; closed by this function.
+        inherited: Pipe ends inherited from the parent by `fork`; this function closes them.
         index: Index of the worker.
         parent: Process id of the caller.
         entropy: Seed of the global random generators, combined with the index of the worker.

@@ -1,4 +1,4 @@
-"""Distribution of tasks over the workers of a pool, with repetition of tasks of failed workers."""
+"""Distribute tasks over the workers of a pool, and repeat the tasks of failed workers."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ RANGE = re.compile(r"\b[Ii]n [\[(](\S+), (\S+?)[\])]|(>=?) (-?[\d.]+)")
 
 
 def beyond(text: str) -> list[float]:
-    """Numbers outside of the range that a text names."""
+    """Numbers outside the range that a text names."""
     if (found := RANGE.search(text)) is None:
         return []
     low, high, sign, bound = found.groups()

@@ -36,7 +36,7 @@ NAMES = {
     *("env.teams", "policies", "policies.agents", "policies_to_train"),  # of agents and policies
     *("resume", "trust", "moved"),  # not read from a stored configuration
 }
-"""Settings that take any text which names nothing outside of the run."""
+"""Settings that take any text which names nothing outside the run."""
 
 CHANGES = {"curriculum.stages.attributes", "curriculum.stages.calls"}
 NODES = {*PARTS, *CHANGES, "algorithm.loss_function", "env.kwargs"} - REACHES.keys()

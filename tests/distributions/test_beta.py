@@ -77,7 +77,7 @@ def test_the_first_proposal_is_mostly_accepted() -> None:
 
 
 def test_rejected_proposals_are_harmless() -> None:
-    """Where every proposal is rejected, even outside of the support, the first or 1 is taken."""
+    """Where every proposal is rejected, even outside the support, the first or 1 is taken."""
     family = Beta(Box(0.0, 1.0, (1,)))
     table = torch.empty(1, 2, 1, 2, PROPOSALS)
     table[:, 0], table[:, 1] = -40.0, 1.0 - 2**-24

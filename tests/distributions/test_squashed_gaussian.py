@@ -54,7 +54,7 @@ def test_log_prob_of_a_saturated_action_is_exact() -> None:
 
 @sweep("dtype", [np.float32, np.float64])
 def test_to_env_never_leaves_the_bounds(dtype: type) -> None:
-    """Saturated actions become the bounds themselves, not a rounding error outside of them."""
+    """Saturated actions become the bounds themselves, without rounding errors beyond them."""
     rng = np.random.default_rng(0)
     low = rng.normal(size=500).astype(dtype)
     space = Box(low, low + rng.uniform(0.01, 3, size=500).astype(dtype), dtype=dtype)

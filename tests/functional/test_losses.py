@@ -118,7 +118,7 @@ def test_huge_log_ratios_are_finite(log_ratio: float, advantage: float) -> None:
 
 
 def test_two_hot_loss_of_logits() -> None:
-    """Targets outside of the support count as its ends; large logits do not overflow."""
+    """Targets outside the support count as its ends; large logits do not overflow."""
     logits = samples(6, 5)
     targets = torch.tensor([-3.0, -2.0, -0.4, 0.7, 2.0, 9.0], dtype=torch.float64)
     expected = slow_two_hot_loss(logits.numpy(), targets.numpy(), -2, 2)

@@ -110,7 +110,7 @@ def test_expected_value_of_known_logits() -> None:
 
 
 def test_two_hot_follows_its_definition() -> None:
-    """Inside, on integers, at both ends and outside of the support, also of integer tensors."""
+    """Inside, on integers, at both ends and outside the support, also of integer tensors."""
     scalars = torch.tensor([-9.0, -3.0, -2.99, -1.0, -0.5, 0.0, 0.3, 1.999, 2.0, 8.0]).double()
     weights = scalar_to_support(scalars.view(2, 5), (-3, 2)).view(10, 6)
     expected = np.stack([slow_two_hot(scalar, -3, 2) for scalar in scalars.tolist()])

@@ -252,7 +252,7 @@ def test_recorded_actions_that_masks_forbid(tmp_path):
 
 
 def test_only_masked_parts_have_to_be_legal(tmp_path):
-    """Box actions outside of a mask are not checked."""
+    """Box actions outside a mask are not checked."""
     env = SpacesEnv("part mask", "choice and number")
     number = np.array([150.0], np.float32)
     data = record(

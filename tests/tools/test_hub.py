@@ -262,7 +262,7 @@ def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult
     for place in ("best/policy.pt", "best"):  # a private policy
         shutil.move(run / place, own := Path("own").absolute() / Path(place).name)
         (run / place).symlink_to(own)
-        with pytest.raises(ConfigError, match="a link to a file outside of the run directory"):
+        with pytest.raises(ConfigError, match="a link to a file outside the run directory"):
             push_to_hub(str(run), NAME)
         (run / place).unlink()
         shutil.move(own, run / place)

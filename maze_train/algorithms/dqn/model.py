@@ -141,7 +141,7 @@ class DQNModel(ModelWithTargets):
         return quantiles.of_actions(outputs, self.num_quantiles).mean(-1)
 
     def legal(self, values: Tensor, obs: TensorTree) -> Tensor:
-        """Set the values `[..., n]` of illegal actions to half of the minimum of the dtype."""
+        """Set the values `[..., n]` of illegal actions to half the minimum of the dtype."""
         return values if self.masking is None else self.masking.apply(values, obs)
 
     def values(self, obs: TensorTree) -> Tensor:

@@ -238,7 +238,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     @property
     def num_slots(self) -> int:
-        """Number of concurrent members, at most the number of members of an update."""
+        """Number of concurrent members; at most the population size."""
         count = self.config.runner.concurrency
         if self.algorithm.n_timesteps_per_update:
             return count
