@@ -376,7 +376,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def total_envs(self) -> int:
-        """Number of environments in all processes, which equals the batch dimension of a rollout."""
+        """Number of environments in all processes: the batch dimension of a rollout."""
         return self.env.num_envs * self.context.processes.count
 
     @property

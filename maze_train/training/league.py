@@ -247,7 +247,7 @@ class LeagueModel(JointModel):
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state per environment, for all agents, including opponent codes."""
+        """Size S of the recurrent state of all agents per environment, with opponent codes."""
         return super().state_size + len(self.agents)
 
     def act(
