@@ -311,7 +311,7 @@ class ComposedJob:
         """Remove the directory that Hydra created for `hydra.run.dir`, and raise an error.
 
         Raises:
-            ConfigError: If `hydra.run.dir` is set, since it has no effect.
+            ConfigError: If `hydra.run.dir` is set, because this setting has no effect.
         """
         if self.is_sweep or self._hydra.run.dir == STAYS:
             return

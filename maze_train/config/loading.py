@@ -197,7 +197,7 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
-    """Build the configuration of a command; `node` has the format of `load_config`.
+    """Build the configuration of a command from values in the format of `load_config`.
 
     Adds `_target_` to `algorithm` and `runner`. The error for an unknown key suggests keys with the
     same name in other sections, or the setting that corresponds to the name in a different library.

@@ -313,7 +313,7 @@ class FrameColumn:
     Args:
         n: Frames per stack.
         frames: Column of the newest frames.
-        depths: Column of the depths, uint8, in memory.
+        depths: uint8 column with the depth of each row; stored in memory.
         spec: Shape `[n, *frame]` and dtype of a stack.
     """
 

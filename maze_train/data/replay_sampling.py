@@ -26,7 +26,7 @@ class SumTree:
     """
 
     entry_nbytes = 2 * np.dtype(np.float64).itemsize
-    """Bytes of the nodes per entry."""
+    """Memory of the tree nodes per entry, in bytes."""
 
     def __init__(self, size: int) -> None:
         self._size = size

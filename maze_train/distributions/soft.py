@@ -42,8 +42,8 @@ class SoftActions:
         part_keys: Keys of the P components; [""] for a single family.
         parts: Families of the components.
         is_discrete: Whether each component is discrete.
-        critic_input_size: D, the sum over components.
-        num_choices: N, the sum over components.
+        critic_input_size: D, the sum of the critic input sizes of all components.
+        num_choices: N, the sum of the numbers of categories of all components.
 
     Raises:
         SpaceError: If a component is neither continuous nor discrete.

@@ -137,8 +137,8 @@ def build_native(
         config: Settings of the environment.
         num_envs: Number of environments.
         num_threads: Number of threads of the environment, if supported; 0 uses its default.
-        max_episode_steps: Upper bound on the length of an episode. A smaller limit of the
-            environment remains in force.
+        max_episode_steps: Upper bound on the length of an episode. If the environment
+            has a smaller limit, the smaller limit still applies.
 
     Raises:
         ConfigError: If the settings select no vector environment.
@@ -456,8 +456,8 @@ def build_envpool(
         config: Settings of the environment.
         num_envs: Number of environments.
         num_threads: Number of threads; 0 selects one per environment, but at most one per core.
-        max_episode_steps: Upper bound on the length of an episode. A smaller limit of the
-            environment remains in force.
+        max_episode_steps: Upper bound on the length of an episode. If the environment
+            has a smaller limit, the smaller limit still applies.
 
     Raises:
         ConfigError: If EnvPool does not provide the environment, or does not support the settings.

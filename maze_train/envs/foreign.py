@@ -72,8 +72,8 @@ def make_foreign_env(
         training: Whether to build a training environment. In training, the loss of a life ends an
             Atari episode, and rewards are replaced by their sign.
         num_threads: Number of threads of the environment, if supported; 0 uses its default.
-        max_episode_steps: Upper bound (>= 1) on the length of an episode. A smaller limit of the
-            environment remains in force.
+        max_episode_steps: Upper bound (>= 1) on the length of an episode. If the environment
+            has a smaller limit, the smaller limit still applies.
         device: Device of a simulator; ignored if the settings select a device.
         info_keys: See `ThirdPartyVectorEnv`.
 

@@ -411,7 +411,7 @@ def _observed(env: Env, keys: list[str]) -> list[str]:
 
 
 def with_leaves(space: Space, leaves: Mapping[str, Space], path: tuple[Any, ...] = ()) -> Space:
-    """Return a space with the structure of `space` and new leaves, by joined key."""
+    """Return a space with the structure of `space` and new leaves, by flattened key."""
     if isinstance(space, spaces.Dict):
         parts = [
             (name, with_leaves(part, leaves, (*path, name))) for name, part in space.spaces.items()

@@ -19,7 +19,7 @@ class SingleLearner:
     """Strategy of a single learner, with whole minibatches; `Shard` is for several learners."""
 
     is_shared = False
-    """Whether the learner is one of several."""
+    """Whether there are several learners."""
 
     def begin(self, statistics: Statistics) -> Statistics:
         """Begin an update, and return the statistics in which its losses are recorded."""

@@ -93,7 +93,7 @@ class RewardScaler:
         inputs, decays = rewards.where(valid, 0.0), discounts.clone()
         inputs[0] += discounts[0] * carry
         decays[1:] *= goes_on[:-1]
-        # The recurrence of returns, applied forward in time.
+        # The recursion of discounted returns, applied forward in time.
         sums = backward_recurrence(inputs.flip(0), decays.flip(0)).flip(0)
         return sums, sums[-1] * goes_on[-1]
 

@@ -190,7 +190,7 @@ def _non_finite_error(
         where: Epoch and update.
         minibatch: Number of the minibatch in the update.
         statistics: Statistics of the update; the message names values that are not finite.
-        has_learned: Whether an earlier step may be the cause.
+        has_learned: Whether an earlier gradient step may have caused the error.
         advice: End of the message.
     """
     numbers = {tag: value for tag, value in statistics.reduce().items() if value - value != 0.0}

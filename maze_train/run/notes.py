@@ -248,7 +248,7 @@ def lacks_time_limit(config: EnvConfig) -> bool:
     if config.max_episode_steps is not None or any("TimeLimit" in name for name in wrappers):
         return False
     if config.target is not None:
-        # A function may return an environment with a limit.
+        # An environment returned by a function may have a time limit of its own.
         return inspect.isclass(locate(config.target, key="env._target_"))
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
     # Atari games have a limit in frames.

@@ -43,7 +43,7 @@ class OpponentEvaluator(RolloutEvaluator):
     Args:
         make_env: See `RolloutEvaluator`.
         n_episodes: Episodes per team and opponent, >= 1.
-        opponents: Model of each agent, by name of the opponent.
+        opponents: Mapping from opponent names to the model of each agent.
         teams: Agents of each team.
         seats: Teams that the evaluated policies control, one at a time.
         **kwargs: Further arguments of `RolloutEvaluator`.

@@ -349,7 +349,7 @@ def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list
 
 
 def _is_given_again(before: object, now: object) -> bool:
-    """Return whether both values are Python objects without a name, which cannot be compared."""
+    """Return whether both values are Python objects without a dotted path, so not comparable."""
     return isinstance(now, InlineObject) and isinstance(before, str) and has_no_name(before)
 
 

@@ -1,6 +1,6 @@
 """Flattening, comparison and serialisation of gymnasium spaces.
 
-A nested space is flattened to a mapping from joined keys to leaves. The entries of a Tuple are
+A nested space is flattened to a mapping from flattened keys to leaves. The entries of a Tuple are
 keyed by index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)` has the leaves
 `goal, robot/0, robot/1`. A space that is itself a leaf has the single key `""`.
 """
@@ -48,11 +48,11 @@ class FlatView:
 
     Attributes:
         space: The unmodified space.
-        leaves: Leaves by joined key, in the order of the space.
+        leaves: Leaves by flattened key, in the order of the space.
         is_single: Whether the space itself is a leaf, with the key `""`.
 
     Raises:
-        SpaceError: If the space has no leaves, if two leaves have the same joined key, or if a leaf
+        SpaceError: If the space has no leaves, if two leaves have the same flattened key, or if a leaf
             has an unsupported type.
     """
 
@@ -68,7 +68,9 @@ class FlatView:
             if key in left_out:
                 continue
             if key in self.leaves:
-                raise SpaceError(f"two leaves of {space} have the joined key {key!r}: rename one")
+                raise SpaceError(
+                    f"two leaves of {space} have the flattened key {key!r}: rename one"
+                )
             self.leaves[key] = leaf
             self._paths[key] = path
         if not self.leaves:
@@ -131,7 +133,7 @@ class FlatView:
 
 
 def flat_spaces(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
-    """Return the leaves of a space by joined key; a single leaf has the key `""`.
+    """Return the leaves of a space by flattened key; a single leaf has the key `""`.
 
     Raises:
         SpaceError: If the space cannot be flattened, see `FlatView`.
@@ -202,7 +204,7 @@ def walk_leaves(
 def assembler(
     space: spaces.Space[Any], path: tuple[Any, ...]
 ) -> Callable[[Mapping[str, Any]], Any]:
-    """Return a function that builds a value of `space` from leaves with joined keys."""
+    """Return a function that builds a value of `space` from leaves with flattened keys."""
     if isinstance(space, spaces.Dict):
         parts = {name: assembler(sub, (*path, name)) for name, sub in space.spaces.items()}
         return partial(_dict_of, parts)

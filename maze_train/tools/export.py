@@ -327,7 +327,7 @@ def observations_of_agent(
 def drawn_observations(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> dict[str, Array]:
-    """Sample observations from a space by leaf, `[1000, ...]`, with a fixed seed.
+    """Sample observations from each leaf of a space, `[1000, ...]`, with a fixed seed.
 
     Floats are standard normal, clipped to their bounds; all other values are uniform. In each
     observation, at least one action is legal.

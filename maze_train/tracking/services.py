@@ -436,7 +436,7 @@ class MLflowWriter(ServiceWriter):
         return True
 
     def log_video(self, name: str, frames: Array, fps: float, env_steps: int) -> bool:
-        """Store a video as an artifact, an animated GIF."""
+        """Store a video as an animated GIF artifact."""
         path = _artifact(name, env_steps)
         with TemporaryDirectory() as folder, self._calls():
             file = Path(folder, f"{Path(path).name}.gif")

@@ -72,7 +72,7 @@ NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?(?:-([0-9]{1,9}
 
 @dataclass(frozen=True)
 class PartFile:
-    """The file of a part of a state."""
+    """File that contains one component of a checkpoint."""
 
     directory: Path
     """Directory of the checkpoint."""
@@ -292,7 +292,8 @@ class FilesWriter:
                 os.link(source, target)
                 return True
         except OSError:  # Hard links are not supported, or the file has too many.
-            with suppress(FileNotFoundError):  # Network file systems may have created the link.
+            # On network file systems, the link may exist despite the error.
+            with suppress(FileNotFoundError):
                 target.unlink()
         try:
             write_synced(target, b"".join(verified_blocks(source, file.digest)))

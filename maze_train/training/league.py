@@ -38,9 +38,9 @@ class League:
 
     All agents of a team are controlled by the policy or by the same snapshot.
 
-    In the Elo system, a policy with rating R_a is expected to score
-    1 / (1 + 10^((R_b - R_a) / 400)) points against an opponent with rating R_b. After each game, 16
-    times the difference between points and expectation is added to R_a and subtracted from R_b.
+    In the Elo system, a policy with rating R_a has the expected score
+    E = 1 / (1 + 10^((R_b - R_a) / 400)) against an opponent with rating R_b. After each game with
+    score S, 16 (S - E) is added to R_a and subtracted from R_b.
     `by_strength` uses the weights of prioritised fictitious self-play. Sources: Elo (1978), The
     Rating of Chessplayers, section 8; Vinyals et al. (2019), doi:10.1038/s41586-019-1724-z.
 

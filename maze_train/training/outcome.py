@@ -133,7 +133,7 @@ class Interrupted(KeyboardInterrupt):
 
     Args:
         number: Number of the signal.
-        at_once: Whether the signal was sent twice, to stop immediately.
+        at_once: Whether to stop immediately because the signal was sent twice.
 
     Attributes:
         checkpoint: Checkpoint to resume from, once the checkpoint is saved.

@@ -529,7 +529,7 @@ class Trainer(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerServices:
-    """Algorithm-independent services of a trainer.
+    """Algorithm-independent objects that a trainer uses.
 
     Attributes:
         tracker: Records the metrics; by default, metrics are kept in `history` and nothing is

@@ -147,7 +147,7 @@ class PrivateMemory:
 
     Args:
         nbytes: Size in bytes.
-        on_close: Function to call with this object in `close`.
+        on_close: Callback that `close` calls with this object.
     """
 
     def __init__(

@@ -133,7 +133,8 @@ class TaskQueue(Generic[Result]):
 
         Args:
             limit: Run tasks 0, ..., limit - 1. The limit must not decrease within a round.
-            take: Function to call with each result, before other workers can fail.
+            take: Function to call with each result as soon as the result is received, so that a
+                later failure of a worker does not lose the result.
 
         Raises:
             MazeTrainError: If a worker failed and cannot be restarted.
@@ -224,7 +225,7 @@ class TaskQueue(Generic[Result]):
         check_spaces(index * self._slots, spaces, self.spaces)
 
     def _blame(self, state: _WorkerState, failure: WorkerFailedError) -> str:
-        """Count the failure for all tasks that may be the cause; return text for the message."""
+        """Count the failure for all tasks that may have caused it; return a message text."""
         if not state.tasks:
             return ""
         if failure.seed is None:

@@ -127,7 +127,7 @@ def test_stack_holds_the_last_observations(env_class):
 
 
 def test_stack_by_key():
-    """Parts are named by joined key; the others, and by default masks and integers, stay."""
+    """Parts are named by flattened key; the others, and by default masks and integers, stay."""
     env = ObservationStackWrapper(NestedEnv(), 4, keys=["robot/0"])
     space = env.observation_space
     assert space["robot"][0].shape == (4, 2, 2)

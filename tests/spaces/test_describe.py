@@ -93,7 +93,7 @@ def test_other_spaces_are_refused(leaf):
 def test_ambiguous_and_empty_spaces_are_refused():
     """Two leaves must not share a key, there must be one, and the empty key is a lone leaf's."""
     for parts, words in [
-        ({"a/b": BOX, "a": spaces.Dict({"b": BOX})}, "joined key 'a/b'"),
+        ({"a/b": BOX, "a": spaces.Dict({"b": BOX})}, "flattened key 'a/b'"),
         ({}, "no leaves"),
         ({"": BOX}, "has an empty key: give it a name"),
     ]:

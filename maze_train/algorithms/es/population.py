@@ -126,7 +126,7 @@ class SharedNoiseTable:
             size: Number of indices; None: a single index.
 
         Returns:
-            An index for `get`, or [size] int64.
+            An index for `get`, or an int64 array of indices `[size]`.
 
         Raises:
             ShapeError: If the table is shorter than `dim`.
