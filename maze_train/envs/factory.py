@@ -133,8 +133,8 @@ class BoundedEnvFactory:
     Args:
         factory: Builds the environments.
         max_episode_steps: Maximum length of an episode, >= 1. If the environment has a smaller
-            limit, the smaller limit still applies. If None, the limit of the environment applies, or
-            `GUARD_STEPS` if the environment has no limit. If 0, no limit is added.
+            limit, the smaller limit still applies. If None, the limit of the environment applies,
+            or `GUARD_STEPS` if the environment has no limit. If 0, no limit is added.
     """
 
     factory: Callable[[], Env]

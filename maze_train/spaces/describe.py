@@ -52,8 +52,8 @@ class FlatView:
         is_single: Whether the space itself is a leaf, with the key `""`.
 
     Raises:
-        SpaceError: If the space has no leaves, if two leaves have the same flattened key, or if a leaf
-            has an unsupported type.
+        SpaceError: If the space has no leaves, if two leaves have the same flattened key, or if a
+            leaf has an unsupported type.
     """
 
     def __init__(self, space: spaces.Space[Any], left_out: Collection[str] = ()) -> None:
