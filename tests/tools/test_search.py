@@ -178,7 +178,7 @@ def test_a_study_goes_on_with_the_same_command(
         assert f"maze-run: error: {message}" in capfd.readouterr().err
     assert maze_run(*ONE, "tracking.csv=false", "checkpoint.interval=3", "n_trials=6") == 0
     told = capfd.readouterr().err
-    assert "note: trials write metrics.csv anyway" in told
+    assert "note: trials always write metrics.csv, since" in told
     assert "has 6 trials, and is complete; increase n_trials" in told
 
 
