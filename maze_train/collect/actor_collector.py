@@ -16,7 +16,6 @@ from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.seeding import Seeds
 from maze_train.core.types import Array
 from maze_train.data.rollout import Rollout
-from maze_train.envs.calls import EnvCall
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.workers.backends import Pickled
 
@@ -104,9 +103,9 @@ class ActorCollector(Collector):
         rollout = gathered.rollouts[DEFAULT_MODULE]
         return replace(rollout, weights_seq_no=None), gathered.episodes
 
-    def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls in the environments of all actors, see `Called`."""
-        self._begin().make_calls(calls)
+    def make_calls(self) -> None:
+        """Make new calls in the environments of all actors, see `EnvCalls`."""
+        self._begin().make_calls()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the generation of each actor; call between rollouts."""

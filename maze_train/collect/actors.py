@@ -379,9 +379,8 @@ class DistributedActors:
                     self._queue.append(collected)
         self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
 
-    def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls in all environments, after the rollouts in progress; see `Called`."""
-        self._calls = calls
+    def make_calls(self) -> None:
+        """Make new calls in all environments, after the rollouts in progress; see `EnvCalls`."""
         self._set_up_all()
         try:
             for actor in range(self.num_actors):

@@ -106,8 +106,8 @@ class Collector(ABC):
         """Collect T steps of all environments, with observations and actions of all agents."""
 
     @abstractmethod
-    def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls in the environments between two rollouts, see `Called`."""
+    def make_calls(self) -> None:
+        """Make new calls in the environments between two rollouts, see `EnvCalls`."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -189,9 +189,9 @@ class RolloutCollector(Collector):
         """Size of the observations of a rollout in bytes; 0 before the first rollout."""
         return 0 if self._storage is None else self._storage.obs_nbytes
 
-    def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls in the environments between two rollouts, see `Called`."""
-        self.env.make_calls(calls)
+    def make_calls(self) -> None:
+        """Make new calls in the environments between two rollouts, see `EnvCalls`."""
+        self.env.make_calls(self.calls)
 
     @torch.no_grad()
     def collect_steps(
@@ -213,7 +213,7 @@ class RolloutCollector(Collector):
             The rollout, in memory that the next call overwrites, and the finished episodes.
         """
         self.env_s, began = 0.0, time.perf_counter()
-        self.env.make_calls(self.calls)
+        self.make_calls()
         large: dict[str, Array] = {}
         if self._obs is None:
             self._obs = self._reset(self._env_seed)
@@ -413,5 +413,5 @@ class RolloutCollector(Collector):
         # The new seed is reproducible and differs from the seed of the earlier episodes.
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
-        self.env.make_calls(self.calls)
+        self.make_calls()
         self._obs = self._reset(int(torch.randint(2**31, (), generator=generator)))

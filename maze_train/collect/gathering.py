@@ -16,7 +16,6 @@ from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key
 from maze_train.data.rollout import ENV_DIM, Rollout, join_rollouts
-from maze_train.envs.calls import EnvCall
 from maze_train.learner.torchrun import TorchrunProcesses
 
 
@@ -52,9 +51,9 @@ class GatheringCollector(Collector):
         self.env_s = own.env_s
         return gathered(self._processes, rollout), gathered_episodes(self._processes, episodes)
 
-    def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls in the environments of this process, see `Called`."""
-        self._own.make_calls(calls)
+    def make_calls(self) -> None:
+        """Make new calls in the environments of this process, see `EnvCalls`."""
+        self._own.make_calls()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the collector states of all processes, including unfinished turns."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -213,15 +213,8 @@ def calls_to_state(calls: Sequence[EnvCall]) -> list[dict[str, Any]]:
     return [asdict(call) for call in calls]
 
 
-class Called(Protocol):
-    """Environments that receive calls: a vector environment, or an object that owns several."""
-
-    def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make the calls that have not been made yet, and wait for them.
-
-        Args:
-            calls: All calls so far, in order.
-        """
+MakeCalls: TypeAlias = "Callable[[], object]"
+"""Makes the calls of a list in `EnvCalls` that have not been made yet, and waits for them."""
 
 
 class EnvCalls:
@@ -232,18 +225,19 @@ class EnvCalls:
     Attributes:
         training: Calls made in training environments.
         evaluation: Calls made in evaluation environments.
-        training_envs: Training environments.
-        evaluation_envs: Evaluation environments.
-        helpers: Environments of this process in which no episodes run; the calls of training
-            environments are also made in these environments.
+        in_training_envs: Functions that make the calls of `training`, one per owner of
+            environments.
+        in_evaluation_envs: Functions that make the calls of `evaluation`.
+        in_helpers: Functions that make the calls of `training` in environments of this process in
+            which no episodes run.
     """
 
     def __init__(self) -> None:
         self.training: list[EnvCall] = []
         self.evaluation: list[EnvCall] = []
-        self.training_envs: list[Called] = []
-        self.evaluation_envs: list[Called] = []
-        self.helpers: list[Called] = []
+        self.in_training_envs: list[MakeCalls] = []
+        self.in_evaluation_envs: list[MakeCalls] = []
+        self.in_helpers: list[MakeCalls] = []
         self._added: list[tuple[EnvCall, bool]] = []
 
     def __bool__(self) -> bool:
@@ -260,7 +254,7 @@ class EnvCalls:
             ConfigError: If the call is invalid, or the run has no training environments.
         """
         call = call.checked()
-        if not (evaluate or self.training_envs):
+        if not (evaluate or self.in_training_envs):
             problem = "the run has no training environments; pass evaluate=True"
             raise ConfigError(call.key, problem, call.name)
         self._added.append((call, evaluate))
@@ -279,10 +273,10 @@ class EnvCalls:
         self.training += [call for call, _ in added]
         self.evaluation += [call for call, evaluate in added if evaluate]
         try:
-            for envs in (*self.training_envs, *self.helpers):
-                envs.make_calls(self.training)
-            for envs in self.evaluation_envs if len(self.evaluation) > before[1] else ():
-                envs.make_calls(self.evaluation)
+            for make_calls in (*self.in_training_envs, *self.in_helpers):
+                make_calls()
+            for make_calls in self.in_evaluation_envs if len(self.evaluation) > before[1] else ():
+                make_calls()
         except BaseException:
             del self.training[before[0] :], self.evaluation[before[1] :]
             raise
@@ -303,5 +297,5 @@ class EnvCalls:
         """Restore `state`. The lists of calls are modified in place."""
         self.training[:] = calls_from(state.get("training"))
         self.evaluation[:] = calls_from(state.get("evaluation"))
-        for helper in self.helpers:
-            helper.make_calls(self.training)
+        for make_calls in self.in_helpers:
+            make_calls()

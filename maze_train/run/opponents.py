@@ -208,5 +208,5 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         calls=builder.context.env_calls.evaluation,
     )
     if not builder.context.processes.rank:  # Only the first process evaluates.
-        builder.context.env_calls.evaluation_envs.append(evaluator)
+        builder.context.env_calls.in_evaluation_envs.append(evaluator.make_calls)
     return evaluator

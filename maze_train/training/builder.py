@@ -435,7 +435,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             return []
         evaluator = self._build_evaluator(n_episodes, "evaluation")
         if not self.context.processes.rank:  # Only the first process evaluates.
-            self.context.env_calls.evaluation_envs.append(evaluator)
+            self.context.env_calls.in_evaluation_envs.append(evaluator.make_calls)
         return [evaluator]
 
     def build_final_evaluator(self) -> Evaluator | None:
@@ -462,7 +462,13 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         )
 
     def make_collector(
-        self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
+        self,
+        num_steps: int,
+        acting: nn.Module,
+        stream: str = "",
+        *,
+        for_training: bool = True,
+        **turns: Any,
     ) -> Collector:
         """Build a collector for the environments of this process, or for actors.
 
@@ -470,6 +476,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             num_steps: Steps per environment and rollout; fewer in a dry run.
             acting: Acting model of one or all agents.
             stream: Name of the collector's random stream.
+            for_training: Whether the environments receive calls of callbacks during training; False
+                if the collector is only used before training.
             **turns: Multi-agent only: `records_log_probs` and arguments of `TurnSplitter`.
 
         Raises:
@@ -497,7 +505,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             collector = collector_class(self.env, steps, device=context.device, **settings)
             if context.features.gather is not None:
                 collector = context.features.gather(collector)
-        context.env_calls.training_envs.append(collector)
+        if for_training:
+            context.env_calls.in_training_envs.append(collector.make_calls)
         if self.agents is not None:
             logs = turns.pop("records_log_probs", False)
             splitter = self.agents.turns_of(acting, **turns)
@@ -567,7 +576,9 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         collector: Collector | None = None
         idle = 0
         while few := {key for key, own in waiting.items() if own.is_waiting}:
-            collector = collector or self.make_collector(num_steps, acting, "normalization/")
+            collector = collector or self.make_collector(
+                num_steps, acting, "normalization/", for_training=False
+            )
             experience, episodes = collector.collect(acting)
             episodes.check_steps(" before training")
             idle = 0 if few & experience.keys() else idle + 1

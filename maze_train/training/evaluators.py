@@ -177,9 +177,8 @@ class RolloutEvaluator(Evaluator):
                 metrics[name] = np.nanmean(values)
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
-    def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Call methods of the environments; build the environments if necessary; see `Called`."""
-        self._calls = calls
+    def make_calls(self) -> None:
+        """Make new calls in the environments, which are built if necessary; see `EnvCalls`."""
         with generators_kept():
             self._environments()
 

@@ -16,7 +16,6 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key
 from maze_train.data.rollout import Rollout
-from maze_train.envs.calls import EnvCall
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.nets.acting import Acted, acting
@@ -394,9 +393,9 @@ class LeagueCollector(Collector):
         """The collector that steps the environments; None with actors."""
         return self._collector.stepping
 
-    def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Call methods of the environments between two rollouts, see `Called`."""
-        self._collector.make_calls(calls)
+    def make_calls(self) -> None:
+        """Make new calls in the environments between two rollouts, see `EnvCalls`."""
+        self._collector.make_calls()
 
     def collect_steps(
         self, model: nn.Module, overlap: Callable[[], object] | None = None

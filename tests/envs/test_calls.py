@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -109,8 +110,8 @@ def test_all_environments_receive_a_call_together() -> None:
     """Those that only help, too; what one of them does not accept is forgotten."""
     calls = EnvCalls()
     with PooledVectorEnv([LevelEnv]) as one, PooledVectorEnv([LevelEnv]) as helper:
-        calls.training_envs.append(one)
-        calls.helpers.append(helper)
+        calls.in_training_envs.append(partial(one.make_calls, calls.training))
+        calls.in_helpers.append(partial(helper.make_calls, calls.training))
         calls.add(LEVEL_2)
         levels = [lambda env=env: env.envs[0].level for env in (one, helper)]
         assert [level() for level in levels] == [0.0, 0.0]

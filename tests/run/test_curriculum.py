@@ -33,7 +33,7 @@ class Play:
 
     def __init__(self, **settings: Any) -> None:
         self.calls = EnvCalls()
-        self.calls.training_envs.append(SimpleNamespace(make_calls=lambda calls: None))
+        self.calls.in_training_envs.append(lambda: None)
         self.metrics: dict[str, float] = {}
         self.stages: list[float] = []
         self.progress = SimpleNamespace(env_steps=0)

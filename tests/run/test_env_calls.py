@@ -204,15 +204,18 @@ def test_workers_that_die_in_a_call(case: str, tmp_path: Path) -> None:
 
 
 NATIVE = {"_target_": "called_envs.level_vector", "backend": "native"}
+RUNNING = {"model.normalization.mode": "running"}
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {"algorithm": "impala", "runner": "local", "runner.start_method": "fork"},
+        {"algorithm": "impala", **RUNNING},
+        {"algorithm": "es", **RUNNING},
         {"algorithm": "ppo", "env": NATIVE, "evaluation.n_episodes": 0},
     ],
-    ids=["actors at their own pace", "third-party vector environments"],
+    ids=["actors at their own pace", "impala", "es", "third-party vector environments"],
 )
 @pytest.mark.usefixtures("empty_directory")
 def test_calls_reach_training_environments(given: dict[str, Any]) -> None:

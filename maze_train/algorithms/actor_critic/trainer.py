@@ -118,7 +118,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         return {"collector": collector}
 
     def make_collector(
-        self, num_steps: int, acting: nn.Module, stream: str = "", **turns: object
+        self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
     ) -> Collector:
         """Build a collector for the environments of this process, with the columns of the loss."""
         learner_class = locate(self.algorithm.learner_class, "algorithm.learner_class")

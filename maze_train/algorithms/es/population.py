@@ -411,10 +411,9 @@ class ESDistributedRollouts(PlayerPool):
         make_agent = Pickled(partial(MemberAgent, make_model), "model")
         self._queue.set_up("set_agent", make_agent, self._weights, self.noise_table, self.settings)
 
-    def make_calls(self, calls: Sequence[EnvCall]) -> None:
-        """Make calls in all environments between two iterations, see `Called`."""
-        self._calls = calls
-        self._queue.ask_all("make_calls", tuple(calls))
+    def make_calls(self) -> None:
+        """Make new calls in all environments between two iterations, see `EnvCalls`."""
+        self._queue.ask_all("make_calls", tuple(self._calls))
 
     def generate_rollouts(
         self,

@@ -210,7 +210,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
             on_non_finite=config.on_non_finite_step,
             calls=context.env_calls.training,
         )
-        context.env_calls.training_envs.append(rollouts)
+        context.env_calls.in_training_envs.append(rollouts.make_calls)
         context.closing.callback(close_quietly, rollouts)
         return rollouts
 

@@ -130,9 +130,9 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         # Without checkpoints, states are never requested. If None, the backend decides.
         is_kept = None if self.config.checkpoint.is_on else False
         num_actors = self.algorithm.num_actors
-        envs, calls = self.envs_per_actor, self.context.env_calls
-        actors = build_actors(self.context, num_actors, envs, can_be_restored=is_kept)
-        calls.training_envs.append(actors)
+        context, envs = self.context, self.envs_per_actor
+        actors = build_actors(context, num_actors, envs, can_be_restored=is_kept)
+        context.env_calls.in_training_envs.append(actors.make_calls)
         return actors
 
     @property

@@ -469,7 +469,8 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             raise ConfigError(key, problem, self.algorithm.replay_buffer)
         env = PooledVectorEnv([self.context.env_factory])
         self.context.closing.callback(close_quietly, env)
-        self.context.env_calls.helpers.append(env)
+        calls = self.context.env_calls
+        calls.in_helpers.append(partial(env.make_calls, calls.training))
         return env.envs[0]
 
     @property
