@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import gymnasium
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.core.notices import warn
 from maze_train.envs.faults import explained, separate_processes
 from maze_train.envs.types import Env
 from maze_train.workers.pool import check_spaces
@@ -89,6 +90,14 @@ def closed_on_error(envs: Iterable[Closeable]) -> Iterator[None]:
         with suppress(EnvError):
             close_all(envs)
         raise
+
+
+def close_quietly(env: Closeable) -> None:
+    """Close an environment that is no longer needed; report an error as a warning."""
+    try:
+        env.close()
+    except EnvError as error:
+        warn(str(error))
 
 
 def close_all(envs: Iterable[Closeable]) -> None:

@@ -27,7 +27,7 @@ from maze_train.core.report import field_lines
 from maze_train.core.run_directory import RunDirectory
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
-from maze_train.envs.building import close_all
+from maze_train.envs.building import close_all, close_quietly
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name, guard_note
 from maze_train.envs.monitoring import metadata_of
@@ -41,7 +41,6 @@ from maze_train.run.rollout_report import (
     summarise,
 )
 from maze_train.spaces.agents import agent_spaces, teams_in
-from maze_train.training.builder import close_quietly
 from maze_train.training.outcome import Interruption
 
 ROLLOUT_FILE = "rollout.yaml"

@@ -11,12 +11,8 @@ import torch
 from maze_train.collect.actor_collector import ActorCollector
 from maze_train.collect.actors import DistributedActors
 from maze_train.core.types import Array
-from maze_train.training.builder import (
-    AlgorithmBuilder,
-    BuildContext,
-    build_vector_env,
-    close_quietly,
-)
+from maze_train.envs.building import close_quietly
+from maze_train.training.builder import AlgorithmBuilder, BuildContext, build_vector_env
 from maze_train.training.features import ActorParts
 from maze_train.workers.backends import ThisProcess
 

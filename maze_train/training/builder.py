@@ -16,9 +16,9 @@ from torch import nn
 
 from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.core.errors import ConfigError, EnvError, TrainingError
-from maze_train.core.notices import warn
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import locate
+from maze_train.envs.building import close_quietly
 from maze_train.envs.calls import EnvCalls
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, cap_on_episodes, env_name
@@ -112,14 +112,6 @@ def build_vector_env(
         total_envs=total_envs,
         info_keys=info_keys,
     )
-
-
-def close_quietly(env: Any) -> None:
-    """Close environments; report errors as warnings, since training has already finished."""
-    try:
-        env.close()
-    except EnvError as error:
-        warn(str(error))
 
 
 class RunnerSettings(Protocol):

@@ -30,6 +30,7 @@ from maze_train.core.run_directory import RunDirectory
 from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, Tensor
 from maze_train.envs.batch import SUCCESS, numbers_of, required_keys
+from maze_train.envs.building import close_quietly
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.factory import guard_note
 from maze_train.envs.vector import MazeVectorEnv
@@ -248,10 +249,10 @@ class RolloutEvaluator(Evaluator):
         return {**successes, **asked, **returns}
 
     def close(self) -> None:
-        """Close the environments."""
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        """Close the environments; errors are reported as warnings."""
+        env, self._env = self._env, None
+        if env is not None:
+            close_quietly(env)
 
 
 class EvaluatedPolicy(TrainedPolicy):

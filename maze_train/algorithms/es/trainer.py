@@ -26,6 +26,7 @@ from maze_train.collect.episodes import FinishedEpisodes, add_lists
 from maze_train.collect.row_agents import num_reals
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.events import Statistics
+from maze_train.envs.building import close_quietly
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.learner.config import Progress, scheduled_value
 from maze_train.learner.learners import Learners
@@ -34,7 +35,7 @@ from maze_train.nets.acting import acting
 from maze_train.nets.joint import JointModel, members_of
 from maze_train.nets.policy_model import Policy
 from maze_train.nets.population import find_normalizer
-from maze_train.training.builder import AlgorithmBuilder, BuildContext, close_quietly
+from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents

@@ -32,6 +32,7 @@ from maze_train.data.replay import BaseReplayBuffer, Transitions
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.rollout import Rollout
 from maze_train.distributions.base import Distribution
+from maze_train.envs.building import close_quietly
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.learner.apis import Explores
 from maze_train.learner.config import Progress, Schedule, scheduled_value
@@ -44,7 +45,7 @@ from maze_train.nets.policy_model import ActionMasking
 from maze_train.nets.population import find_normalizer
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.tensors import flat_space_of
-from maze_train.training.builder import AlgorithmBuilder, close_quietly
+from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.contexts import available_disk, available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
