@@ -13,10 +13,8 @@ from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
 from maze_train.distributions.base import Distribution
 from maze_train.nets.actor_critic import ValueHead
-from maze_train.nets.normalization import ObservationNormalizer
 
 
-@runtime_checkable
 class HasPolicy(Protocol):
     """Module with a policy and an action distribution."""
 
@@ -24,7 +22,6 @@ class HasPolicy(Protocol):
     distribution: Distribution
 
 
-@runtime_checkable
 class HasStateValues(Protocol):
     """Module with a state-value critic."""
 
@@ -32,7 +29,6 @@ class HasStateValues(Protocol):
     value_head: ValueHead
 
 
-@runtime_checkable
 class HasActionValues(Protocol):
     """Module with Q-networks."""
 
@@ -46,13 +42,6 @@ class HasTargets(Protocol):
 
     def update_targets(self, tau: float) -> None:
         """Update the target networks: θ' <- (1 - tau) θ' + tau θ."""
-
-
-@runtime_checkable
-class HasNormalizer(Protocol):
-    """Module with an optional observation normalizer."""
-
-    normalizer: ObservationNormalizer | None
 
 
 @runtime_checkable
@@ -73,9 +62,13 @@ class HasLoss(Protocol):
         """Return the loss of a minibatch (0-d) or a mapping of named loss terms."""
 
 
-def normalizer_of(module: nn.Module) -> ObservationNormalizer | None:
-    """Return the observation normalizer of a module, or None."""
-    return module.normalizer if isinstance(module, HasNormalizer) else None
+def missing_names(api: type, module: nn.Module) -> list[str]:
+    """Return the attributes and methods of a protocol that a module does not have.
+
+    In contrast to `isinstance`, this also finds submodules and buffers in all Python versions.
+    """
+    names = [*inspect.get_annotations(api), *vars(api)]
+    return [name for name in names if not name.startswith("_") and not hasattr(module, name)]
 
 
 def check_apis(learner: str, required: Sequence[type], module_id: str, module: nn.Module) -> None:
@@ -88,9 +81,7 @@ def check_apis(learner: str, required: Sequence[type], module_id: str, module: n
         module: The module.
     """
     for api in required:
-        names = [*inspect.get_annotations(api), *vars(api)]
-        missing = [n for n in names if not n.startswith("_") and not hasattr(module, n)]
-        if missing:
+        if missing := missing_names(api, module):
             problem = (
                 f"{learner} only trains modules with the interface {api.__name__}, but "
                 f"{type(module).__name__} has no {' and no '.join(missing)}; "

@@ -8,7 +8,7 @@ from copy import copy, deepcopy
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, TrainingError, nearest
 from maze_train.core.types import Tensor, precise_dtype
-from maze_train.learner.apis import HasLoss, HasPolicy
+from maze_train.learner.apis import HasLoss, HasPolicy, missing_names
 from maze_train.learner.config import (
     Freeze,
     GradientSettings,
@@ -333,8 +333,10 @@ class LearnerModules(dict[str, nn.Module]):
             self.with_modes.add(module_id)
         if isinstance(module, HasLoss):
             self.with_loss.add(module_id)
-        if isinstance(module, HasPolicy) and isinstance(module.policy, Policy):
-            self.policies[module_id] = module.policy
+        if not missing_names(HasPolicy, module):
+            policy = cast("HasPolicy", module).policy
+            if isinstance(policy, Policy):
+                self.policies[module_id] = policy
 
     def limit_free_params(self) -> None:
         """Clamp the parameters of policies to the limits of their distributions after a step."""

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from maze_train.learner.config import (
     is_adaptive,
     scheduled_value,
 )
+from maze_train.learner.flat_optimizers import Optimizer
 from maze_train.learner.flat_parameters import FlatParameters
 from maze_train.learner.quick_steps import can_be_short, fused_adam_step, without_compiler
 
@@ -97,13 +98,6 @@ EPSILON = 1e-5
 
 ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax")
 """Element-wise optimizers of `torch.optim`, which give identical steps on a flat vector."""
-
-
-@runtime_checkable
-class MayBeElementwise(Protocol):
-    """Optimizer class that declares whether its steps are element-wise."""
-
-    is_elementwise: bool
 
 
 class ModuleOptimizer:
@@ -207,21 +201,20 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which is not supported",
                 node[TARGET],
             )
-        is_own = isinstance(optimizer_class, MayBeElementwise) and optimizer_class.is_elementwise
-        elementwise = is_own or (
-            optimizer_class.__module__.startswith("torch.optim")
-            and optimizer_class.__name__ in ELEMENTWISE
-        )
-        if elementwise:
+        if issubclass(optimizer_class, Optimizer):
+            is_elementwise = optimizer_class.is_elementwise
+        else:
+            is_torch = optimizer_class.__module__.startswith("torch.optim")
+            is_elementwise = is_torch and optimizer_class.__name__ in ELEMENTWISE
+        if is_elementwise:
             self._flat = [FlatParameters(group) for group in groups]
             self._units = list(groups)
         if not self.params:
             return None
         if self.lr is None:
             raise ConfigError("lr_or_lr_schedule", "expected a learning rate", None)
-        extra = {"lr": scheduled_value(self.lr, Progress())} | self._defaults(
-            optimizer_class, node, is_own
-        )
+        lr = scheduled_value(self.lr, Progress())
+        extra = {"lr": lr} | self._defaults(optimizer_class, node)
         owned = [{"params": [flat.vector]} for flat in self._flat]
         owned = owned or [{"params": group} for group in groups]
         node = {**node, TARGET: InlineObject(without_compiler(optimizer_class), node[TARGET])}
@@ -257,9 +250,7 @@ class ModuleOptimizer:
         """Return the parameters of the PyTorch optimizer: flat vectors or module parameters."""
         return [flat.vector for flat in self._flat] or self.params
 
-    def _defaults(
-        self, optimizer_class: type, node: Mapping[str, Any], is_own: bool
-    ) -> dict[str, Any]:
+    def _defaults(self, optimizer_class: type, node: Mapping[str, Any]) -> dict[str, Any]:
         """Return default arguments: an epsilon of 1e-5, and the fused kernel if supported.
 
         An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably improves actor-critic training.
@@ -268,8 +259,9 @@ class ModuleOptimizer:
         """
         accepted = inspect.signature(optimizer_class).parameters
         defaults: dict[str, Any] = {}
-        own_epsilon = accepted["eps"].default if "eps" in accepted and not is_own else None
-        if isinstance(own_epsilon, float) and own_epsilon < EPSILON:
+        epsilon = accepted["eps"].default if "eps" in accepted else None
+        is_small = isinstance(epsilon, float) and epsilon < EPSILON
+        if is_small and not issubclass(optimizer_class, Optimizer):
             defaults["eps"] = EPSILON
         chosen = {"fused", "foreach", "capturable", "differentiable"} & set(node)
         supported = self.params and self.params[0].device.type in ("cpu", "cuda")

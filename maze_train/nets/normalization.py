@@ -189,6 +189,12 @@ class ObservationNormalizer(nn.Module):
         return self
 
 
+def find_normalizer(model: nn.Module) -> ObservationNormalizer | None:
+    """Return the first observation normalizer among a model and its submodules, or None."""
+    found = (own for own in model.modules() if isinstance(own, ObservationNormalizer))
+    return next(found, None)
+
+
 def _is_vector(leaf: spaces.Box) -> bool:
     """Return whether a Box is neither an image nor empty."""
     return not is_image(leaf) and math.prod(leaf.shape) > 0

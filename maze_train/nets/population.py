@@ -27,7 +27,7 @@ from maze_train.core.types import Array, Tensor, TensorTree, rows_of, tree_map
 from maze_train.nets.acting import Acted, ActingModel, acted_with, acting
 from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.joint import JointModel
-from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.normalization import find_normalizer
 from maze_train.nets.policy_model import Policy, PolicyModel
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 from maze_train.spaces.agents import AGENTS
@@ -46,14 +46,6 @@ ROW_BLOCK = 32
 def row_blocks(count: int) -> int:
     """Round `count` up to a multiple of `ROW_BLOCK`."""
     return -(-count // ROW_BLOCK) * ROW_BLOCK
-
-
-def find_normalizer(model: nn.Module) -> ObservationNormalizer | None:
-    """Return the observation normalizer of a model or its submodules, or None."""
-    for module in model.modules():
-        if isinstance(module, ObservationNormalizer):
-            return module
-    return None
 
 
 class Population(ABC):

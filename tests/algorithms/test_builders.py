@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from gymnasium import spaces
+from torch import nn
+from update_problems import B, T, make_rollout
 
 from maze_train import AlgorithmBuilder, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.es.population import trained_size
+from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.run.train import make_runner
 
 ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}
@@ -97,6 +103,32 @@ def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
     """Settings that are refused when their parts are built, before there is a run directory."""
     with pytest.raises(ConfigError, match=message), make(**settings) as made:
         prepared_model(made)
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "td3", "dqn", "es"])
+def test_normalizers_are_found_in_submodules(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Builders and off-policy learners find a normalizer that is not an attribute of the model."""
+    settings: dict[str, Any] = {
+        **(ES if algorithm == "es" else {"algorithm": algorithm, "runner.concurrency": 8}),
+        "env": "Pendulum-v1" if algorithm == "td3" else "CartPole-v1",
+        "model.normalization.mode": "running",
+    }
+    with make(**settings) as made:
+        model, found = prepared_model(made), {}
+        normalizer = model.normalizer
+        del model.normalizer
+        model.inner = nn.ModuleList([normalizer])
+        monkeypatch.setattr(made.builder, "begin_statistics", lambda own, *_: found.update(own))
+        made.builder.before_training(SimpleNamespace(model=model))
+        assert found == {DEFAULT_MODULE: normalizer}
+        learner = made.builder.learners.first
+        if isinstance(learner, OffPolicyLearner):
+            size = len(normalizer.mean)
+            space = spaces.Box(-1.0, 1.0, (size,))
+            learner.observe(make_rollout(space, spaces.Discrete(2)))
+            assert normalizer.count == T * B
 
 
 # -- evolution strategies ------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from maze_train.data.rollout import Rollout
 from maze_train.data.turns import TurnSplitter
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
+from maze_train.nets.normalization import find_normalizer
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import flat_space_of, sampled_for
@@ -188,6 +189,7 @@ def test_statistics_of_all_agents() -> None:
     own = model.by_policy["default"]
     splitter = TurnSplitter(model.members, model.state_sizes, centralized=model.centralized)
     rollout = splitter.split(game())["default"]
+    assert find_normalizer(own) is own.normalizer
     own.normalizer.update(rollout.acted_on(own.normalizer.keys))
     assert own.normalizer.mean.tolist() == [2.5], "of 1, 3 and 2, 4"
     joint = own.critic.normalizer

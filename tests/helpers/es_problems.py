@@ -32,8 +32,8 @@ from maze_train.collect.row_agents import PolicyAgent, model_agent, random_agent
 from maze_train.core.types import tree_leaves
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.config import ModelConfig, RecurrentConfig
+from maze_train.nets.normalization import find_normalizer
 from maze_train.nets.policy_model import build_policy
-from maze_train.nets.population import find_normalizer
 from maze_train.workers.backends import ThisProcess
 from maze_train.workers.pool import PrivateMemory
 from maze_train.workers.process_pool import LocalProcesses

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from maze_train.core.types import tree_leaves, tree_map
-from maze_train.nets.population import find_normalizer
+from maze_train.nets.normalization import find_normalizer
 from maze_train.spaces.describe import FlatView, flat_space
 from maze_train.spaces.tensors import as_tensors
 

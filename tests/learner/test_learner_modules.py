@@ -6,13 +6,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from gymnasium import spaces
 from practice_learner import LineLearner, LineSettings, make_data, make_module
 from torch import nn
 
 from maze_train import ConfigError, Progress, get_flat_parameters
-from maze_train.learner.apis import HasPolicy, HasTargets
+from maze_train.learner.apis import HasPolicy, HasTargets, missing_names
 from maze_train.learner.config import Schedule
 from maze_train.learner.events import LearnerEvents
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.policy_model import build_policy
 
 
 def train(learner, *modules, first=0, count=3):
@@ -110,6 +113,24 @@ def test_the_missing_name_is_named(name):
         return
     with pytest.raises(ConfigError, match=rf"Linear has no {name};"):
         Asks(module)
+
+
+def test_submodules_and_buffers_are_attributes():
+    """Policies are found among submodules, and their parameters are limited."""
+    settings = ModelConfig(
+        hidden_sizes=[4],
+        distributions={"Box": {"_target_": "maze_train.DiagonalGaussian", "log_std_max": 0.0}},
+    )
+    space = spaces.Box(-1.0, 1.0, (2,))
+    model = build_policy(settings, space, space, seed=0)
+    learner = LineLearner(model)
+    assert learner.modules.policies == {"default": model.policy}
+    model.policy.free_params.data.fill_(1.0)
+    learner.modules.limit_free_params()
+    assert model.policy.free_params.tolist() == [0.0, 0.0]
+    module = make_module()
+    module.register_buffer("distribution", torch.zeros(1))
+    assert missing_names(HasPolicy, module) == ["policy"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from maze_train import ConfigError, Progress, Schedule, get_flat_parameters
+from maze_train import Adam, ConfigError, Progress, Schedule, get_flat_parameters
 from maze_train.core import torch_private
 from maze_train.core.targets import locate
 from maze_train.core.torch_private import (
@@ -41,6 +41,12 @@ class HalfStep(torch.optim.Optimizer):
                     param.sub_(group["lr"] * param.grad / param.numel())
 
 
+class ShapedAdam(Adam):
+    """An optimizer derived from this package that is not element-wise."""
+
+    is_elementwise = False
+
+
 def make_params():
     """Two parameters with known values."""
     return [nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]])), nn.Parameter(torch.ones(3))]
@@ -61,6 +67,7 @@ def step(optimizer, params, scale=1.0):
         ("maze_train.Adam", 1e-8),
         ("maze_train.RMSpropTF", 0.1),
         ("test_flat_optimizers.Signs", 1e-8),
+        (f"{OWN}.ShapedAdam", 1e-8),
     ],
 )
 def test_epsilon_is_that_of_the_field_unless_given(target, eps):
@@ -110,7 +117,10 @@ FLAT = [
     ("maze_train.RMSpropTF", {"momentum": 0.5}),
     ("test_flat_optimizers.Signs", {}),
 ]
-APART = [(f"{OWN}.HalfStep", {}), ("torch.optim.Rprop", {}), ("torch.optim.Adafactor", {})]
+APART = [
+    *((f"{OWN}.{name}", {}) for name in ("HalfStep", "ShapedAdam")),
+    *((f"torch.optim.{name}", {}) for name in ("Rprop", "Adafactor")),
+]
 
 
 @pytest.mark.parametrize(("target", "settings"), [*FLAT, *APART], ids=str)

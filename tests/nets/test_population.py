@@ -21,13 +21,13 @@ from maze_train.nets.config import (
     ObservationNormalizationConfig,
     RecurrentConfig,
 )
+from maze_train.nets.normalization import find_normalizer
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import (
     ROW_BLOCK,
     BatchedPopulation,
     RowPopulation,
     build_population,
-    find_normalizer,
     row_blocks,
 )
 from maze_train.spaces.agents import AgentSpaces

@@ -15,10 +15,10 @@ from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.targets import locate
-from maze_train.learner.apis import normalizer_of
 from maze_train.learner.config import Progress
 from maze_train.learner.learners import Learners
 from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.normalization import find_normalizer
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.events import TimeEvents
@@ -130,5 +130,5 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     def before_training(self, trainer: Trainer) -> None:
         """Collect initial observation statistics if the model has none."""
         modules = modules_of(trainer.model)
-        normalizers = {key: normalizer_of(own) for key, own in modules.items()}
+        normalizers = {key: find_normalizer(own) for key, own in modules.items()}
         self.begin_statistics(normalizers, self.algorithm.n_rollout_steps, trainer.model)

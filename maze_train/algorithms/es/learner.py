@@ -21,7 +21,7 @@ from maze_train.learner.events import statistics_of
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import LearnerOptions, Modules
 from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer
-from maze_train.nets.population import find_normalizer
+from maze_train.nets.normalization import find_normalizer
 
 
 class ESEvents(EventInterface, prefix="train"):

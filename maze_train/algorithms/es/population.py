@@ -24,8 +24,7 @@ from maze_train.core.seeding import SEED_LIMIT
 from maze_train.core.types import Array, Tensor, TensorTree
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.slice import EnvSlice
-from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.nets.population import find_normalizer
+from maze_train.nets.normalization import ObservationNormalizer, find_normalizer
 from maze_train.workers.backends import Pickled, WorkerBackend
 from maze_train.workers.pool import SharedMemory
 

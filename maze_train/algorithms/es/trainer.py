@@ -33,8 +33,8 @@ from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import acting
 from maze_train.nets.joint import JointModel, members_of
+from maze_train.nets.normalization import find_normalizer
 from maze_train.nets.policy_model import Policy
-from maze_train.nets.population import find_normalizer
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.contexts import available_memory, readable_nbytes

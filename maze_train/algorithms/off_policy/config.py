@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import absolute_path, check_between, check_fields, check_one_of
 from maze_train.core.conversion import IN_RUN, ON_RESUME
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import TARGET, locate
+from maze_train.core.targets import TARGET, locate, member_of
 from maze_train.learner.config import GradientSettings, Schedule
 from maze_train.training.config import DRY_RUN_STEPS, TRIAL_BATCH, AlgorithmConfig
 
@@ -45,14 +45,6 @@ RESERVED_SETTINGS = MappingProxyType(
     }
 )
 """Replay buffer arguments that are set by other settings, with the names of these settings."""
-
-
-@runtime_checkable
-class _Growing(Protocol):
-    """Interface of replay buffer classes, declared here to avoid an import of PyTorch."""
-
-    growing: Mapping[str, float]
-    """See `BaseReplayBuffer`."""
 
 
 @dataclass(kw_only=True)
@@ -192,10 +184,10 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     def values_over_time(self) -> dict[str, Any]:
         """Settings by key, including annealed settings of the replay buffer."""
         found, node = dict(super().values_over_time), self.replay_buffer_node
-        buffer_class = locate(node[TARGET])
-        if isinstance(buffer_class, _Growing):
-            for key, start in buffer_class.growing.items():
-                found[f"replay_buffer.{key}"] = Schedule(start=node.get(key, start), end=1.0)
+        # Functions that build a buffer have no `growing`; see `BaseReplayBuffer`.
+        growing: Mapping[str, float] = member_of(locate(node[TARGET]), "growing") or {}
+        for key, start in growing.items():
+            found[f"replay_buffer.{key}"] = Schedule(start=node.get(key, start), end=1.0)
         return found
 
     def check_concurrency(self, concurrency: int) -> None:

@@ -14,12 +14,13 @@ from maze_train.core.types import Tensor, TensorTree, is_on, on_device, send, tr
 from maze_train.data.replay import Transitions
 from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import critic_loss
-from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets, normalizer_of
+from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
 from maze_train.learner.config import Progress
 from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.nets.critics import PolicyAndCritics
+from maze_train.nets.normalization import find_normalizer
 
 
 class ReplayEvents(EventInterface, prefix="replay"):
@@ -121,7 +122,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
             experience: Rollout of the single module, or rollouts by module id.
         """
         for key, rollout in self.modules.by_id(experience).items():
-            normalizer = normalizer_of(self.modules[key])
+            normalizer = find_normalizer(self.modules[key])
             if normalizer is not None and self.may_learn(key):
                 normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
 

@@ -40,9 +40,8 @@ from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel
-from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.normalization import find_normalizer
 from maze_train.nets.policy_model import ActionMasking
-from maze_train.nets.population import find_normalizer
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.tensors import flat_space_of
 from maze_train.training.builder import AlgorithmBuilder
@@ -238,9 +237,6 @@ Config = TypeVar("Config", bound=OffPolicyConfig)
 class OffPolicyModel(Protocol):
     """Additional attributes of an `ActingModel`, required for the warm-up."""
 
-    normalizer: ObservationNormalizer | None
-    """Observation normalizer, if any."""
-
     masking: ActionMasking | None
     """Action masking, if any."""
 
@@ -296,7 +292,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             buffer.use_environment(self._single_env)
         self._initial_policy = self._build_initial_policy(acting)
         if demonstrations is not None:
-            self._add_demonstrations(acting, demonstrations)
+            self._add_demonstrations(model, demonstrations)
 
     def _check_for_agents(self) -> None:
         """Raise if a setting that requires a single-agent environment is set."""
@@ -348,7 +344,8 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def before_training(self, trainer: Trainer) -> None:
         """Collect initial observation statistics if required."""
-        normalizers = {key: source.model.normalizer for key, source in self._sources.items()}
+        modules = modules_of(trainer.model)
+        normalizers = {key: find_normalizer(modules[key]) for key in self._sources}
         if any(normalizers.values()):
             # The state of the trainer's policy is part of the run, so a separate policy is used.
             self.begin_statistics(normalizers, 100, self._build_initial_policy(trainer.model))
@@ -379,7 +376,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         )
         return rollout
 
-    def _add_demonstrations(self, model: OffPolicyModel, rollout: Rollout) -> None:
+    def _add_demonstrations(self, model: nn.Module, rollout: Rollout) -> None:
         """Add demonstrations to the replay buffer."""
         buffer = self._buffers[DEFAULT_MODULE]
         buffer.add_rollout(rollout)
@@ -391,9 +388,8 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 "transitions fit; increase this setting",
                 self.algorithm.replay_buffer_size,
             )
-        if model.normalizer is not None:
-            acted_on = rollout.to(self.context.device).acted_on(model.normalizer.keys)
-            model.normalizer.update(acted_on)
+        if normalizer := find_normalizer(model):
+            normalizer.update(rollout.to(self.context.device).acted_on(normalizer.keys))
 
     def _reached_size(self, demonstrations: Rollout | None, num_agents: int = 1) -> int:
         """Return the maximum number of transitions in a buffer for `num_agents` agents."""
