@@ -93,8 +93,8 @@ class Collector(ABC):
             overlap: See `collect_steps`.
 
         Returns:
-            The rollouts by module id, and the finished episodes. Later calls may overwrite the
-            rollouts. Multi-agent rollouts contain the finished turns.
+            The rollouts, keyed by module id, and the finished episodes. Later calls may overwrite
+            the rollouts. Multi-agent rollouts contain the finished turns.
         """
         rollout, episodes = self.collect_steps(model, overlap)
         return self.turns.split(rollout), episodes

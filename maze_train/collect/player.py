@@ -359,8 +359,8 @@ class RolloutPlayer(PlayerPool):
 
     Raises:
         ConfigError: If a setting is invalid, or an argument cannot be sent to another process.
-        EnvError: If an environment cannot be built, or cannot render requested videos; a
-            WorkerError if a worker process fails.
+        EnvError: If an environment cannot be built, or cannot render requested videos.
+        WorkerError: If a worker process fails.
         MissingExtraError: If a required package is not installed.
         SpaceError: If the spaces of the environments differ.
     """

@@ -153,7 +153,7 @@ class TrainConfig(Settings):
     """The networks."""
 
     policies: dict[str, PolicyConfig] = field(default_factory=dict)
-    """Policies by id for multi-agent environments, such as `{wolf: {agents: [wolf_*]},
+    """Policies of multi-agent environments, keyed by id, such as `{wolf: {agents: [wolf_*]},
     sheep: {agents: [sheep], model: {hidden_sizes: [32]}}}`; empty: agents with identical spaces
     share a policy."""
 

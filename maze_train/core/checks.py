@@ -86,8 +86,8 @@ def matching_folders(key: str, pattern: str) -> dict[str, str]:
     """Return the folders that match a glob pattern, in numeric order.
 
     Returns:
-        Paths by name. The name is the path relative to the common parent folder. Links to folders
-        already found are omitted.
+        Paths, keyed by name. The name is the path relative to the common parent folder. Links to
+        folders already found are omitted.
 
     Raises:
         ConfigError: If no folder matches.

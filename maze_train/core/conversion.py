@@ -69,7 +69,7 @@ class Settings:
 
     @classmethod
     def hints(cls) -> Mapping[str, object]:
-        """Return the type hints of the constructor's fields by name."""
+        """Return the type hints of the constructor's fields, keyed by name."""
         if "_hints" not in vars(cls):  # A base class has different fields.
             hints = get_type_hints(cls)
             cls._hints = MappingProxyType({f.name: hints[f.name] for f in fields(cls) if f.init})

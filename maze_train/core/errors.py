@@ -46,7 +46,7 @@ LIBRARIES = frozenset(
         *("onnxruntime", "onnxscript", "pettingzoo", "ray", "rich", "tensorboard", "wandb", "yaml"),
     )
 )
-"""Dependencies of maze_train whose errors are explained by messages of maze_train."""
+"""Dependencies for which maze_train provides error messages."""
 
 
 def failed_in_user_code(error: BaseException) -> bool:

@@ -61,7 +61,7 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file for reading. Raise for pipes and devices, because reads could block forever.
+    """Open a regular file for reading. Pipes and devices raise an error: reads could block.
 
     Raises:
         OSError: If the file cannot be opened or is not a regular file.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def write_report(directory: Path, texts: Mapping[str, str], pictures: Mapping[str, Figure]) -> None:
-    """Write texts and figures by file name.
+    """Write text files and figures; the keys are file names.
 
     Raises:
         OSError: If a file cannot be written.

@@ -22,8 +22,8 @@ class StatePart:
     """Version of the content. Equal versions at the same path imply equal content."""
 
     read: Callable[[], dict[str, Any]]
-    """Returns the content: tensors, arrays and plain values by name. Must be called before the
-    object that created the part changes."""
+    """Returns the content: tensors, arrays and plain values, keyed by name. Must be called before
+    the object that created the part changes."""
 
 
 def plain_copy(value: Any, path: str) -> Any:

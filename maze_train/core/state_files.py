@@ -201,7 +201,7 @@ def _check_format(found: Any, source: str | Path) -> None:
 
 
 def _check_archive(data: bytes) -> None:
-    """Raise for compressed archives, because their entries could be much larger than the file."""
+    """Raise an error for compressed archives, since their content could be much larger."""
     entries = zipfile.ZipFile(io.BytesIO(data)).infolist()
     is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     nbytes = sum(entry.file_size for entry in entries)

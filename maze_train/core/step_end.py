@@ -90,7 +90,7 @@ class EpisodeEnd:
     """Index of the environment."""
 
     info: dict[str, Any]
-    """Info of the last step: the whole mapping, or the requested values by key. The info is
+    """Info of the last step: the whole mapping, or the requested values keyed by key. The info is
     copied before the reset."""
 
     agent_returns: dict[str, float] = field(default_factory=dict)

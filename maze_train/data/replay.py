@@ -45,7 +45,7 @@ class Transitions:
             if the episode was truncated, arbitrary if it terminated.
         indices: Positions in the buffer, for `update_priorities`, `[n]` int64.
         weights: Importance weights in (0, 1], `[n]` float32; None: all weights are 1.
-        extra: Additional columns by name, added by the learner, `[n, ...]` each; see `__getitem__`.
+        extra: Additional columns of the learner, `[n, ...]` each, keyed by name; see `__getitem__`.
     """
 
     obs: TensorTree

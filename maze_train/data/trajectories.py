@@ -95,7 +95,7 @@ class Trajectory(_Recorded):
 
 
 def trees_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Return observations, actions and rewards as trees from arrays by name."""
+    """Return observations, actions and rewards as trees, given arrays keyed by name."""
     return {
         group: arrays[group] if group in arrays else leaves_of(arrays, group) for group in GROUPS
     }

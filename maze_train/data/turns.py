@@ -100,7 +100,9 @@ class TurnSplitter:
         self._running: dict[str, _Steps] = {}
 
     def split(self, rollout: Rollout, learns: Tensor | None = None) -> dict[str, Rollout]:
-        """Return rollouts by policy ID; only of policies with finished turns unless `as_steps`.
+        """Return rollouts, keyed by policy ID.
+
+        Without `as_steps`, policies without finished turns are omitted.
 
         Args:
             rollout: T steps of E environments, with all final observations.

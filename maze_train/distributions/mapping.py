@@ -29,7 +29,7 @@ class JointDistribution(Distribution):
     in the order of the components, followed by the state-independent parameters of every component.
 
     Args:
-        parts: Single-component distributions by key (the keys of nested spaces joined by `/`).
+        parts: Single-component distributions; keys of nested spaces are joined by `/`.
 
     Raises:
         SpaceError: If there are no components.

@@ -384,7 +384,7 @@ class AtariGames:
         with closed_on_error([game]):
             env: Env = AtariPreprocessing(game)
         if config.max_episode_steps is not None:
-            # Outside the preprocessing, the limit counts agent steps instead of frames.
+            # The limit is in agent steps, not frames: this wraps AtariPreprocessing.
             env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
         return ObservationStackWrapper(env, STACKED_SCREENS)
 

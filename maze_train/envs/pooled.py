@@ -243,8 +243,8 @@ class PooledVectorEnv(MazeVectorEnv):
     Raises:
         ConfigError: If `env_factories` is empty, a factory rejects its settings, or an argument is
             out of range.
-        EnvError: If an environment cannot be built, or the spaces of the environments differ; a
-            WorkerError if a worker process raises, dies or hangs.
+        EnvError: If an environment cannot be built, or if the spaces of the environments differ.
+        WorkerError: If a worker process raises an exception, dies or hangs.
         SpaceError: If a space cannot be flattened, or differs between workers.
     """
 
@@ -372,8 +372,8 @@ class PooledVectorEnv(MazeVectorEnv):
             The first observations, [num_envs, ...], and the infos of the resets.
 
         Raises:
-            EnvError: If an environment raises or returns an invalid value; a WorkerError if a
-                worker process raises, dies or hangs.
+            EnvError: If an environment raises an exception or returns an invalid value.
+            WorkerError: If a worker process raises an exception, dies or hangs.
         """
         self._check_not_stepping("reset()")
         arguments = self._seed_for(seed, options), options

@@ -138,8 +138,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             infos.
 
         Raises:
-            EnvError: If an environment raises, returns an invalid value, or was not reset; a
-                WorkerError if a worker process raises, dies or hangs.
+            EnvError: If an environment raises an exception, returns an invalid value, or was not
+                reset.
+            WorkerError: If a worker process raises an exception, dies or hangs.
             ShapeError: If the actions have the wrong shape.
             SpaceError: If the actions have the wrong type.
         """
@@ -178,8 +179,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Wait for the step started by `step_async`, and return it as a `StepBatch`.
 
         Raises:
-            EnvError: If no step was started, or an environment raises or returns an invalid value;
-                a WorkerError if a worker process raises, dies or hangs.
+            EnvError: If no step was started, or if an environment raises an exception or returns an
+                invalid value.
+            WorkerError: If a worker process raises an exception, dies or hangs.
         """
         if self.closed or not self._is_stepping:
             why = "after close()" if self.closed else "without step_async(actions) before it"
@@ -238,8 +240,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         Raises:
             ConfigError: If an environment does not have the method or attribute, or the call
                 samples from its generator and the environment cannot save its state.
-            EnvError: If an environment raises, or there are fewer calls than before; a WorkerError
-                if a worker process fails.
+            EnvError: If an environment raises an exception, or there are fewer calls than before.
+            WorkerError: If a worker process fails.
         """
         new = new_calls(calls, len(self.calls_made))
         if new:

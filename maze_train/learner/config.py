@@ -423,8 +423,8 @@ class GradientSettings(OptimizerSettings):
     gradients and requires a C++ compiler."""
 
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Optimizer and loss settings of individual modules by ID, such as `{opponent: {lr: 0.001,
-    max_grad_norm: 1}}`."""
+    """Optimizer and loss settings of individual modules, keyed by ID, such as `{opponent: {lr:
+    0.001, max_grad_norm: 1}}`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,7 +55,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     the loss of a module (`compute_loss_for_module`).
 
     Args:
-        modules: Independently trained modules by ID; a single module gets the ID `default`.
+        modules: Independently trained modules, keyed by ID; a single module gets the ID `default`.
         config: Settings of the algorithm, such as a dataclass derived from `GradientSettings`.
         device: Device of the modules.
         seed: Seed of the learner's random generator (order of minibatches).
@@ -147,7 +147,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Learn from experience.
 
         Args:
-            experience: Experience of the single module, or of modules by ID.
+            experience: Experience of the single module, or a mapping with module IDs as keys.
             progress: Training progress before this update.
 
         Returns:
@@ -183,8 +183,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Learn from prepared minibatches; `preprocess` and `minibatches` are not called.
 
         Args:
-            minibatches: Minibatches of the single module, or of modules by ID. The iterator is
-                advanced after each gradient step.
+            minibatches: Minibatches of the single module, or a mapping with module IDs as keys. The
+                iterator is advanced after each gradient step.
             progress: Training progress; see `update` for the return value and exceptions.
         """
         statistics = Statistics()
@@ -600,7 +600,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return self.settings.freeze
 
     def get_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Return copies of the weights by module ID."""
+        """Return copies of the weights, keyed by module ID."""
         return self.modules.weights()
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -102,7 +102,7 @@ class Learners:
         self._change()
 
     def get_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Return copies of the weights by module ID."""
+        """Return copies of the weights, keyed by module ID."""
         return self.first.get_weights()
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -149,7 +149,7 @@ Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
 
 
 Modules: TypeAlias = nn.Module | Mapping[str, nn.Module]
-"""Modules by ID, or a single module."""
+"""Modules, keyed by ID, or a single module."""
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -187,7 +187,7 @@ class LearnerModules(dict[str, nn.Module]):
         with_modes: IDs of modules that depend on the training mode, see `has_modes`.
         with_loss: IDs of modules with a custom loss.
         policies: Policies with parameters that may have limits.
-        overrides: Overridden settings by module ID.
+        overrides: Overridden settings, keyed by module ID.
 
     Raises:
         ConfigError: If settings are invalid or refer to an unknown module.
@@ -356,7 +356,7 @@ class LearnerModules(dict[str, nn.Module]):
             ids.discard(module_id)
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
-        """Return copies of the weights by module ID."""
+        """Return copies of the weights, keyed by module ID."""
         return {
             module_id: {key: value.detach().clone() for key, value in module.state_dict().items()}
             for module_id, module in self.items()

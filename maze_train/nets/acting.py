@@ -50,7 +50,7 @@ class ActingModel(nn.Module, ABC):
 
     @property
     def by_policy(self) -> dict[str, nn.Module]:
-        """Models by policy id; empty for a single-agent model."""
+        """Models, keyed by policy id; empty for a single-agent model."""
         return {}
 
     @property

@@ -77,7 +77,7 @@ class JointModel(ActingModel):
     agents are zeros.
 
     Args:
-        policies: Models by policy id.
+        policies: Models, keyed by policy id.
         agents: Policy id of each agent.
 
     Attributes:
@@ -129,7 +129,7 @@ class JointModel(ActingModel):
 
     @property
     def by_policy(self) -> dict[str, nn.Module]:
-        """Models by policy id."""
+        """Models, keyed by policy id."""
         return dict(self.policies.items())
 
     def states_by_agent(self, states: Tensor) -> dict[str, Tensor]:
@@ -333,7 +333,7 @@ def by_number(models: Mapping[str, nn.Module]) -> tuple[dict[str, nn.Module], di
     """Return the models keyed by number, and the number of each agent's model.
 
     Args:
-        models: Models by agent. Names of agents might not be valid names of PyTorch modules.
+        models: Models, keyed by agent. Names of agents might not be valid names of PyTorch modules.
     """
     numbers = {agent: str(i) for i, agent in enumerate(models)}
     return {numbers[agent]: own for agent, own in models.items()}, numbers

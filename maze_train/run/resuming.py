@@ -349,7 +349,7 @@ def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list
 
 
 def _is_given_again(before: object, now: object) -> bool:
-    """Return whether both values are Python objects without a dotted path, so not comparable."""
+    """Return whether both values are objects without a dotted path; these are not compared."""
     return isinstance(now, InlineObject) and isinstance(before, str) and has_no_name(before)
 
 
@@ -423,7 +423,7 @@ def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
 
 
 def by_name(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return all weights by module and name."""
+    """Return all weights, keyed by module and name."""
     return {
         f"{module}/{name}": value
         for module, weights in modules.items()

@@ -60,7 +60,7 @@ class RolloutSummary:
     """Statistics of each agent in multi-agent environments."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics by name."""
+        """Return the statistics, keyed by name."""
         found = asdict(self)
         if not self.agents:
             del found["agents"]

@@ -42,7 +42,7 @@ class SavedPolicy:
         config: Configuration of the run that saved the policy.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
-        weights: Weights by name, on the CPU.
+        weights: Weights, keyed by name, on the CPU.
         score: Score (`score`, may be null) and `epoch` of the policy; empty if unknown.
         whole: Policies of all agents and the ID of this policy, if a centralised critic requires
             building all policies together; otherwise None.

@@ -40,7 +40,7 @@ class Spec(NamedTuple):
 
 
 class Columns(dict[str, Spec]):
-    """Shapes and dtypes of arrays by name: `obs`, or `obs/goal` for a leaf of a Dict space.
+    """Shapes and dtypes of arrays, keyed by name: `obs`, or `obs/goal` for a leaf of a Dict space.
 
     The memory layout depends only on the columns, so processes with the same columns use the same
     layout. Every array starts on a new cache line, so processes that write different arrays do not
@@ -83,7 +83,7 @@ class Columns(dict[str, Spec]):
         return sum(padded(spec.nbytes) for spec in self.values())
 
     def arrays(self, memory: Any = None, offset: int = 0) -> dict[str, Array]:
-        """Return the arrays by name.
+        """Return the arrays, keyed by name.
 
         Args:
             memory: Writable buffer to create views of; None: new memory filled with zeros.

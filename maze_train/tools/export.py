@@ -538,7 +538,7 @@ def policy_of_agent(policy: TrainedPolicy, agent: str) -> tuple[int, TrainedPoli
 
 
 def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the dtype and shape of tensors by name; the first dimension is shown as n."""
+    """Return the dtype and shape of tensors, keyed by name; the first dimension is shown as n."""
     return {
         name: f"{str(x.dtype).removeprefix('torch.')} [{', '.join(map(str, ['n', *x.shape[1:]]))}]"
         for name, x in tensors.items()

@@ -344,7 +344,7 @@ def search(
         algorithm: The name of an algorithm, or its settings as a mapping with `_target_`.
         ranges: Search space by dotted setting, `{"low": a, "high": b}` or a list of values; or the
             name of a file in `conf/search`.
-        **settings: Settings of `SearchConfig` and of the runs by name.
+        **settings: Settings of `SearchConfig` and of the runs, keyed by name.
 
     Raises:
         ConfigError: If a setting or a range is invalid. Raised before anything is written.

@@ -152,7 +152,7 @@ class MetricsWriter:
         """Flush all rows to disk; called before a checkpoint is written."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the outcome of the run: plain values by name."""
+        """Write the outcome of the run: plain values, keyed by name."""
 
     def close(self) -> None:
         """Release files, threads and the terminal; may be called more than once."""
@@ -230,7 +230,7 @@ class Tracker:
         self._forward(lambda writer: writer.sync(), retries=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Forward the outcome of the run as plain values by name.
+        """Forward the outcome of the run as plain values, keyed by name.
 
         The console shows `stop_reason`, `epochs`, `env_steps`, `wall_time_s`, `steps_per_second`
         and `final_test`, and the best and the last return of the rows.

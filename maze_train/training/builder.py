@@ -314,7 +314,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         context.closing.callback(self.learners.shutdown)
 
     def learner_maker(self) -> Callable[..., Learner[Any, Any, Any]]:
-        """Return a function that builds the learner from modules by ID and further arguments.
+        """Return a function that builds the learner from modules and further arguments.
 
         Raises:
             ConfigError: If snapshots are configured but the algorithm does not support them.

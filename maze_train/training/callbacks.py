@@ -117,7 +117,7 @@ class TrainingView:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name.
+        """Metrics, keyed by name.
 
         `on_evaluation_end`: metrics of the evaluation. `on_epoch_end`: metrics of the updates and
         the evaluation. Other methods: metrics of the updates of the current epoch so far.
@@ -158,7 +158,8 @@ class TrainingView:
 
     @property
     def rollouts(self) -> Mapping[str, Rollout]:
-        """New rollouts by module ID in `on_rollout_end`; read-only, valid until the next rollout.
+        """New rollouts in `on_rollout_end`, keyed by module ID; read-only, valid until the next
+        rollout.
 
         Empty for ES and in all other callback methods.
         """
@@ -357,7 +358,7 @@ class Callback:
         """Called at the end of the run, even after an error or a signal; see `run.stop_reason`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for checkpoints: plain values, arrays and tensors by name."""
+        """Return the state for checkpoints: plain values, arrays and tensors, keyed by name."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -114,7 +114,7 @@ class ChangedSettings:
 
 
 def changeable(config: AlgorithmConfig) -> dict[str, Any]:
-    """Return the settings that may change during training, as plain values by name."""
+    """Return the settings that may change during training, as plain values keyed by name."""
     names = [f.name for f in fields(config) if f.metadata.get(CHANGES) == IN_RUN[CHANGES]]
     plain = config_to_dict(config)
     return {name: plain[key_of_field(name)] for name in names if name not in config.fixed_settings}

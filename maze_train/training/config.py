@@ -254,7 +254,7 @@ class AlgorithmConfig(OptimizerSettings):
 
     @property
     def values_over_time(self) -> dict[str, Any]:
-        """Return the settings by key with defaults filled in, including all possible schedules."""
+        """Return all settings with defaults filled in, including all possible schedules."""
         return vars(self)
 
     def shortened(self) -> AlgorithmConfig:

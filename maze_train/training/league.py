@@ -199,7 +199,7 @@ def leagues_of(
 
     Args:
         model: Policies of all agents.
-        opponents: Settings by policy ID.
+        opponents: Settings, keyed by policy ID.
         seed_of: Returns the seed of a named random stream.
         teams: Agents of each team.
 

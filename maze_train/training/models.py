@@ -41,9 +41,9 @@ def learner_with_frozen(
 
     Args:
         make_learner: Builds the learner from the trainable modules.
-        policies: Settings of the policies by ID.
+        policies: Settings of the policies, keyed by ID.
         chosen: IDs in `policies_to_train`; None: all trainable policies.
-        modules: All policies by ID.
+        modules: All policies, keyed by ID.
         algorithm: Settings of the algorithm.
         *args: Further positional arguments of `make_learner`.
         **kwargs: Further keyword arguments of `make_learner`.

@@ -41,7 +41,7 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
 
     Args:
         spaces: Spaces of the agents.
-        policies: Settings of the policies by ID.
+        policies: Settings of the policies, keyed by ID.
 
     Raises:
         ConfigError: If an agent has no policy or several policies, a policy matches no agent, or
@@ -138,7 +138,7 @@ def build_joint_model(
         build: Builds a model from its settings, observation space, action space and seed.
         config: Default network settings.
         spaces: Spaces of the agents.
-        policies: Settings of the policies by ID; see `policies_of_agents`.
+        policies: Settings of the policies, keyed by ID; see `policies_of_agents`.
         seed: Seed of the initial weights.
 
     Raises:
@@ -169,7 +169,7 @@ def model_weights(
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
 ) -> dict[str, Tensor]:
-    """Return the weights of a model, given the weights of its modules by ID."""
+    """Return the weights of a model, given the weights of its modules."""
     if agent_spaces(observation_space, action_space) is None:
         return modules[DEFAULT_MODULE]
     return {

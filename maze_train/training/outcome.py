@@ -124,7 +124,7 @@ class TrainingSummary:
     without a test."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by name."""
+        """Return plain values, keyed by name."""
         return asdict(self)
 
 

@@ -145,7 +145,7 @@ class ActorCriticBatch:
     """Actions as sampled from the distribution, `[n, ...]`."""
 
     columns: Mapping[str, Tensor]
-    """Other columns by name, `[n, ...]` each: the following properties, and
+    """Other columns, `[n, ...]` each, keyed by name: the following properties, and
     `ActorCriticLearner.columns`."""
 
     sequences: Sequences | None = None

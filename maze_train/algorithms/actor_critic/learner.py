@@ -74,7 +74,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     the whole rollout.
 
     Args:
-        modules: Actor-critic models by id, or a single model.
+        modules: Actor-critic models, keyed by id, or a single model.
         config: Settings of the algorithm.
         device: Device on which the models are stored and updated.
         seed: Seed for shuffling the minibatches.
@@ -143,7 +143,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return prepared
 
     def columns(self, module_id: str, rollout: Rollout) -> Mapping[str, Tensor]:
-        """Return additional columns of the minibatches by name, `[T, B, ...]` each.
+        """Return additional columns of the minibatches, `[T, B, ...]` each, keyed by name.
 
         Args:
             module_id: The module.

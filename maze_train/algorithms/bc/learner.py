@@ -66,10 +66,10 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
     """Learner of behavioral cloning: one gradient step per minibatch of transitions; see `BCLoss`.
 
     Args:
-        module: The policy, or policies by id.
+        module: The policy, or policies keyed by id.
         config: Settings.
-        loss: The loss, or losses by module id.
-        metrics: Action metrics, or action metrics by module id; None: no metrics.
+        loss: The loss, or losses keyed by module id.
+        metrics: Action metrics, or action metrics keyed by module id; None: no metrics.
         device: Device on which the policy is stored and updated.
     """
 

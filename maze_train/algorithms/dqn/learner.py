@@ -49,7 +49,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     Source: Mnih et al. (2015), doi:10.1038/nature14236, algorithm 1.
 
     Args:
-        modules: Models by id, or a single model.
+        modules: Models, keyed by id, or a single model.
         config: Settings of the algorithm.
         device: Device on which the models are stored and updated.
         seed: Unused, because the loss is deterministic.

@@ -368,7 +368,8 @@ class ESDistributedRollouts(PlayerPool):
         calls: See `PlayerPool`.
 
     Raises:
-        EnvError: If an environment cannot be built (WorkerError if a worker process fails).
+        EnvError: If an environment cannot be built.
+        WorkerError: If a worker process fails.
         SpaceError: If the environments have different spaces.
     """
 

@@ -40,7 +40,7 @@ class IMPALA(Trainer):
         model: The model being trained.
         services: Tracker, evaluator, model selection, limits, checkpoints.
         actors: Actors; `begin` must have been called with `model`.
-        replay: Replay buffers of rollouts by module id.
+        replay: Replay buffers of rollouts, keyed by module id.
     """
 
     algorithm_config: ImpalaAlgorithmConfig

@@ -25,7 +25,7 @@ BUFFERS = MappingProxyType(
         "prioritized_her": "maze_train.data.hindsight.PrioritizedHindsightReplayBuffer",
     }
 )
-"""Replay buffers by name."""
+"""Replay buffers, keyed by name."""
 
 RESERVED_SETTINGS = MappingProxyType(
     {

@@ -66,7 +66,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     method that updates the target networks.
 
     Args:
-        modules: Models by id, or a single model.
+        modules: Models, keyed by id, or a single model.
         config: Settings of the algorithm.
         device: Device on which the models are stored and updated.
         seed: Seed of the random generator for the losses.
@@ -119,7 +119,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         """Update the observation statistics with a rollout.
 
         Args:
-            experience: Rollout of the single module, or rollouts by module id.
+            experience: Rollout of the single module, or rollouts keyed by module id.
         """
         for key, rollout in self.modules.by_id(experience).items():
             normalizer = find_normalizer(self.modules[key])
@@ -144,7 +144,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     as constants in the critic loss, and critics as constants in the policy loss.
 
     Args:
-        modules: Models by id, or a single model.
+        modules: Models, keyed by id, or a single model.
         config: Settings of the algorithm.
         device: Device on which the models are stored and updated.
         seed: Seed of the random generator for the losses.

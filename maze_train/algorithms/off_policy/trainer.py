@@ -64,7 +64,7 @@ class OffPolicy(Trainer):
         model: The model being trained, which the collector also uses for acting.
         services: Tracker, evaluator, model selection, limits, checkpoints.
         collector: Collects rollouts.
-        replay_buffers: Replay buffers by module id.
+        replay_buffers: Replay buffers, keyed by module id.
         initial_policy: Policy for the warm-up, which ends after `initial_buffer_size` transitions
             (with multiple agents: environment steps).
     """

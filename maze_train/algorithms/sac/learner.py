@@ -58,7 +58,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
     Source: Haarnoja et al. (2018), arXiv:1812.05905, algorithm 1.
 
     Args:
-        modules: Soft actor-critic models by id, or a single model.
+        modules: Soft actor-critic models, keyed by id, or a single model.
         config: Settings of the algorithm.
         device: Device on which the models are stored and updated.
         seed: Seed of the actions sampled in the losses.

@@ -43,7 +43,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
     computed at the same weights.
 
     Args:
-        modules: Models by id, or a single model.
+        modules: Models, keyed by id, or a single model.
         config: Settings of the algorithm.
         device: Device on which the models are stored and updated.
         seed: Seed of the target policy smoothing noise.
