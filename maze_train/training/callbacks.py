@@ -158,10 +158,9 @@ class TrainingView:
 
     @property
     def rollouts(self) -> Mapping[str, Rollout]:
-        """New rollouts in `on_rollout_end`, keyed by module ID; read-only, valid until the next
-        rollout.
+        """New rollouts in `on_rollout_end`, keyed by module ID; valid until the next rollout.
 
-        Empty for ES and in all other callback methods.
+        Rollouts are read-only. The mapping is empty for ES and in all other callback methods.
         """
         return self._seen or {} if self._hook == "on_rollout_end" else {}
 
