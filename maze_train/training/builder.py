@@ -459,7 +459,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         acting: nn.Module,
         stream: str = "",
         *,
-        for_training: bool = True,
+        training: bool = True,
         **turns: Any,
     ) -> Collector:
         """Build a collector for the environments of this process, or for actors.
@@ -468,8 +468,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             num_steps: Steps per environment and rollout; fewer in a dry run.
             acting: Acting model of one or all agents.
             stream: Name of the collector's random stream.
-            for_training: Whether the environments receive calls of callbacks during training; False
-                if the collector is only used before training.
+            training: Whether calls of callbacks are made in the environments.
             **turns: Multi-agent only: `records_log_probs` and arguments of `TurnSplitter`.
 
         Raises:
@@ -497,7 +496,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             collector = collector_class(self.env, steps, device=context.device, **settings)
             if context.features.gather is not None:
                 collector = context.features.gather(collector)
-        if for_training:
+        if training:
             context.env_calls.in_training_envs.append(collector.make_calls)
         if self.agents is not None:
             logs = turns.pop("records_log_probs", False)
@@ -569,7 +568,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         idle = 0
         while few := {key for key, own in waiting.items() if own.is_waiting}:
             collector = collector or self.make_collector(
-                num_steps, acting, "normalization/", for_training=False
+                num_steps, acting, "normalization/", training=False
             )
             experience, episodes = collector.collect(acting)
             episodes.check_steps(" before training")
