@@ -559,11 +559,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             TrainingError: If all steps of a rollout were dropped, or a policy without statistics
                 did not act in `MAX_IDLE` rollouts.
         """
-        waiting = {
-            key: own
-            for key, own in normalizers.items()
-            if own and (own.is_waiting or not own.frozen)
-        }
+        waiting = {key: n for key, n in normalizers.items() if n and (n.is_waiting or not n.frozen)}
         collector: Collector | None = None
         idle = 0
         while few := {key for key, own in waiting.items() if own.is_waiting}:
