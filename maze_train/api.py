@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from maze_train.workers.backends import refuse_import
 def run_rollout(
     run: str | Path | None = None,
     policy: object = None,
-    env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any] | None = None,
+    env: str | Callable[..., Env[Any, Any]] | EnvConfig | Mapping[str, Any] | None = None,
     **settings: object,
 ) -> RolloutResult:
     """Play episodes with a policy and write the results, like `maze-run rollout`.
@@ -62,7 +62,7 @@ def run_rollout(
             written.
     """
     refuse_import()
-    if policy is not None and not isinstance(policy, str | dict):
+    if policy is not None and not isinstance(policy, str | Mapping):
         policy = {TARGET: InlineObject(policy)}
     if isinstance(env, EnvFactory) or callable(env):
         env = {TARGET: EnvFactory.from_any(env).config.target}
@@ -151,7 +151,7 @@ def make_env(
 
 def evaluate(
     policy: object,
-    env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any],
+    env: str | Callable[..., Env[Any, Any]] | EnvConfig | Mapping[str, Any],
     n_episodes: int = 10,
     seed: int = 0,
     *,
@@ -180,7 +180,7 @@ def evaluate(
         EnvError: If the environment or the policy raises an error or returns an invalid value.
     """
     check_at_least("n_episodes", n_episodes, 1)
-    if isinstance(env, dict):
+    if isinstance(env, Mapping):
         env = load_config({"env": env, "algorithm": "ppo"}).env
     with RolloutGenerator(
         env,

@@ -19,6 +19,7 @@ from maze_train.core.conversion import (
     Settings,
     SettingsT,
     build_dataclass,
+    builtin,
     dotted_name,
     field_of_key,
     join,
@@ -113,6 +114,7 @@ def named(node: object, key: str = "") -> object:
         node: Nested values that may contain such objects; not modified.
         key: Dotted key of the node.
     """
+    node = builtin(node)
     if isinstance(node, Mapping):
         return {name: named(value, join(key, str(name))) for name, value in node.items()}
     place = place_of(key).partition("[")[0]
@@ -140,11 +142,12 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
     """Return the configuration of a run.
 
     Args:
-        node: Values by field of `TrainConfig`. Sections (`env`, `algorithm`, `runner`, `model`,
-            ...) can be mappings, the name of an option (`"ppo"`; for `env` also a registered id),
-            or dataclass instances. A mapping for `algorithm` or `runner` contains a class as
-            `_target_` or an option as `name`. Dotted keys set single values: `{"algorithm": "ppo",
-            "algorithm.lr": 1e-3}`. `experiment` selects a preset; other values override the preset.
+        node: Values by field of `TrainConfig`, as a dict or as a `DictConfig` of OmegaConf.
+            Sections (`env`, `algorithm`, `runner`, `model`, ...) can be mappings, the name of an
+            option (`"ppo"`; for `env` also a registered id), or dataclass instances. A mapping for
+            `algorithm` or `runner` contains a class as `_target_` or an option as `name`. Dotted
+            keys set single values: `{"algorithm": "ppo", "algorithm.lr": 1e-3}`. `experiment`
+            selects a preset; other values override the preset.
 
     Raises:
         ConfigError: If a key is unknown, a value has the wrong type or is out of range, values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from maze_train.config.loading import load_settings, merged, named_option, set_dotted
 from maze_train.config.options import list_options
@@ -144,7 +144,7 @@ def ranges_of(node: Mapping[str, Any], path: str = "") -> dict[str, SearchRange]
     found: dict[str, SearchRange] = {}
     for key, value in node.items():
         name = join(path, key)
-        if isinstance(value, dict) and not field_of_key(SearchRange).keys() & value.keys():
+        if _is_group(value):
             found.update(ranges_of(value, name))
         elif value is None:
             found.pop(name, None)
@@ -153,18 +153,23 @@ def ranges_of(node: Mapping[str, Any], path: str = "") -> dict[str, SearchRange]
     return found
 
 
+def _is_group(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a value contains ranges by name, instead of the fields of one range."""
+    own = field_of_key(SearchRange).keys()
+    return isinstance(value, Mapping) and not own & value.keys()
+
+
 def _merged(ranges: object, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merge changes by dotted name into the ranges; returns nested mappings.
 
     Raises:
         ConfigError: If `ranges` is not a mapping, or a change addresses a part of a list.
     """
-    if not isinstance(ranges, dict):
+    if not isinstance(ranges, Mapping):
         raise ConfigError(GROUP, "expected ranges by setting", ranges)
     found: dict[str, Any] = {}
     for key, value in [*ranges.items(), *changes.items()]:
-        is_group = isinstance(value, dict) and not field_of_key(SearchRange).keys() & value.keys()
-        node: dict[str, Any] = {} if is_group else found
+        node: dict[str, Any] = {} if _is_group(value) else found
         try:
             set_dotted(node, key, value)
         except ConfigError as error:

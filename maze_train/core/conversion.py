@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -244,6 +244,7 @@ def convert(value: object, hint: object, path: str) -> Any:
         ConfigError: If the value cannot be converted.
     """
     origin, args = get_origin(hint), get_args(hint)
+    value = builtin(value)
     if hint is Any:
         return value
     value = _unboxed(os.fspath(value) if isinstance(value, os.PathLike) else value)
@@ -272,6 +273,21 @@ def convert(value: object, hint: object, path: str) -> Any:
 
 PLAIN_TYPES = frozenset((type(None), bool, int, float, str, list, tuple, dict))
 """Types of plain Python and YAML values."""
+
+
+def builtin(value: object) -> object:
+    """Convert the mappings and lists of another library to dicts and lists, recursively.
+
+    OmegaConf's `DictConfig` and `ListConfig` are examples; their interpolations are resolved. Other
+    values, including dicts and lists, are returned unchanged.
+    """
+    if type(value) in PLAIN_TYPES:
+        return value
+    if isinstance(value, MutableMapping):
+        return {key: builtin(entry) for key, entry in value.items()}
+    if isinstance(value, MutableSequence):
+        return [builtin(entry) for entry in value]
+    return value
 
 
 def _unboxed(value: object) -> object:
@@ -417,7 +433,7 @@ def _plain(value: object, path: str) -> object:
     Raises:
         ConfigError: If a value cannot be stored in a file.
     """
-    value = _unboxed(value)
+    value = _unboxed(builtin(value))
     if isinstance(value, Mapping):
         if TUPLE in value:
             if len(value) > 1 or not isinstance(value[TUPLE], (list, tuple)):

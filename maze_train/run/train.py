@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from maze_train.config.loading import PRESETS, load_config
+from maze_train.config.loading import PRESETS, load_config, merged
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.core.conversion import key_of_field
+from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
@@ -45,9 +46,10 @@ def train(
     | Callable[..., Env[Any, Any]]
     | VectorEnv[Any, Any, Any]
     | EnvConfig
-    | dict[str, Any]
+    | TrainConfig
+    | Mapping[str, Any]
     | None = None,
-    algorithm: str | dict[str, Any] | None = None,
+    algorithm: str | Mapping[str, Any] | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -62,7 +64,9 @@ def train(
     Args:
         env: Registered ID, environment class, factory function, vector environment, or settings of
             the `env` section as a mapping or an `EnvConfig`. None: no environment (for algorithms
-            that learn from datasets).
+            that learn from datasets). Also accepts a whole configuration: a mapping such as a
+            `DictConfig` that Hydra composed, overridden by the other arguments; or a `TrainConfig`,
+            without other arguments.
         algorithm: Name of an algorithm, or its settings as a mapping with `_target_`. None: the
             algorithm of `experiment`, otherwise PPO.
         overrides: Settings by dotted name as on the command line: `{"algorithm.lr": 1e-3}`.
@@ -85,27 +89,47 @@ def train(
         MazeTrainError: If training failed.
     """
     refuse_import()
-    settings = {**settings, **(overrides or {})}
-    for name, key in SHORT.items():
-        if name in settings:
-            settings[key] = settings.pop(name)
+    settings = {
+        SHORT.get(name, name): value for name, value in {**settings, **(overrides or {})}.items()
+    }
+    given: dict[str, Any]
+    if isinstance(env, TrainConfig):
+        return _train_as_is(env, algorithm is None and not settings)
+    if isinstance(env, Mapping) and env.keys() & {*TrainConfig.hints(), PRESETS}:
+        given = {} if algorithm is None else {"algorithm": algorithm}
+        settings = merged(env, {**given, **settings})
+        env, algorithm = settings.pop("env", None), settings.pop("algorithm", None)
     if (earlier := restarted_run()) is not None:
         settings.pop("run_dir", None)
         settings["resume"] = earlier
-    given: dict[str, Any] = {} if env is None else {"env": env}  # Not needed for datasets.
-    if not isinstance(env, str | dict | None):
+    given = {} if env is None else {"env": env}  # Not needed for datasets.
+    if not isinstance(env, str | Mapping | None):
         given["env"] = _changed(EnvFactory.from_any(env).config)
     if algorithm is None and settings.get("resume") not in (None, AUTO):
-        if not isinstance(env, str | dict | EnvConfig | None):
+        if not isinstance(env, str | Mapping | EnvConfig | None):
             given = {"env._target_": given["env"][TARGET]}
         changes = {**settings, **given}
         return make_runner(load_resumed(str(changes["resume"]), changes)).run()
     runner = settings.get("runner")
-    if isinstance(env, VectorEnv) and not (isinstance(runner, dict) and "concurrency" in runner):
+    if isinstance(env, VectorEnv) and not (isinstance(runner, Mapping) and "concurrency" in runner):
         given["runner.concurrency"] = env.num_envs
     if algorithm is not None or settings.get(PRESETS) is None:
         given["algorithm"] = algorithm or "ppo"
     return make_runner(load_config({**given, **settings})).run()
+
+
+def _train_as_is(config: TrainConfig, is_alone: bool) -> TrainingResult:
+    """Train with a complete configuration, or resume the run that `torchrun` restarted.
+
+    Raises:
+        ConfigError: If other arguments are given (`is_alone` is False).
+    """
+    if not is_alone:
+        problem = "a TrainConfig accepts no other arguments; use dataclasses.replace(config, ...)"
+        raise ConfigError("train", problem)
+    if (earlier := restarted_run()) is not None:
+        config = replace(config, resume=earlier, run_dir=None)
+    return make_runner(config).run()
 
 
 def _changed(config: EnvConfig) -> dict[str, Any]:

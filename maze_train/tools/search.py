@@ -351,7 +351,7 @@ def search(
         TrainingError: If all trials failed.
         MissingExtraError: If Optuna is not installed.
     """
-    if env is not None and not isinstance(env, str | dict):
+    if env is not None and not isinstance(env, str | Mapping):
         env = {TARGET: EnvFactory.from_any(env).config.target}
     given = {} if env is None else {"env": env}
     given |= {} if ranges is None else {"search": ranges}

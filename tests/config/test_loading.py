@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -322,11 +323,36 @@ def test_a_preset_is_that_of_the_command_line(preset: str) -> None:
     """With changes of the user over it."""
     words = [f"experiment={preset}", "++total_steps=7", "++model.activation=elu", "runner=local"]
     with extended_hydra(), initialize_config_module("maze_train.conf", version_base="1.3"):
-        composed = OmegaConf.to_container(compose("train", words))
-    assert isinstance(composed, dict)
+        composed = compose("train", words)
     changes = {"total_steps": 7, "model": {"activation": "elu"}, "runner": "local"}
-    expected = load_config({str(key): value for key, value in composed.items()})
+    expected = load_config(composed)
     assert load_config({"experiment": preset, **changes}) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sizes", [1, "${count}"]),
+        ("pairs", [[1.0, 2.0], [3.0, 4.0]]),
+        ("kwargs", {"a": [1, {"b": [2]}], "c": "${name}"}),
+        ("wrappers", [{"_target_": "my.Wrapper", "sizes": [1]}]),
+        ("anything", [{"a": [1]}]),
+        ("part", {"size": 2}),
+        ("lr", {"start": 0.5, "end": 0.0}),
+        ("limit", "${count}"),
+    ],
+)
+def test_containers_of_omegaconf_are_settings(key: str, value: Any) -> None:
+    """With interpolations, nested or not, as the whole or as single arguments."""
+    node = OmegaConf.create({key: value, "count": 7, "name": "n"})
+    plain = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(plain, dict)
+    expected = config_to_dict(build(**{str(key): value for key, value in plain.items()}))
+    given: list[dict[str, Any]] = [{**node}, {"count": 7, "name": "n", key: node[key]}]
+    for values in given:
+        for built in (build(**values), Settings(**values)):
+            assert json.dumps(config_to_dict(built)) == json.dumps(expected)
+            assert type(vars(built)[key]) is type(vars(build(**plain))[key])
 
 
 def test_another_environment_takes_the_place_of_that_of_a_preset() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from own_envs import SpacesEnv
 from own_parts import CountingEvaluator, OwnNet
-from short_runs import short_run, written_config
+from short_runs import PPO, SMALL, short_run, written_config
 from torch import nn
 
 import maze_train
@@ -28,10 +32,13 @@ from maze_train import (
     SequentialVectorEnv,
     TrainConfig,
     TrainedPolicy,
+    compare_runs,
     evaluate,
+    load_config,
     load_policy,
     make_env,
     run_rollout,
+    search,
     train,
 )
 from maze_train.core.errors import ConfigError, RunDirectoryError
@@ -58,6 +65,58 @@ def test_an_environment_is_named_in_many_ways(env: Any, length: int | None) -> N
     result = short_run(env=env, total_steps=64)
     assert length in (None, result.history[-1]["eval/episode_length_mean"])
     assert result.policy.act(result.policy.observation_space.sample()) in (-1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        train,
+        lambda config: train(**config),
+        lambda config: train(config, config.algorithm),
+        lambda config: train(config, model={"critic_hidden_sizes": None}),
+        lambda config: train(load_config(config)),
+        lambda config: make_runner(load_config(config)).run(),
+        lambda config: instantiate({"_target_": "maze_train.train", **config}, _recursive_=False),
+    ],
+    ids=["whole", "sections", "name", "changes", "TrainConfig", "runner", "instantiate"],
+)
+def test_a_composed_configuration_is_trained(call: Callable[[Any], Any]) -> None:
+    """As a whole or by section; further arguments override single values of it."""
+    with initialize_config_module("maze_train.conf", version_base="1.3"):
+        config = compose("train", ["algorithm=ppo", "env.id=CartPole-v1"])
+    for key, value in {**SMALL, **PPO, "run_dir": "run"}.items():
+        if key != "algorithm":
+            OmegaConf.update(config, key, value)
+    config.total_steps = "${seed}28"  # 128
+    assert call(config).summary.env_steps == 128
+    model = written_config("run")["model"]
+    assert (model["hidden_sizes"], model["critic_hidden_sizes"]) == ([8], None)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda node: compare_runs(node.runs, bounds=node.bounds),
+        lambda node: run_rollout(policy=node.policy, env=node.env, n_episodes=2),
+        lambda node: evaluate("random", node.env, 2),
+        lambda node: train(resume="run", **node.changes),
+        lambda node: search(node.env, node.algorithm, node.search, study="s", **node.changes),
+    ],
+    ids=["compare", "rollout", "evaluate", "resume", "search"],
+)
+def test_all_functions_take_containers_of_omegaconf(call: Callable[[Any], Any]) -> None:
+    """Lists of paths, sections and nested settings."""
+    short_run(env="CartPole-v1", total_steps=64)
+    node = {
+        "runs": ["run"],
+        "bounds": {"CartPole-v1": [0, 500]},
+        "policy": {"_target_": "own_policies.Counting"},
+        "env": {"_target_": "own_envs.SpacesEnv", "max_episode_steps": 3},
+        "changes": {"callbacks": [], "total_steps": 128},
+        "algorithm": {"name": "ppo", "n_rollout_steps": 16, "batch_size": 16},
+        "search": {"algorithm": {"lr": [1e-3, 1e-2]}},
+    }
+    assert call(OmegaConf.create(node)) is not None
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", EnvConfig(id="CartPole-v1")], ids=["id", "config"])
