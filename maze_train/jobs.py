@@ -212,15 +212,13 @@ Work: TypeAlias = Callable[[], float]
 
 def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Train a policy, or resume a run with changed settings."""
-    if (earlier := restarted_run()) is not None:
-        values["resume"], given = earlier, ()
     if values.get("resume") not in (None, AUTO):
         config = load_resumed(str(values["resume"]), settings_of(given, values))
     else:
         if values.get("run_dir") is None:
             values["run_dir"] = directory
         config = load_config(values)
-    if config.resume is None and config.run_dir is not None:
+    if config.resume is None and config.run_dir is not None and restarted_run() is None:
         RunDirectory(Path(config.run_dir)).check_is_free()
     return partial(_train, config, skips_finished=directory is not None and config.resume == AUTO)
 

@@ -185,6 +185,12 @@ def load_resumed(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
     return load_config(stored_settings(resume, changes))
 
 
+def after_restart(config: TrainConfig) -> TrainConfig:
+    """Return a configuration that resumes the run of an earlier torchrun attempt, if any."""
+    earlier = restarted_run()
+    return config if earlier is None else replace(config, resume=earlier, run_dir=None)
+
+
 def restarted_run() -> str | None:
     """Return the directory of the run to resume after a restart by torchrun; None otherwise."""
     variables = TorchrunVariables.read()

@@ -16,7 +16,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.run.assembly import Assembly, load_resumed, restarted_run
+from maze_train.run.assembly import Assembly, after_restart, load_resumed
 from maze_train.run.runner import TrainingResult, TrainingRunner
 from maze_train.workers.backends import refuse_import
 
@@ -31,6 +31,8 @@ SHORT = {
 def make_runner(config: TrainConfig) -> TrainingRunner:
     """Return the runner of a configuration, with all optional parts available.
 
+    After a restart by torchrun, the runner resumes the run of the earlier attempt.
+
         with make_runner(load_config({"algorithm": "ppo", "env": "CartPole-v1"})) as runner:
             result = runner.run()
 
@@ -38,7 +40,7 @@ def make_runner(config: TrainConfig) -> TrainingRunner:
         ConfigError: See `TrainingRunner`.
         RunDirectoryError: See `TrainingRunner`.
     """
-    return TrainingRunner(config, Assembly())
+    return TrainingRunner(after_restart(config), Assembly())
 
 
 def train(
@@ -99,9 +101,6 @@ def train(
         given = {} if algorithm is None else {"algorithm": algorithm}
         settings = merged(env, {**given, **settings})
         env, algorithm = settings.pop("env", None), settings.pop("algorithm", None)
-    if (earlier := restarted_run()) is not None:
-        settings.pop("run_dir", None)
-        settings["resume"] = earlier
     given = {} if env is None else {"env": env}  # Not needed for datasets.
     if not isinstance(env, str | Mapping | None):
         given["env"] = _changed(EnvFactory.from_any(env).config)

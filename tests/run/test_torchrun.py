@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,18 @@ import torch
 import torch.distributed as dist
 from killed_runs import differences, final_state
 
-from maze_train import load_config, train
+import maze_train.run.train
+from maze_train import TrainingResult, load_config, train
 from maze_train.cli import main
 from maze_train.core.errors import ConfigError
+from maze_train.core.files import read_json
 from maze_train.core.torchrun import TorchrunVariables
 from maze_train.learner.torchrun import TorchrunProcesses
+from maze_train.run.runner import TrainingRunner
 from maze_train.run.train import make_runner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PARTS = Path(__file__).parents[1] / "helpers"
 LIMIT_S = 240
@@ -299,6 +303,42 @@ def test_one_process_of_torchrun_is_like_any_other(
     for name in ("first", "second"):
         found, expected = final_state(tmp_path / name), final_state(tmp_path / "plain")
         assert differences(found, expected) == []
+
+
+def by_command(**settings: Any) -> None:
+    """Train as `maze-run` does."""
+    assert main([f"{key}={value}" for key, value in settings.items()]) == 0
+
+
+@pytest.mark.parametrize("start", [train, by_command])
+@pytest.mark.parametrize("is_resumed", [False, True], ids=["new", "resumed"])
+def test_a_restarted_process_has_the_same_settings(
+    launched: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: Callable[..., object],
+    is_resumed: bool,
+) -> None:
+    """Presets, a fixed directory and `trust` apply as in the first attempt."""
+    run, configs = tmp_path / "run", []
+
+    class Runner(TrainingRunner):
+        def run(self) -> TrainingResult:
+            configs.append(replace(self.config, resume=None, run_dir=None))
+            return super().run()
+
+    monkeypatch.setattr(maze_train.run.train, "TrainingRunner", Runner)
+    given = {**SHORT, "experiment": "ppo/CartPole-v1", "algorithm.batch_size": 40, "run_dir": run}
+    if is_resumed:
+        alone(run, PPO)
+        configs.clear()
+        given = {"resume": run, "total_steps": 960}
+    for attempt in ("1", "2"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        start(**given, trust=["torchrun_parts"])
+    assert configs == configs[:1] * 2
+    assert configs[0].trust == ["torchrun_parts"]
+    assert len(read_json(run / "environment.json")["starts"]) == 2 + is_resumed
 
 
 def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
