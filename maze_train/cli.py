@@ -36,7 +36,6 @@ from maze_train.config.options import (
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.notices import notify, say
-from maze_train.core.torchrun import rank_label
 from maze_train.training.outcome import Interruption, signal_of
 
 
@@ -91,7 +90,7 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     """Pass the arguments to Hydra, which runs a single job or all jobs of a sweep."""
     from maze_train.config import hydra_input
     from maze_train.config.plugins import completions, extended_hydra
-    from maze_train.jobs import COMMANDS, Job
+    from maze_train.jobs import Job
 
     options, groups, line = hydra_input.parsed(arguments), group_names(), ""
     config_name = "train"
@@ -113,9 +112,6 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
             options.overrides, groups, own_groups, options.multirun
         )
         hydra_input.check_choices(options.overrides, [*groups, *own_groups])
-    if rank_label() and (options.multirun or options.config_name in COMMANDS.keys() - {"train"}):
-        problem = "it starts the processes of one training run; run sweeps and other commands alone"
-        raise ConfigError("torchrun", problem)
     job = Job(arguments, debug)
     with extended_hydra(folders):
         hydra_input.start(job, options, config_name, line)

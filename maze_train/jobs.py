@@ -35,6 +35,7 @@ from maze_train.config.sweeps import JobRecord, write_jobs
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.core.checks import expanded, matching_folders
 from maze_train.core.errors import (
+    ConfigError,
     EnvError,
     MazeTrainError,
     RunDirectoryError,
@@ -112,10 +113,14 @@ class Job(Task):
         """Check the settings of a job and return the function that runs it.
 
         Raises:
-            ConfigError: If the job cannot run.
+            ConfigError: If the job cannot run, or torchrun started a process that does not train a
+                single policy.
         """
         values = job.values()
         command = COMMANDS[command_of(job.config_name, values)]
+        if rank_label() and (job.is_sweep or command is not COMMANDS["train"]):
+            problem = "it starts the processes of one training run; run sweeps and other commands "
+            raise ConfigError("torchrun", f"{problem}without torchrun")
         return command.work(values, job.directory, job.overrides)
 
     def message_of(self, error: BaseException) -> str:

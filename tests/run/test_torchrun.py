@@ -402,16 +402,29 @@ def test_variables_of_other_launchers_are_named(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("-m", "algorithm=ppo", "env=CartPole-v1", "seed=1,2"), ("compare", "runs=[a,b]")],
-    ids=["sweep", "compare"],
+    [
+        ("-m", "algorithm=ppo", "env=CartPole-v1", "seed=1,2"),
+        ("compare", "runs=[a,b]"),
+        ("--config-dir", "own", "-cn", "mine", "runs=[a,b]"),
+    ],
+    ids=["sweep", "compare", "own compare"],
 )
 def test_torchrun_starts_only_single_runs(
-    launched: Any, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    launched: Any,
+    arguments: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sweeps raise an error."""
+    """Sweeps and other commands, also in a user's primary config, raise an error."""
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    Path("own/mine.yaml").write_text("defaults: [compare, _self_]\n")
     assert main(arguments) == 2
-    expected = "error: rank 0 of 1: torchrun: it starts the processes of one training run"
-    assert expected in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["own"]
+    told = capsys.readouterr().err
+    assert "error: rank 0 of 1: " in told
+    assert "torchrun: it starts the processes of one training run" in told
 
 
 @pytest.mark.parametrize(
