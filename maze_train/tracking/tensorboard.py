@@ -167,7 +167,8 @@ class TensorBoardWriter(MetricsWriter):
         from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG
         from tensorboard.plugins.hparams.plugin_data_pb2 import SessionEndInfo
 
-        metric = self._run.metric
+        # A callback may have opened the file before the first row.
+        metric, steps = self._run.metric, int(self._last.get(ENV_STEPS, 0))
         results = {
             "best": summary.get("best_metric"),
             "last": self._last.get(metric),
@@ -175,7 +176,7 @@ class TensorBoardWriter(MetricsWriter):
         }
         for name, value in results.items():
             if value is not None:
-                self._writer.add_scalar(f"summary/{name}", value, int(self._last[ENV_STEPS]))
+                self._writer.add_scalar(f"summary/{name}", value, steps)
         self._writer.flush()
         status = STATUS_FAILURE if summary.get("stop_reason") in FAILURES else STATUS_SUCCESS
         end = SessionEndInfo(status=status, end_time_secs=time.time())

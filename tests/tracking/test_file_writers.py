@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from maze_train import (
     TensorBoardWriter,
     read_rows,
 )
+from maze_train.tracking.console import ConsoleWriter
+from maze_train.tracking.curves import LearningCurveWriter
+from maze_train.training.outcome import TrainingSummary
 
 ROWS: list[dict[str, float]] = [
     {"epoch": 1, "updates": 10, "env_steps": 1000, "time/epoch_s": 0.1, "train/loss": 1 / 3},
@@ -141,6 +145,25 @@ def test_the_life_of_a_writer(
     write_all(writer, RunInfo(run_dir=tmp_path / "run"), ROWS)
     writer.close()
     assert (tmp_path / "run").exists() == (kind is not MetricsWriter)
+
+
+FINISHING = [CSVWriter, TensorBoardWriter, JSONSummaryWriter, LearningCurveWriter, ConsoleWriter]
+
+
+@pytest.mark.parametrize("reason", ["error", "total_steps"])
+@pytest.mark.parametrize("kind", FINISHING)
+def test_a_run_that_ends_before_its_first_row(
+    kind: type[MetricsWriter], reason: str, tmp_path: Path
+) -> None:
+    """Only a callback has logged something; the outcome is written."""
+    summary = TrainingSummary(reason, 0, 1, 64, 1.0, 64.0, math.nan, 0, math.nan)
+    test = {"episodes": 1.0, "episode_return_mean": 2.0, "episode_return_std": 0.0, "epoch": 0.0}
+    writer = kind()
+    writer.start(RunInfo(run_dir=tmp_path))
+    writer.log_text("note", "before the first row", 0)
+    writer.sync()
+    writer.finish(replace(summary, final_test={"best": test}).as_dict())
+    writer.close()
 
 
 def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
