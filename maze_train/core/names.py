@@ -30,5 +30,5 @@ OF_RUN = (BEST, CHECKPOINTS, METRICS, WEIGHTS, SUMMARY)
 OF_SEVERAL = (JOURNAL, STUDY_FILE, "multirun.yaml", JOBS)
 """File names that identify directories of runs (besides `CONFIG`), and of studies or sweeps."""
 
-RESULTS = (METRICS, BEST, SUMMARY, POLICIES, PLOTS, PROFILE, "events.out.tfevents.*")
+RESULTS = (METRICS, BEST, SUMMARY, POLICIES, PLOTS, PROFILE, ROLLOUTS, "events.out.tfevents.*")
 """File patterns of the results of a run, without configuration and checkpoints."""

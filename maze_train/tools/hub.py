@@ -21,6 +21,7 @@ from maze_train.core.files import read_regular, versions
 from maze_train.core.folders import files_below
 from maze_train.core.hub import HUB, first_line, hub_package
 from maze_train.core.names import CURVE, METRICS, POLICY_FILES, SUMMARY
+from maze_train.core.notices import notify
 from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.run_directory import EPOCH, RunDirectory
 from maze_train.core.targets import TARGET
@@ -112,7 +113,7 @@ def model_card(
         saved: The policy.
         settings: The settings to publish.
         name: The argument of `load_policy`.
-        files: Names of the available files: learning curve and video.
+        files: Names of the files of the repository.
     """
     task, epoch = task_name(settings), saved.score.get("epoch")
     algorithm, title = saved.config.algorithm.name, title_of(saved, settings)
@@ -216,6 +217,9 @@ def write_repository(
         try:
             (folder / file).write_bytes(read_regular(path, MAX_NBYTES))
         except OSError as error:
+            if file == VIDEO and config.film is None:
+                notify(f"note: the video is not uploaded: {error}")
+                continue
             key = "film" if file == VIDEO else "run"
             raise ConfigError(key, f"cannot be read: {error}", str(path)) from error
     reached = score_of_epoch(saved.run_dir, saved.score.get("epoch"))
@@ -224,11 +228,15 @@ def write_repository(
         results["is_deterministic"] = saved.config.evaluation.deterministic
         (folder / RESULTS).write_text(json_text(results, indent=1) + "\n", encoding="utf-8")
     if config.card:
-        (folder / CARD).write_text(model_card(saved, settings, name, sources), encoding="utf-8")
+        files = {path.name for path in folder.iterdir()}
+        (folder / CARD).write_text(model_card(saved, settings, name, files), encoding="utf-8")
 
 
 def newest_video(saved: SavedPolicy) -> Path | None:
-    """Return the newest video of a policy from the rollouts of its run; None without videos."""
+    """Return the newest video of a policy from the rollouts of its run; None without videos.
+
+    Links that lead out of the run directory are not followed.
+    """
     rollouts = RunDirectory(saved.run_dir).rollouts
     played = {"algorithm": saved.config.algorithm.name, "epoch": saved.score.get("epoch")}
     videos = []
@@ -236,6 +244,7 @@ def newest_video(saved: SavedPolicy) -> Path | None:
         policy = RunDirectory(path.parent).outcome.get("policy")
         if isinstance(policy, dict) and played.items() <= policy.items():
             videos += files_below(path.parent / VIDEOS, "*.mp4")
+    videos = [path for path in videos if lies_in(saved.run_dir, path)]
     return max(videos, key=lambda path: path.stat().st_mtime, default=None)
 
 

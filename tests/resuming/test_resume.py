@@ -210,9 +210,12 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, capsys)
     start(run_dir, **more, **TWO_EPOCHS)
     shutil.rmtree(run_dir / "checkpoints")
     rows, score = rows_of(run_dir), (run_dir / "best" / "score.json").read_bytes()
+    (run_dir / "rollouts").mkdir()  # Those of a policy of the earlier run.
     start(run_dir, **more)
+    assert not (run_dir / "rollouts").exists()
     assert rows_of(run_dir) == rows_of(whole)
     (before,) = (run_dir / "before").iterdir()
+    assert (before / "rollouts").exists()
     warning = f"{run_dir} has no checkpoint: the run restarts at step 0"
     assert warning in capsys.readouterr().err
     assert (rows_of(before), (before / "best" / "score.json").read_bytes()) == (rows, score)

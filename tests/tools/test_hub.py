@@ -24,7 +24,7 @@ from maze_train.cli import main
 from maze_train.config.loading import load_config
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.run.saved_policies import read_source
-from maze_train.tools.hub import OMITTED, score_of_epoch, shared_settings
+from maze_train.tools.hub import MAX_NBYTES, OMITTED, score_of_epoch, shared_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,6 +165,35 @@ def test_the_newest_video_of_a_rollout_is_uploaded(
         "n_eval_episodes": 4,
         "is_deterministic": True,
     }
+
+
+LINKS = ["rollouts", "rollouts/1/videos", "rollouts/1/videos/a.mp4"]
+
+
+@pytest.mark.parametrize("link", [*LINKS, ""])
+def test_videos_that_are_not_uploaded(
+    hub: HubServer,
+    trained: TrainingResult,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    link: str,
+) -> None:
+    """Videos outside the run are ignored; a video that is too large is skipped with a note."""
+    run = tmp_path / "run"
+    shutil.copytree(trained.run_dir, run)
+    video = run / "rollouts/1/videos/a.mp4"
+    video.parent.mkdir(parents=True)
+    with video.open("wb") as file:
+        file.truncate(1 if link else MAX_NBYTES + 1)
+    known = {"algorithm": "ppo", "epoch": trained.summary.best_epoch}
+    (video.parents[1] / "summary.json").write_text(json.dumps({"policy": known}))
+    if link:
+        (run / link).rename(tmp_path / "outside")
+        (run / link).symlink_to(tmp_path / "outside")
+    files = push_to_hub(str(run), NAME).files
+    assert sorted(files) == sorted({*POLICY, *TOLD} - {"replay.mp4"})
+    assert b"replay.mp4" not in hub.repositories[NAME].files()["README.md"]
+    assert ("the video is not uploaded" in capsys.readouterr().err) == (not link)
 
 
 def test_nothing_of_the_machine_is_uploaded(hub: HubServer, trained: TrainingResult) -> None:
