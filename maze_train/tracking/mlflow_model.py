@@ -16,6 +16,7 @@ from maze_train.spaces.describe import flat_spaces, space_from_dict
 MODEL, CODE = "model", "policy_model.py"
 MODEL_CODE = """\
 from maze_train import load_policy
+from maze_train.spaces.describe import flatten_value, unflatten_value
 from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel
 
@@ -25,7 +26,9 @@ class Policy(PythonModel):
         self.policy = load_policy(context.artifacts["policy"])
 
     def predict(self, context, model_input, params=None):
-        return self.policy.predict(model_input, deterministic=True)[0]
+        observation = unflatten_value(self.policy.observation_space, model_input)
+        actions = self.policy.predict(observation, deterministic=True)[0]
+        return flatten_value(self.policy.action_space, actions)
 
 
 set_model(Policy())
@@ -49,7 +52,10 @@ def save_model(policy: Path, folder: Path) -> None:
 
 
 def _signature(policy: Path) -> Any:
-    """Return the signature: batches of observations as inputs, batches of actions as outputs."""
+    """Return the signature: batches of observations as inputs, batches of actions as outputs.
+
+    Leaves of Dict and Tuple spaces have flattened names, such as `camera/pixels`.
+    """
     found, models = read_json(policy / SPACES), importlib.import_module("mlflow.models")
     inputs = _schema(space_from_dict(found["observation_space"]))
     return models.ModelSignature(inputs, _schema(space_from_dict(found["action_space"])))

@@ -288,7 +288,8 @@ class MLflowWriter(ServiceWriter):
         name: Name of the run; None: in a sweep the settings that vary, otherwise the title of the
             run.
         registered_model: Name of a registered model in MLflow, which gets the best policy as a new
-            version at the end of the run; None: the policy is not registered.
+            version when training finishes without an error or interruption; None: the policy is not
+            registered.
 
     Raises:
         MissingExtraError: If mlflow is not installed.
@@ -467,7 +468,7 @@ class MLflowWriter(ServiceWriter):
             for name, path in {**policy, **self._films}.items():
                 folder = name.rpartition("/")[0] or None
                 self._client.log_artifact(self._run_id, str(path), folder)
-            if self._model and policy and self._run_dir is not None:
+            if self._model and self._is_finished and policy and self._run_dir is not None:
                 self._register(self._model, self._run_dir.absolute() / BEST)
 
     def _register(self, name: str, policy: Path) -> None:

@@ -33,6 +33,8 @@ from maze_train import (
     train,
 )
 from maze_train.core.folders import check_enclosed
+from maze_train.spaces.describe import FlatView, flatten_value, is_mask_key
+from maze_train.tracking.mlflow_model import MODEL, save_model
 from maze_train.tracking.services import check_answers, mlflow_name
 
 if TYPE_CHECKING:
@@ -599,3 +601,41 @@ def test_the_policy_is_a_registered_model(tmp_path: Path, monkeypatch: pytest.Mo
     assert (inputs.type, inputs.shape) == (np.dtype(np.float32), (-1, 4))
     with pytest.raises(mlflow.MlflowException, match="type"):
         model.predict(obs.astype(np.int64))
+
+
+@pytest.mark.parametrize(
+    ("obs", "action"), [("counts", "dict"), ("part mask", "choice and number"), ("dict", "boxes")]
+)
+def test_a_registered_model_of_nested_spaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obs: str, action: str
+) -> None:
+    """It takes and returns arrays by flattened name, with the types of its signature."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": obs, "action": action}}
+    best = train(env, "a2c", run_dir="run", **{"runner.fast_dev_run": True}).run_dir / "best"
+    policy, n = load_policy(best), 6
+    places = FlatView(policy.observation_space), FlatView(policy.action_space)
+    samples = [policy.observation_space.sample() for _ in range(n)]
+    flat = [dict(places[0].read(sample)) for sample in samples]
+    inputs = {key: np.stack([one[key] for one in flat]) for key in flat[0]}
+    for key in filter(is_mask_key, inputs):
+        inputs[key][:] = 1
+    save_model(best.absolute(), tmp_path)
+    model = mlflow.pyfunc.load_model(str(tmp_path / MODEL))
+    expected = flatten_value(places[1], policy.act(places[0].build(inputs)))
+    np.testing.assert_equal(model.predict(inputs), expected)
+    for schema, values in (("inputs", inputs), ("outputs", expected)):
+        specs = getattr(model.metadata.signature, schema).inputs
+        given = values if isinstance(values, dict) else {None: values}
+        found = {name: (value.dtype, value.shape[1:]) for name, value in given.items()}
+        assert {spec.name: (spec.type, spec.shape[1:]) for spec in specs} == found
+
+
+def test_a_failed_run_registers_no_model(run_dir: Path) -> None:
+    """Its best policy is an artifact, but not a version of the registered model."""
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{run_dir / 'own.db'}"
+    for reason in ("error", "interrupted"):
+        write_run(MLflowWriter(uri, registered_model="mine"), run_dir, reason)
+    assert mlflow.MlflowClient(uri).search_registered_models() == []
