@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,12 +25,17 @@ from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.hub import is_on_hub
 from maze_train.core.targets import TARGET, InlineObject, build_target, is_target
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.joint import JointModel
-from maze_train.run.saved_policies import SavedPolicy, read_saved_policy, read_source, score_of
+from maze_train.run.saved_policies import (
+    SavedPolicy,
+    read_saved_policy,
+    read_source,
+    score_of,
+    shareable,
+)
 from maze_train.spaces.agents import AgentSpaces, agent_spaces, matching
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.training.config import PolicyConfig
@@ -95,14 +99,6 @@ class RolloutPolicy:
         check_same_spaces("env", problem, spaces, self.spaces, env)
 
 
-def shareable(source: str, saved: SavedPolicy) -> str:
-    """Return the name, version and policy id of a source, without paths of this machine."""
-    if is_on_hub(source):
-        return source
-    run, name = saved.run_dir.name, Path(source).name
-    return name if re.split("[@:]", name)[0] == run else run
-
-
 def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     """Return the policy of a rollout configuration.
 
@@ -120,7 +116,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
         saved = read_saved_policy(config.run, config.trust, config, parts)
         saved.make_model()  # Raise errors in this process, not in a worker.
         several = agent_spaces(*saved.spaces)
-        settings = {"run": shareable(config.run, saved), **score_of(saved)}
+        settings = {"run": shareable(config.run), **score_of(saved)}
         return RolloutPolicy(
             saved.config.algorithm.name,
             {**settings, "deterministic": config.deterministic},
@@ -260,7 +256,7 @@ def with_policies(
     described = {
         policy: {
             "agents": [agent for agent, owner in owners.items() if owner == policy],
-            "source": shareable(named.source, named.saved) if named.saved else named.source,
+            "source": shareable(named.source) if named.saved else named.source,
             **(score_of(named.saved) if named.saved else {}),
         }
         for policy, named in found.items()

@@ -17,6 +17,7 @@ from maze_train.config.loading import load_config, nested_values
 from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings, parsed_settings, read_settings
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import RunDirectoryError, one_of
+from maze_train.core.hub import is_on_hub
 from maze_train.core.names import BEST, FINAL, SPACES, WEIGHTS
 from maze_train.core.policy_location import PolicyLocation, policy_nearby
 from maze_train.core.run_directory import RunDirectory, checkpoint_name
@@ -279,14 +280,36 @@ def read_source(
         ConfigError: See `read_saved_policy`.
         RunDirectoryError: See `read_saved_policy`.
     """
-    run, colon, policy = source.rpartition(":")
-    # The colon of `hf://` does not separate a policy.
-    if not colon or policy.startswith("//") or Path(source).exists():
-        run, policy = source, ""
+    run, policy = split_source(source)
     saved = read_saved_policy(run, trust, own)
     if not policy and agent is not None and (several := agent_spaces(*saved.spaces)) is not None:
         policy = policies_of_agents(several, saved.config.policies).get(agent, "")
     return saved.of_agent(policy)
+
+
+def split_source(source: str) -> tuple[str, str]:
+    """Split `<run>:<policy>` into run and policy; the policy is empty if there is none."""
+    run, colon, policy = source.rpartition(":")
+    # The colon of `hf://` does not separate a policy.
+    has_policy = colon and not policy.startswith("//") and not Path(source).exists()
+    return (run, policy) if has_policy else (source, "")
+
+
+def shareable(source: str) -> str:
+    """Return a source without the path to its run, which may be private.
+
+    Args:
+        source: `<run>`, `<run>@<version>`, or a directory in a run, each optionally followed by
+            `:<policy>`; or a repository, whose name is returned unchanged.
+    """
+    if is_on_hub(source):
+        return source
+    run, policy = split_source(source)
+    place = PolicyLocation.named(run)
+    is_best = place.directory == place.run.best
+    below = "" if is_best else place.directory.relative_to(place.run.path)
+    ends = [sign + text for sign, text in (("@", place.version), (":", policy)) if text]
+    return "".join([str(Path(place.run.path.absolute().name, below)), *ends])
 
 
 def _directory_of(run_dir: str | Path) -> Path:

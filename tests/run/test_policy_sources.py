@@ -12,6 +12,7 @@ from cases import everyday
 from short_runs import rows, settings
 
 from maze_train import ConfigError, load_policy, run_rollout, train
+from maze_train.run.saved_policies import shareable
 from maze_train.training.models import modules_of
 
 if TYPE_CHECKING:
@@ -192,3 +193,29 @@ def test_what_is_no_source_is_named(name: str, use: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} = .*{words}"):
         play(source)
     assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{run}", "a"),
+        ("{run}/best", "a"),
+        ("{run}/", "a"),
+        ("{run}@best", "a@best"),
+        ("{run}@epoch_000004", "a@epoch_000004"),
+        ("{run}/policies/epoch_000004", "a/policies/epoch_000004"),
+        ("{run}/checkpoints/epoch_000004", "a/checkpoints/epoch_000004"),
+        ("{saved}", "copied"),
+        ("hf://me/x", "hf://me/x"),
+        ("hf://me/x@main", "hf://me/x@main"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["", ":foe"])
+def test_sources_are_named_without_private_paths(
+    tmp_path: Path, source: str, expected: str, policy: str
+) -> None:
+    """What follows the run directory is kept."""
+    run, saved = tmp_path / "private/a", tmp_path / "private/copied"
+    for folder in (run / "best", run / "policies/epoch_000004", run / "checkpoints", saved):
+        folder.mkdir(parents=True)
+    assert shareable(source.format(run=run, saved=saved) + policy) == expected + policy
