@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from gymnasium import Env
@@ -118,7 +118,7 @@ def train(
 
 
 def _train_as_is(config: TrainConfig, is_alone: bool) -> TrainingResult:
-    """Train with a complete configuration, or resume the run that `torchrun` restarted.
+    """Train with a complete configuration.
 
     Raises:
         ConfigError: If other arguments are given (`is_alone` is False).
@@ -126,8 +126,6 @@ def _train_as_is(config: TrainConfig, is_alone: bool) -> TrainingResult:
     if not is_alone:
         problem = "a TrainConfig accepts no other arguments; use dataclasses.replace(config, ...)"
         raise ConfigError("train", problem)
-    if (earlier := restarted_run()) is not None:
-        config = replace(config, resume=earlier, run_dir=None)
     return make_runner(config).run()
 
 
