@@ -15,6 +15,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
 from maze_train.core.types import Tensor
+from maze_train.data.rollout import Rollout
 from maze_train.learner.apis import HasLoss, check_apis
 from maze_train.learner.components import FUNCTION, merged, read, select, write
 from maze_train.learner.config import Freeze, OptimizerSettings, Progress, Schedule
@@ -72,6 +73,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     overrides a loss but not this attribute, autograd computes the gradients."""
 
     config: OptimizerSettings
+    errors: Tensor | None = None
+    """|Q - y| of the last batch, `[n]`, which a loss sets for prioritized replay; None: not set."""
     policies_to_train: Chosen = None
     """IDs of modules to train, or a function of ID and experience; None: all modules that are not
     frozen."""
@@ -260,6 +263,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             TrainingError: If a weight is not finite. The message names the module and parameter.
         """
         self.modules.check_finite(f"update {self.weights_seq_no}")
+
+    def observe(self, experience: Rollout | Mapping[str, Rollout]) -> None:
+        """Update the observation statistics of trained modules with a rollout per module."""
+        self.modules.observe(self.modules.by_id(experience), self.may_learn)
 
     def forget_episodes(self, envs: Tensor) -> None:
         """Reset the statistics of running episodes; `envs` marks aborted episodes, `[B]` bool."""
@@ -529,8 +536,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> None:
         """Register an optimizer for parameters of a module that require a gradient.
 
-        If these parameters already have an optimizer of this name, only the learning rate and
-        clipping of this optimizer are changed.
+        If an equal optimizer of exactly these parameters has this name, only its learning rate and
+        clipping are changed.
 
         Args:
             module_id: The module.
@@ -542,14 +549,14 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 [t1, v1], ...]`; None: keep the rate of the PyTorch optimizer.
 
         Raises:
-            ConfigError: If the name is taken by other parameters, another optimizer owns one of the
-                parameters, or the learning rate is neither a number nor a schedule.
+            ConfigError: If another optimizer has this name or owns one of the parameters, or the
+                learning rate is neither a number nor a schedule.
         """
         config = self.config_of(module_id).gradient_settings()
         lr = convert(lr_or_lr_schedule, float | Schedule | None, "lr")
         clipping = (config.max_grad_norm, config.grad_clip_by)
         registered = self.optimizers.get((module_id, name))
-        if registered is not None and registered.is_for(params):
+        if registered is not None and registered.is_for(params, optimizer):
             registered.change(lr, clipping)
             return
         check_free(self.optimizers, module_id, name, params)
@@ -657,12 +664,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.steps.scaler.load_state_dict(state["loss_scaler"])
 
     def _restore_who_learns(self, state: Mapping[str, Any]) -> None:
-        """Restore `policies_to_train`, and create the optimizers of the selected modules.
-
-        Raises:
-            ConfigError: If `policies_to_train` was a function when the state was saved and this
-                learner has no such function.
-        """
+        """Restore `policies_to_train`, and create the optimizers of the selected modules."""
         for module_id in self.modules:
             had = any(name.startswith(f"{module_id}/") for name in state["optimizers"])
             if had and not self.get_optimizers_for_module(module_id):

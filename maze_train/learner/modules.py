@@ -16,6 +16,7 @@ from torch import nn
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, TrainingError, nearest
 from maze_train.core.types import Tensor, precise_dtype
+from maze_train.data.rollout import Rollout
 from maze_train.learner.apis import HasLoss, HasPolicy, missing_names
 from maze_train.learner.config import (
     Freeze,
@@ -25,6 +26,7 @@ from maze_train.learner.config import (
     Schedule,
     scheduled_value,
 )
+from maze_train.nets.normalization import find_normalizer
 from maze_train.nets.policy_model import Policy
 
 
@@ -337,6 +339,13 @@ class LearnerModules(dict[str, nn.Module]):
             policy = cast("HasPolicy", module).policy
             if isinstance(policy, Policy):
                 self.policies[module_id] = policy
+
+    def observe(self, rollouts: Mapping[str, Rollout], may_learn: Callable[[str], bool]) -> None:
+        """Update the observation statistics of the modules for which `may_learn` is true."""
+        for module_id, rollout in rollouts.items():
+            normalizer = find_normalizer(self[module_id])
+            if normalizer is not None and may_learn(module_id):
+                normalizer.update(rollout.to(self._device).acted_on(normalizer.keys))
 
     def limit_free_params(self) -> None:
         """Clamp the parameters of policies to the limits of their distributions after a step."""

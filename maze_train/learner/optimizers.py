@@ -136,6 +136,7 @@ class ModuleOptimizer:
         lr_scheduler: Mapping[str, Any] | None = None,
         clipping: tuple[float, str] = (0.0, "global_norm"),
     ) -> None:
+        self._made_from = frozenset(map(id, params)), _comparable(node)
         self.params = [p for p in params if p.requires_grad]
         self.clipping = clipping
         self.lr = lr
@@ -300,9 +301,14 @@ class ModuleOptimizer:
             else:
                 self.optimizer.param_groups[i]["lr"] = float(self._adapted) * factor
 
-    def is_for(self, params: Iterable[nn.Parameter]) -> bool:
-        """Return whether `params` contain all parameters of this optimizer."""
-        return {id(param) for param in params}.issuperset(map(id, self.params))
+    def is_for(
+        self, params: Iterable[nn.Parameter], node: Mapping[str, Any] | torch.optim.Optimizer
+    ) -> bool:
+        """Return whether the arguments `params` and `node` of this optimizer were equal.
+
+        PyTorch optimizers are equal if they have the same class and defaults.
+        """
+        return self._made_from == (frozenset(map(id, params)), _comparable(node))
 
     def change(self, lr: float | Schedule | None, clipping: tuple[float, str]) -> None:
         """Change the learning rate and the clipping from the next update on."""
@@ -487,6 +493,10 @@ def adapted_rate(schedule: Schedule, rate: Tensor, divergence: Tensor) -> Tensor
     return torch.where(divergence > 2.0 * target, lower, rate)
 
 
+def _comparable(node: Mapping[str, Any] | torch.optim.Optimizer) -> object:
+    return (type(node), node.defaults) if isinstance(node, torch.optim.Optimizer) else node
+
+
 def _needs(step: Callable[..., object], argument: str) -> bool:
     """Return whether an argument of a method is required."""
     parameter = inspect.signature(step).parameters.get(argument)
@@ -506,7 +516,8 @@ def check_free(
     """
     owned = {id(param) for other in optimizers.values() for param in other.params}
     if (module_id, name) in optimizers:
-        problem = f"module {module_id!r} already has an optimizer {name!r}"
+        problem = f"module {module_id!r} already has an optimizer {name!r} with other params or "
+        problem += "settings: choose another name, or pass the same params and optimizer"
         raise ConfigError("optimizer", problem)
     if any(id(param) in owned for param in params):
         problem = f"{name!r} of module {module_id!r} shares parameters with another optimizer"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
+from own_dqn import DQNConfig, build_model
+from torch import nn
 
-from maze_train import load_policy, train
+from maze_train import Learner, load_policy, train
+from maze_train.nets.config import ObservationNormalizationConfig
+from maze_train.nets.normalization import ObservationNormalizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from maze_train.core.types import Tensor
 
 SETTINGS: dict[str, Any] = {
     "algorithm": {
@@ -33,6 +41,57 @@ SETTINGS: dict[str, Any] = {
 def run(name: str, **changes: Any) -> Any:
     """A short run."""
     return train("CartPole-v1", **{**SETTINGS, "run_dir": name, **changes})
+
+
+@dataclass(kw_only=True)
+class PlainConfig(DQNConfig):
+    """The same model with observation statistics, and a learner of another base class."""
+
+    name: ClassVar[str] = "plain"
+    learner_class: ClassVar[str] = f"{__name__}.PlainLearner"
+    model_builder: ClassVar[str] = f"{__name__}.build_observing"
+
+
+def build_observing(config: Any, observation_space: Any, *args: Any, **settings: Any) -> nn.Module:
+    """A model whose normalizer is not an attribute of the model."""
+    model = build_model(config, observation_space, *args, **settings)
+    observed = ObservationNormalizer(observation_space, ObservationNormalizationConfig(n_steps=400))
+    model.around = nn.ModuleList([observed])
+    return model
+
+
+class PlainLearner(Learner[Any, Any, Any]):
+    """Predicts rewards; reports errors for prioritized replay."""
+
+    def preprocess(self, module_id: str, experience: Any, statistics: Any) -> Any:
+        return experience
+
+    def minibatches(self, prepared: Any, statistics: Any) -> Iterator[Any]:
+        yield prepared
+
+    def compute_loss_for_module(self, module_id: str, batch: Any, statistics: Any) -> Tensor:
+        model: Any = self.modules[module_id]
+        chosen = model.q(batch.obs).gather(-1, batch.actions.long()[:, None])[:, 0]
+        errors: Tensor = chosen - batch.rewards
+        self.errors = errors.detach().abs()
+        return errors.square().mean()
+
+
+def test_learners_need_not_be_off_policy_learners(tmp_path: Path) -> None:
+    """Any learner updates observation statistics and reports errors for prioritized replay."""
+    result = run(
+        str(tmp_path / "run"),
+        total_steps=200,
+        **{
+            "algorithm._target_": f"{__name__}.PlainConfig",
+            "algorithm.initial_buffer_size": 100,
+            "algorithm.epoch_length": 25,
+            "algorithm.replay_buffer": "prioritized",
+        },
+    )
+    (normalizer,) = result.policy.model.around
+    assert normalizer.count == 400 + 200
+    assert result.history[-1]["train/gradient_steps"] > 0
 
 
 @pytest.mark.learning

@@ -39,7 +39,7 @@ class DQNConfig(OffPolicyConfig):
 class DQNModel(nn.Module):
     """Values of the actions of a Discrete space, and their target network."""
 
-    normalizer = masking = None
+    masking = None
 
     def __init__(self, inputs: int, hidden: int, action_space: Any, temperature: float) -> None:
         super().__init__()

@@ -217,6 +217,20 @@ def test_register_optimizer_refuses_duplicates():
     learner.register_optimizer(params=other, **{**second, "lr_or_lr_schedule": 0.3})
     assert learner.optimizers["default", "second"] is first
     assert first.set_lr(Progress()) == 0.3
+    made = {**second, "name": "made", "params": [torch.nn.Parameter(torch.zeros(2))]}
+    for _ in range(2):
+        made["optimizer"] = torch.optim.Adam(made["params"], lr=0.1)
+        learner.register_optimizer(**made)
+    more = torch.nn.Parameter(torch.zeros(2))
+    for changed in (
+        {**second, "params": [*other, more]},
+        {**second, "params": []},
+        {**second, "params": other, "optimizer": {**ADAM, "eps": 1e-3}},
+        {**made, "optimizer": torch.optim.SGD(made["params"], lr=0.1)},
+        {**made, "optimizer": torch.optim.Adam(made["params"], lr=0.2)},
+    ):
+        with pytest.raises(ConfigError, match=r"already has an optimizer .* choose another name"):
+            learner.register_optimizer(**changed)
 
 
 class TakesTurns(LineLearner):

@@ -37,7 +37,6 @@ from maze_train.learner.loss_strategies import declares_gradients
 from maze_train.learner.modules import LearnerOptions, Modules, current
 from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.nets.normalization import find_normalizer
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
 
@@ -228,10 +227,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         them.
         """
         super().after_gradient_based_update(progress, statistics)
-        for module_id, rollout in self._observed.items():
-            normalizer = find_normalizer(self.modules[module_id])
-            if normalizer is not None:
-                normalizer.update(rollout.acted_on(normalizer.keys))
+        self.observe(self._observed)
         self._observed.clear()
 
     def minibatches(

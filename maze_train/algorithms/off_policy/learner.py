@@ -12,7 +12,6 @@ from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCr
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Tensor, TensorTree, is_on, on_device, send, tree_map
 from maze_train.data.replay import Transitions
-from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import critic_loss
 from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
 from maze_train.learner.config import Progress
@@ -20,7 +19,6 @@ from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.nets.critics import PolicyAndCritics
-from maze_train.nets.normalization import find_normalizer
 
 
 class ReplayEvents(EventInterface, prefix="replay"):
@@ -62,8 +60,8 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     """Base class of off-policy learners, with one gradient step per batch of transitions.
 
     Subclasses define the loss (`compute_loss_for_module`) and the optimizers
-    (`configure_optimizers_for_module`). Models must have `normalizer` and `update_targets(tau)`, a
-    method that updates the target networks.
+    (`configure_optimizers_for_module`). Models must have a method `update_targets(tau)`, which
+    updates the target networks.
 
     Args:
         modules: Models, keyed by id, or a single model.
@@ -73,14 +71,12 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
 
     Attributes:
         gradient_steps: Total number of gradient steps.
-        errors: |Q - y| of the last batch, `[n]`, for prioritized replay.
     """
 
     most_empty_updates: ClassVar[int] = 100
     required_apis: ClassVar[tuple[type, ...]] = (HasTargets,)
     config: Config
     gradient_steps = 0
-    errors: Tensor | None = None
 
     def preprocess(
         self, module_id: str, experience: Transitions, statistics: Statistics
@@ -114,17 +110,6 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
             for module_id in learned:
                 tau = self.config_of(module_id).tau
                 cast("HasTargets", self.modules[module_id]).update_targets(tau)
-
-    def observe(self, experience: Rollout | Mapping[str, Rollout]) -> None:
-        """Update the observation statistics with a rollout.
-
-        Args:
-            experience: Rollout of the single module, or rollouts keyed by module id.
-        """
-        for key, rollout in self.modules.by_id(experience).items():
-            normalizer = find_normalizer(self.modules[key])
-            if normalizer is not None and self.may_learn(key):
-                normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the learner, including the number of gradient steps."""

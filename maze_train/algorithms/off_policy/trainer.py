@@ -15,11 +15,7 @@ from torch import nn
 
 from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
 from maze_train.algorithms.off_policy.demonstrations import read_demonstrations
-from maze_train.algorithms.off_policy.learner import (
-    OffPolicyLearner,
-    ReplayEvents,
-    ReplayTimeEvents,
-)
+from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEvents
 from maze_train.algorithms.off_policy.random_agents import RandomAgents
 from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.collect.fixed_policies import RandomPolicy, WrappedPolicy
@@ -27,7 +23,7 @@ from maze_train.core.errors import ConfigError, SpaceError, TrainingError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, build_target, locate, member_of
-from maze_train.core.types import Tensor, TensorTree, tree_map
+from maze_train.core.types import TensorTree, tree_map
 from maze_train.data.replay import BaseReplayBuffer, Transitions
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.rollout import Rollout
@@ -36,7 +32,6 @@ from maze_train.envs.building import close_quietly
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.learner.apis import Explores
 from maze_train.learner.config import Progress, Schedule, scheduled_value
-from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel
@@ -120,7 +115,7 @@ class OffPolicy(Trainer):
         if not self._fills_buffer:
             self._learned_from += steps
         if self._has_statistics:  # Without statistics, learners do not need rollouts.
-            self.learners.foreach_learner(partial(_observe, rollouts=rollouts))
+            self.learners.foreach_learner(lambda learner: learner.observe(rollouts))
         self.callbacks.call("on_rollout_end", seen=rollouts)
         statistics.record(ReplayEvents.size, float(self.stored))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
@@ -188,7 +183,7 @@ class OffPolicy(Trainer):
 
     def _update_priorities(self, buffer: Any, batch: Transitions) -> None:
         """Pass the errors of the last gradient step to a prioritized replay buffer."""
-        errors = self.learners.foreach_learner(_errors)[0]
+        errors = self.learners.first.errors
         if errors is None:
             raise TrainingError(
                 "prioritized replay requires TD errors, but this loss does not report them: set "
@@ -219,16 +214,6 @@ class OffPolicy(Trainer):
         if lost.any():
             for buffer in self.replay_buffers.values():
                 buffer.interrupt()
-
-
-def _observe(learner: Learner[Any, Any, Any], rollouts: Mapping[str, Rollout]) -> None:
-    assert isinstance(learner, OffPolicyLearner)
-    learner.observe(rollouts)
-
-
-def _errors(learner: Learner[Any, Any, Any]) -> Tensor | None:
-    assert isinstance(learner, OffPolicyLearner)
-    return learner.errors
 
 
 Config = TypeVar("Config", bound=OffPolicyConfig)
