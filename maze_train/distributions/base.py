@@ -68,8 +68,12 @@ class Constant:
         """Return the values on `device` as `dtype`."""
         copy = self._copies.get((device, dtype))
         if copy is None:
-            copy = self._copies[(device, dtype)] = self._values.to(device, dtype)
+            copy = self._copies[(device, dtype)] = self.rounded(dtype).to(device)
         return copy
+
+    def rounded(self, dtype: torch.dtype) -> Tensor:
+        """Return the values as `dtype`, on the CPU."""
+        return self._values.to(dtype)
 
 
 class Distribution(ABC):

@@ -46,6 +46,30 @@ class VectorLayout:
         return actions.reshape((*batch, self.size))
 
 
+class InnerBound(Constant):
+    """Bound of a box, rounded towards the interior in dtypes that cannot represent it.
+
+    Args:
+        bound: The bound.
+        towards: Infinity with the sign of the direction of the interior.
+    """
+
+    def __init__(self, bound: Array, towards: float) -> None:
+        super().__init__(bound.astype(np.float64))
+        # Python compares these numbers exactly, also integers with floats.
+        self._exact, self._towards = bound.flatten().tolist(), towards
+
+    def rounded(self, dtype: torch.dtype) -> Tensor:
+        """Return the values as `dtype`, rounded towards the interior, on the CPU."""
+        values = super().rounded(dtype)
+        pairs = zip(values.flatten().tolist(), self._exact, strict=True)
+        outside = torch.tensor([v < b if self._towards > 0 else v > b for v, b in pairs])
+        if outside.any():
+            inner = values.nextafter(torch.full_like(values, self._towards))
+            values = torch.where(outside.view_as(values), inner, values)
+        return values
+
+
 class BoxBounds:
     """Bounds and dtype of a box.
 
@@ -56,10 +80,9 @@ class BoxBounds:
     def __init__(self, space: Box) -> None:
         self._env_dtype = env_dtype(space)
         self._is_integer = not self._env_dtype.is_floating_point
-        # float32 cannot represent the bounds of an int32 box; float64 can, except for int64.
+        # float32 cannot represent all integers of an int32 box; float64 can, except for int64.
         self._work_dtype = torch.float64 if self._is_integer else self._env_dtype
-        self._low = Constant(_inner_bound(space.low, towards=np.inf))
-        self._high = Constant(_inner_bound(space.high, towards=-np.inf))
+        self._low, self._high = InnerBound(space.low, math.inf), InnerBound(space.high, -math.inf)
         # Halved before subtracting, because the difference of the widest bounds would overflow.
         low, high = space.low.astype(np.float64) / 2, space.high.astype(np.float64) / 2
         is_finite = np.isfinite(low) & np.isfinite(high)
@@ -117,16 +140,6 @@ class BoxScale:
     def from_bounds(self, actions: Tensor) -> Tensor:
         """Map actions of the environment to [-1, 1], float64 (float32 on MPS)."""
         return self._bounds.to_unit(actions.to(precise_dtype(actions.device)))
-
-
-def _inner_bound(bound: Array, towards: float) -> Array:
-    """Return a bound as float64, rounded towards the interior if not representable."""
-    values = bound.astype(np.float64)
-    if not np.issubdtype(bound.dtype, np.integer):
-        return values
-    pairs = zip(values.flat, bound.flat, strict=True)
-    outside = [int(v) < int(b) if towards > 0 else int(v) > int(b) for v, b in pairs]
-    return np.where(np.reshape(outside, bound.shape), np.nextafter(values, towards), values)
 
 
 def _check_intervals(family: type[Distribution], space: Box) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 from cases import sweep
 from gymnasium.spaces import Box
+from no_float64 import SimulatedMps
 
 from maze_train.core.errors import ConfigError
+from maze_train.distributions.beta import Beta
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 
 
@@ -94,18 +97,34 @@ def test_to_env_clips_each_dimension() -> None:
 @sweep(
     "dtype", [np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.uint32]
 )
-def test_to_env_stays_in_any_box(dtype: type) -> None:
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_to_env_stays_in_any_box(dtype: type, device: str) -> None:
     """Even the widest bounds of every data type are kept, and integers are rounded."""
     kind = np.iinfo if np.issubdtype(dtype, np.integer) else np.finfo
     space = Box(kind(dtype).min, kind(dtype).max, (2,), dtype=dtype)
     family = DiagonalGaussian(space)
-    for values in ([-1e30, 1e30], [0.6, 3.4], [-3.0, 100.7]):
-        in_env = family.to_env(torch.tensor(values)).numpy()
-        assert space.contains(in_env)
-        assert in_env[0] < in_env[1]
-    assert family.to_env(torch.tensor([3.4, 3.6])).double().numpy() == pytest.approx(
+    with nullcontext() if device == "cpu" else SimulatedMps():
+        for values in ([-1e30, 1e30], [0.6, 3.4], [-3.0, 100.7]):
+            in_env = family.to_env(torch.tensor(values).to(device)).cpu().numpy().astype(dtype)
+            assert space.contains(in_env)
+            assert in_env[0] < in_env[1]
+        near = family.to_env(torch.tensor([3.4, 3.6]).to(device)).cpu()
+    assert near.double().numpy() == pytest.approx(
         [3, 4] if kind is np.iinfo else [3.4, 3.6], rel=1e-3
     )
+
+
+@pytest.mark.parametrize("family", [DiagonalGaussian, SquashedGaussian, Beta])
+@pytest.mark.parametrize("dtype", [np.float64, np.int32])
+def test_bounds_without_float64(family: type[Any], dtype: type) -> None:
+    """On MPS, float32 actions stay within bounds that float32 cannot represent."""
+    high = 0.1 if dtype is np.float64 else 2**31 - 1
+    space = Box(-high, high, (2,), dtype=dtype)
+    with SimulatedMps():
+        actions = torch.tensor([0.0, 1.0] if family is Beta else [-1e30, 1e30])
+        in_env = family(space).to_env(actions.to("mps")).cpu().numpy()
+    assert space.contains(in_env.astype(dtype))
+    np.testing.assert_allclose(in_env, [-high, high], rtol=1e-6)
 
 
 def test_log_prob_of_the_unclipped_action() -> None:

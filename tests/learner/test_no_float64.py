@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import run_cases
+import torch
 from no_float64 import SimulatedMps
 
 MPS = {"algorithm.device": "mps", "checkpoint.interval": 0, **run_cases.TWO_EPOCHS}
@@ -18,6 +20,12 @@ RUNS = {
 
 @pytest.mark.parametrize("case", RUNS)
 def test_mps_has_no_float64(case, tmp_path):
-    """The simulated device raises an error like PyTorch."""
+    """Runs complete on the simulated device, which raises an error like PyTorch."""
     with SimulatedMps():
-        run_cases.start(case, tmp_path / "run", **MPS, **RUNS[case])
+        with pytest.raises(TypeError, match="float64"):
+            torch.zeros(1, dtype=torch.float64).to("mps")
+        result = run_cases.start(case, tmp_path / "run", **MPS, **RUNS[case])
+    assert len(result.history) == 2
+    losses = [value for name, value in result.history[-1].items() if name.endswith("loss")]
+    assert losses
+    assert np.isfinite(losses).all()
