@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -14,10 +14,13 @@ import torch
 from own_envs import ACTION_SPACES, SpacesEnv, mask_of
 from recorded import cartpole_heuristic, record
 from short_runs import QUIET, rows
+from torch import nn
 
 from maze_train import load_policy, train
+from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.core.errors import ConfigError, DatasetError
 from maze_train.data.trajectory_dataset import TrajectoryDataset
+from maze_train.nets.policy_model import build_policy
 from maze_train.training.config import EvaluationConfig
 
 SMALL: dict[str, Any] = {
@@ -175,9 +178,24 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
     np.testing.assert_allclose(normalizer.mean, everything.mean(0), atol=0.1)
 
 
+class OtherModel(BCAlgorithmConfig):
+    """Settings with a model that is no `PolicyModel`."""
+
+    model_builder: ClassVar[str] = f"{__name__}.build_other"
+
+
+def build_other(*given: Any, **settings: Any) -> nn.Module:
+    """A module around the usual model."""
+    return nn.Sequential(build_policy(*given, **settings))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"algorithm": {"_target_": f"{__name__}.OtherModel"}},
+            "build_other': returned a Sequential for the policy 'default'; expected a maze_train.P",
+        ),
         ({"runner.dataset": None}, "runner.dataset: bc learns from recorded episodes"),
         ({"runner.dataset": "nowhere"}, "runner.dataset = "),
         pytest.param(

@@ -301,15 +301,16 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return workers if workers > 1 else 0
 
     def prepare(self, model: nn.Module) -> None:
-        """Load the data, and build losses and the learner."""
+        """Load the data, and build losses and the learner.
+
+        Raises:
+            ConfigError: If `model_builder` returned a model of a wrong type, or settings do not fit
+                the dataset.
+            DatasetError: If a policy has no data, or an action mask excludes a recorded action.
+        """
         self._check_env()
         context, several = self.context, agent_spaces(*self.spaces)
-        models = {
-            policy: own
-            for policy, own in modules_of(model).items()
-            if isinstance(own, PolicyModel)
-            and is_trainable(policy, self.config.policies, self.config.policies_to_train)
-        }
+        models = self._trained_models(model)
         members = members_of(model)
         self._members = {policy: members.get(policy, []) for policy in models}
         for policy, data in self._taken_data(models).items():
@@ -326,6 +327,19 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             self._clonings[policy] = _Cloning(*data, loss, metrics)
         self._check_metric(models)
         super().prepare(model)
+
+    def _trained_models(self, model: nn.Module) -> dict[str, PolicyModel]:
+        """Return the trainable models by policy."""
+        models: dict[str, PolicyModel] = {}
+        for policy, own in modules_of(model).items():
+            if not is_trainable(policy, self.config.policies, self.config.policies_to_train):
+                continue
+            if not isinstance(own, PolicyModel):
+                problem = f"returned a {type(own).__name__} for the policy {policy!r}; expected a "
+                problem += "maze_train.PolicyModel, such as the result of build_policy"
+                raise ConfigError("algorithm.model_builder", problem, self.algorithm.model_builder)
+            models[policy] = own
+        return models
 
     @staticmethod
     def _take_statistics(normalizer: ObservationNormalizer, data: TransitionData) -> None:
