@@ -110,14 +110,21 @@ class GatheringActors(DistributedActors):
     ) -> GatheredRollouts:
         """Return the next `count` rollouts, an equal number from each process.
 
+        Queued rollouts are counted in all processes; `lost` and times are those of this process.
         `idle` is not called, because processes may wait for different lengths of time.
         """
         processes = self._processes
         own = super().gather(count // processes.count, overlap=overlap)
-        each = processes.gather(astuple(self.counts))
-        self._total = StepCounts(*map(sum, zip(*each, strict=True)))
-        rollouts = {key: gathered(processes, rollout) for key, rollout in own.rollouts.items()}
-        return replace(own, rollouts=rollouts, episodes=gathered_episodes(processes, own.episodes))
+        each = processes.gather((own.queue_before, own.queue_after, *astuple(self.counts)))
+        before, after, *counts = map(sum, zip(*each, strict=True))
+        self._total = StepCounts(*counts)
+        return replace(
+            own,
+            rollouts={key: gathered(processes, part) for key, part in own.rollouts.items()},
+            episodes=gathered_episodes(processes, own.episodes),
+            queue_before=before,
+            queue_after=after,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the actors of all processes."""

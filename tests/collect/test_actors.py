@@ -14,6 +14,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from actor_envs import (
@@ -36,7 +37,9 @@ from leftovers import has_ended
 from rollouts_compared import assert_same_rollouts
 
 from maze_train.collect.actor_worker import ActorPolicy
-from maze_train.collect.actors import DistributedActors, StepCounts
+from maze_train.collect.actors import DistributedActors, GatheredRollouts, StepCounts
+from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.collect.gathering import GatheringActors
 from maze_train.core.errors import WorkerError
 from maze_train.core.state_files import dumps, loads
 from maze_train.data.rollout import join_rollouts, select_envs
@@ -254,6 +257,31 @@ def test_first_come_first_served(start, tmp_path):
     gathered = learner.gather(4)
     assert gathered.rollouts["default"].obs[0, :, 0].tolist() == [0.0, 0.0, 0.0, 1.0]
     assert (gathered.queue_before, gathered.queue_after) == (6, 2)
+
+
+class TwoProcesses:
+    """Two processes of torchrun whose values are equal."""
+
+    rank, count = 0, 2
+
+    def gather(self, value):
+        return [value, deepcopy(value)]
+
+    def gather_tensor(self, tensor):
+        return [tensor, tensor]
+
+
+def test_queues_and_steps_of_all_processes_are_counted(monkeypatch):
+    """With torchrun, the metrics of IMPALA describe the actors of all processes."""
+    actors = GatheringActors(TwoProcesses(), partial(vector_of, ActorEnv, E, False), 2 * A, E)
+    episodes = FinishedEpisodes(steps=T)
+    own = GatheredRollouts({}, episodes, np.zeros(A * E, bool), 6, 2, 0.0, 0.0)
+    monkeypatch.setattr(DistributedActors, "gather", lambda *_, **how: own)
+    actors.counts = StepCounts(made=50, trained=30, dropped=1)
+    found = actors.gather(4)
+    assert (found.queue_before, found.queue_after) == (12, 4)
+    assert found.episodes.steps == 2 * T
+    assert actors.total_counts == StepCounts(made=100, trained=60, dropped=2)
 
 
 @slow
