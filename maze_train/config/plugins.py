@@ -1,9 +1,4 @@
-"""Hydra plug-ins: registered environments as options, the search path, and Hydra's own settings.
-
-`env=CartPole-v1` does not require a YAML file: the config source `gymnasium://` provides `env/<id>`
-from gymnasium's registry. Gymnasium is only imported if no earlier folder in the search path
-contains the option. The user's folders come first, so files `env/<name>.yaml` take precedence.
-"""
+"""Hydra plug-ins of `maze-run`: search path, launchers, shell completion, Hydra's own settings."""
 
 from __future__ import annotations
 
@@ -17,10 +12,8 @@ from typing import Any, ClassVar
 from hydra.conf import HydraConf, RunDir, SweepDir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
-from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.completion_plugin import CompletionPlugin
-from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
@@ -35,83 +28,26 @@ from maze_train.config.launchers import (
     RayLauncherConf,
     SweepStart,
 )
-from maze_train.config.options import CONFIG_DIR, CONFIG_NAME, group_names, list_options
-from maze_train.core.targets import import_for_id
-from maze_train.envs.config import SIMULATORS
+from maze_train.config.options import CONFIG_DIR, CONFIG_NAME
 
-Names = list[str]  # An alias, because the class below has a method `list`.
-GROUP = "env"
 LAUNCHERS: dict[str, tuple[type, Any]] = {
     "local": (LocalLauncher, LocalLauncherConf),
     "ray": (RayLauncher, RayLauncherConf),
 }
 
 
-class GymnasiumSource(ConfigSource):
-    """Config source for `env/<id>`: `CartPole-v1`, `ALE/Pong-v5`, `my_module:MyEnv-v0`."""
-
-    @staticmethod
-    def scheme() -> str:
-        """Return the prefix of this source in a search path."""
-        return "gymnasium"
-
-    def available(self) -> bool:
-        """Return True, since gymnasium is a required dependency."""
-        return True
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        """Return the configuration `{id: <id>}`; all other settings keep their defaults."""
-        return ConfigResult(
-            provider=self.provider,
-            path=self.full_path(),
-            config=OmegaConf.create({"id": _env_id(config_path)}),
-            header={"package": None},
-        )
-
-    def is_group(self, config_path: str) -> bool:
-        """Return whether the path is the group `env` or a namespace of environment ids."""
-        path = config_path.strip("/")
-        if path in ("", GROUP) or path in group_names():
-            return True
-        namespace = _env_id(path)
-        return bool(namespace) and any(i.startswith(f"{namespace}/") for i in _registered_ids())
-
-    def is_config(self, config_path: str) -> bool:
-        """Return whether the path is `env/<id>` with a registered id."""
-        env_id = _env_id(config_path)
-        return bool(env_id) and is_registered(env_id)
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
-        """List environment ids as options of `env`, or of `env/<namespace>` without the namespace.
-
-        For other groups, list the options in sub-folders, such as `ppo/CartPole-v1`, which Hydra
-        omits from shell completion.
-        """
-        path = config_path.strip("/")
-        if path == "":
-            return [GROUP] if results_filter is not ObjectType.CONFIG else []
-        if results_filter is ObjectType.GROUP:
-            return []
-        if path.partition("/")[0] != GROUP:
-            return [option for option in list_options(path) if "/" in option]
-        namespace = _env_id(path)
-        prefix = f"{namespace}/" if namespace else ""
-        return [i[len(prefix) :] for i in _registered_ids() if i.startswith(prefix)]
-
-
 class MazeTrainSearchPath(SearchPathPlugin):
-    """Search path: the user's folders, then the shipped folder, then registered environments."""
+    """Search path: the user's folders, then the shipped folder."""
 
     folders: ClassVar[Sequence[str]] = ()
     """The user's folders."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the user's folders and `gymnasium://` to the search path."""
+        """Add the user's folders to the search path."""
         for folder in reversed(self.folders):
             if Path(folder).is_dir():  # Hydra itself reports missing folders.
                 path = f"file://{Path(folder).absolute()}"
                 search_path.prepend(provider="user", path=path, anchor="main")
-        search_path.append(provider="maze_train", path="gymnasium://")
 
 
 def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
@@ -147,8 +83,8 @@ def completing_values(shell: type[CompletionPlugin]) -> type[CompletionPlugin]:
     """
 
     class Completion(shell):  # type: ignore[valid-type,misc]  # a class that is an argument
-        def _query(self, config_name: str | None, line: str) -> Names:
-            found: Names = super()._query(config_name, line)
+        def _query(self, config_name: str | None, line: str) -> list[str]:
+            found: list[str] = super()._query(config_name, line)
             if not any(word.endswith(".") for word in found):
                 return found
             words = [word for word in line.split(" ")[:-1] if "=" in word]
@@ -174,7 +110,6 @@ def extended_hydra(folders: Sequence[str] = ()) -> Iterator[None]:
         folders: The user's configuration folders.
     """
     MazeTrainSearchPath.folders = folders
-    Plugins.instance().register(GymnasiumSource)
     Plugins.instance().register(MazeTrainSearchPath)
     store = ConfigStore.instance()
     for name, (launcher, node) in LAUNCHERS.items():
@@ -208,48 +143,6 @@ def extended_hydra(folders: Sequence[str] = ()) -> Iterator[None]:
         store.repo["hydra"]["config.yaml"] = before
         for name in LAUNCHERS:
             del store.repo["hydra"]["launcher"][f"{name}.yaml"]
-
-
-def is_registered(env_id: str) -> bool:
-    """Return whether an id is registered in gymnasium or PettingZoo; imports `module:Id`.
-
-    Raises:
-        ConfigError: If the module cannot be imported, or PettingZoo has no such environment.
-        MissingExtraError: If PettingZoo is needed but not installed.
-    """
-    import gymnasium
-
-    module, colon, name = env_id.rpartition(":")
-    if module == "pettingzoo":
-        from maze_train.envs.pettingzoo import module_named
-
-        return bool(module_named(env_id))
-    if module in SIMULATORS:
-        return True  # The name is checked when the environment is built.
-    if colon:
-        import_for_id(env_id, module, "env")
-    if name not in gymnasium.registry:
-        _register_installed()
-    return name in gymnasium.registry
-
-
-def _env_id(config_path: str) -> str:
-    """Return the id in a path `env/<id>`; empty for any other path."""
-    group, _, env_id = config_path.strip("/").partition("/")
-    return env_id.removesuffix(".yaml") if group == GROUP else ""
-
-
-def _registered_ids() -> list[str]:
-    import gymnasium
-
-    _register_installed()
-    return sorted(gymnasium.registry)
-
-
-def _register_installed() -> None:
-    from maze_train.envs.registered import register_installed
-
-    register_installed()
 
 
 def _hydra_settings() -> HydraConf:

@@ -17,7 +17,6 @@ from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.config.loading import load_config, named_option
 from maze_train.config.options import group_names, list_options
-from maze_train.config.plugins import extended_hydra
 from maze_train.config.train_config import DevRunnerConfig, TrainConfig
 from maze_train.core.checks import check_positive
 from maze_train.core.conversion import Settings as BaseSettings
@@ -322,7 +321,7 @@ PRESETS = ["ppo/CartPole-v1-positions", "ppo/HalfCheetah-v5", "es/Pendulum-v1", 
 def test_a_preset_is_that_of_the_command_line(preset: str) -> None:
     """With changes of the user over it."""
     words = [f"experiment={preset}", "++total_steps=7", "++model.activation=elu", "runner=local"]
-    with extended_hydra(), initialize_config_module("maze_train.conf", version_base="1.3"):
+    with initialize_config_module("maze_train.conf", version_base="1.3"):
         composed = compose("train", words)
     changes = {"total_steps": 7, "model": {"activation": "elu"}, "runner": "local"}
     expected = load_config(composed)

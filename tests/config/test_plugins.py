@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gymnasium
 import pytest
+from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
+from hydra.errors import MissingConfigException
 
 from maze_train import ConfigError, EnvFactory, MissingExtraError
-from maze_train.config.plugins import GymnasiumSource, extended_hydra, is_registered
+from maze_train.config.option_files import is_registered
+from maze_train.config.plugins import extended_hydra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MODULE = """
 import gymnasium
@@ -28,10 +33,19 @@ gymnasium.register("FetchToy-v0", entry_point="goal_envs:PointToGoal")
 """
 
 
-@pytest.fixture
-def source() -> GymnasiumSource:
-    """The source as Hydra builds it from a search path."""
-    return GymnasiumSource(provider="test", path="gymnasium://")
+APP = """
+import sys
+import hydra
+@hydra.main(config_path="my_conf", config_name="app", version_base="1.3")
+def main(cfg):
+    loaded = [name for name in ("torch", "gymnasium") if name in sys.modules]
+    print(cfg.env.id, cfg.algorithm._target_.split(".")[2], *loaded)
+main()
+"""
+APP_CONFIG = """
+defaults: [train, {OVERRIDES}, _self_]
+hydra: {searchpath: ["pkg://maze_train.conf"], output_subdir: null, run: {dir: .}}
+"""
 
 
 @pytest.fixture
@@ -45,21 +59,71 @@ def toy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
 
 
 @pytest.mark.parametrize(
-    ("path", "known"),
+    ("path", "is_file", "is_dir"),
     [
-        ("env/CartPole-v1", True),
-        ("env/CartPole-v1.yaml", True),
-        ("env/CartPole-v77", False),
-        ("env/phys2d/CartPole-v1", True),
-        ("algorithm/CartPole-v1", False),
-        ("CartPole-v1", False),
-        ("env", False),
-        ("", False),
+        ("env/CartPole-v1.yaml", True, False),
+        ("env/default.yaml", True, False),
+        ("env/CartPole-v77.yaml", False, False),
+        ("env/phys2d/CartPole-v1.yaml", True, False),
+        ("env/phys2d", False, True),
+        ("algorithm/CartPole-v1.yaml", False, False),
+        ("algorithm/ppo.yaml", True, False),
+        ("CartPole-v1.yaml", False, False),
+        ("env", False, True),
+        ("", False, True),
     ],
 )
-def test_registered_ids_are_options(source: GymnasiumSource, path: str, known: bool) -> None:
+def test_registered_ids_are_options(path: str, is_file: bool, is_dir: bool) -> None:
     """Only ids that gymnasium knows, and only below `env`."""
-    assert source.is_config(path) is known
+    found = files("maze_train.conf").joinpath(path)
+    assert (found.is_file(), found.is_dir()) == (is_file, is_dir)
+    if is_file and not Path(str(found)).exists():
+        env_id = path.removeprefix("env/").removesuffix(".yaml")
+        assert found.read_text() == f'id: "{env_id}"\n'
+        with found.open("rb") as file:
+            assert file.read().decode() == found.read_text()
+
+
+def test_any_program_composes_environments_and_presets() -> None:
+    """Without `maze-run`; options are listed with those in folders."""
+    with initialize_config_module("maze_train.conf", version_base="1.3"):
+        assert compose("train", ["env=CartPole-v1"]).env.id == "CartPole-v1"
+        assert compose("train", ["experiment=ppo/CartPole-v1"]).env.id == "CartPole-v1"
+        with pytest.raises(MissingConfigException, match=r"(?s)CartPole-v9.*\tCartPole-v1\n"):
+            compose("train", ["env=CartPole-v9"])
+        with pytest.raises(MissingConfigException, match=r"(?s)ppo/x.*\tppo/CartPole-v1\n"):
+            compose("train", ["experiment=ppo/x"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given", "printed"),
+    [
+        ("override algorithm: ppo", [], ["None ppo"]),
+        ("override algorithm: ppo}, {override env: CartPole-v1", [], ["CartPole-v1 ppo gymnasium"]),
+        (
+            "override runner: local",
+            ["experiment=es/Pendulum-v1", "seed=1"],
+            ["Pendulum-v1 es gymnasium"],
+        ),
+        (
+            "override algorithm: ppo",
+            ["-m", "env=CartPole-v1,Acrobot-v1"],
+            ["CartPole-v1 ppo gymnasium", "Acrobot-v1 ppo gymnasium"],
+        ),
+    ],
+    ids=["none", "defaults list", "preset", "sweep"],
+)
+def test_a_program_of_the_user_has_our_options(
+    tmp_path: Path, overrides: str, given: list[str], printed: list[str]
+) -> None:
+    """From a search path; Gymnasium is imported only where an environment is named."""
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "my_conf").mkdir()
+    (tmp_path / "my_conf/app.yaml").write_text(APP_CONFIG.replace("OVERRIDES", overrides))
+    told = subprocess.run(
+        [sys.executable, "app.py", *given], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert [line for line in told.stdout.splitlines() if "HYDRA" not in line] == printed
 
 
 def test_a_module_before_the_id_is_imported(toy_module: str) -> None:

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from toy_envs import AddOne, CountingEnv, workers
 
 from maze_train import EnvConfig, EnvFactory, MultiAgentEnv
-from maze_train.config.plugins import is_registered
+from maze_train.config.option_files import is_registered
 from maze_train.core.errors import (
     ConfigError,
     EnvError,

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from toy_envs import assert_equal_steps, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv
-from maze_train.config.plugins import is_registered
+from maze_train.config.option_files import is_registered
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.pettingzoo import CyclingAgents, ParallelAgents, PettingZoo, installed
 
