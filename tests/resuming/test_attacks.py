@@ -1,7 +1,7 @@
 """Hostile run directories: nothing is written outside, and no code in them is executed.
 
-A row of `ATTACKS` plants something below a run, a study or a sweep. Each command that reads or
-writes there meets it, and afterwards everything outside is as it was.
+Each entry of `ATTACKS` modifies the directory of a run, a study or a sweep. Every command that
+reads or writes such a directory is then called, and everything outside must remain unchanged.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ PLACES = {
     ),
     "several": ("0/out", "0/out/new"),
 }
-"""Places into which a run, a study and a sweep write, one of a writer that is not known, and some
-with names of folders in which other programs make links; `several` holds runs, and commands are
-told to write into one of them."""
+"""Paths that a run, a study and a sweep write to, including a custom writer's file and folders in
+which other programs create links. `several` contains runs; commands write into one of them.
+"""
 
 KINDS = ("a link", "a dangling link", "a link to a folder", "a link by a folder", "a pipe")
 CSV = {"_target_": "maze_train.tracking.tracker.CSVWriter", "columns": [f"$(touch {MARKER})"]}
 TOO_LONG_S = 30
-"""Far more than a command takes that is refused, on a busy machine."""
+"""Longer than any rejected command takes on a busy machine."""
 
 
 class Attack(NamedTuple):
-    """Something that a stranger planted."""
+    """Modification of a directory by an attacker."""
 
     where: str
     """`run`, `study`, `sweep` or `several`."""
     plant: Callable[[Path], None]
-    """Puts it below the directory."""
+    """Function that modifies the directory."""
     refused: tuple[str, ...] = ()
-    """Commands that end with one message; the others may succeed, and do no harm."""
+    """Commands that must end with one message; other commands may succeed, but do no harm."""
     says: str = (
         r"is a symbolic link (to a target outside|inside)|not a regular file|[Nn]ot a directory"
         "|no saved policy|pt is damaged"
     )
-    """In the message; a policy that cannot be read is another reason to end."""
+    """Regular expression for the message; an unreadable policy is also a valid reason."""
 
 
 SEARCHED = {"search": {"algorithm.lr": [0.1, 0.2]}, "n_trials": 1, "n_jobs": 1, "study": "study"}
@@ -104,7 +104,7 @@ CALLS: dict[str, dict[str, Callable[[], Any]]] = {
         "sweep": lambda: line(*SWEPT, "seed=1,2", f"hydra.sweep.dir={OUT}"),
     },
 }
-"""All commands that read or write below one of these."""
+"""All commands that read or write each kind of directory."""
 
 
 WRITERS = {
@@ -113,11 +113,11 @@ WRITERS = {
     "sweep": ("sweep", "jobs"),
     "several": tuple(CALLS["several"]),
 }
-"""Commands that write below one of these, and refuse links there."""
+"""Commands that write into each kind of directory and reject links in it."""
 
 
 def linked(place: str, kind: str) -> Callable[[Path], None]:
-    """Plants a link to something of the user, or a pipe."""
+    """Return a function that creates a link to a user file, or a named pipe."""
 
     def plant(directory: Path) -> None:
         path = directory / place
@@ -129,7 +129,7 @@ def linked(place: str, kind: str) -> Callable[[Path], None]:
             os.mkfifo(path)
         elif kind in targets:
             path.symlink_to(Path.cwd() / "own" / targets[kind])
-        else:  # by `x/..`, which is not what it looks like
+        else:  # A path with `x/..` does not resolve to its parent if `x` is a link.
             (directory / "x").symlink_to(Path.cwd() / "own" / "folder")
             path.symlink_to(directory / "x" / ".." / "profile")
 
@@ -137,7 +137,7 @@ def linked(place: str, kind: str) -> Callable[[Path], None]:
 
 
 def stored(key: str, value: Any) -> Callable[[Path], None]:
-    """Plants a setting."""
+    """Return a function that changes a stored setting."""
     return lambda directory: change(directory, key, value)
 
 
@@ -152,11 +152,11 @@ REACHING = (
     ("tracking.writers", [{"_target_": "maze_train.MLflowWriter", "tracking_uri": "sqlite:///x"}]),
     ("tracking.writers", [{"_target_": "maze_train.WandbWriter", "dir": "own"}]),
 )
-"""Settings by which a run would reach the network or other directories."""
+"""Settings that make a run access the network or other directories."""
 
 
 def both(*plants: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Plants several things."""
+    """Return a function that applies all `plants`."""
 
     def plant(directory: Path) -> None:
         for each in plants:
@@ -186,7 +186,7 @@ ATTACKS = {
             "run",
             stored(key, value),
             ("train resume", "resume", "resume checkpoint")
-            + (("load_learner",) if key != "runner" else ()),  # it has a runner of its own
+            + (("load_learner",) if key != "runner" else ()),  # load_learner uses another runner
             rf"nothing was accessed:\n  {re.escape(key)}.* = ",
         )
         for key, value in REACHING
@@ -210,13 +210,13 @@ ATTACKS = {
     },
 }
 EVERYDAY = ("train resume", "load_policy", "search")
-"""Commands that meet attacks in `make test`."""
+"""Commands that `make test` runs with attacks."""
 SHIFTS = {"one kind": (0,), "another kind": (2,)}
-"""Kinds that are planted in the first place; each next place has the next ones."""
+"""Offsets into `KINDS`: the kind of link at the first path; later paths rotate through `KINDS`."""
 
 
 def everything(folder: Path) -> dict[str, Any]:
-    """All that lies in a folder."""
+    """Return inode, mode and content of every file below a folder."""
     found = {path: path.lstat() for path in [folder, *folder.rglob("*")]}
     return {
         str(path): (stat.st_ino, stat.st_mode, path.read_bytes() if path.is_file() else b"")
@@ -226,7 +226,7 @@ def everything(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """End what takes longer."""
+    """Raise TimeoutError if the block takes longer than `seconds`."""
 
     def end(*_: object) -> None:
         raise TimeoutError(f"more than {seconds} s")
@@ -243,7 +243,7 @@ def at_most(seconds: int) -> Iterator[None]:
 def outcome(
     attack: Attack, name: str, trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> str | None:
-    """What went wrong when a command met an attack; None: nothing."""
+    """Return what went wrong when a command met an attack, or None."""
     for folder in (*PLACES, "own", "other", "compared"):
         shutil.rmtree(folder, ignore_errors=True)
     for copy in ("run", "other", *(f"{attack.where}/{i}" for i in (0, 1) if attack.where != "run")):
@@ -299,7 +299,7 @@ def test_no_attack_succeeds(
     name: str,
     kinds: str,
 ) -> None:
-    """Nothing outside changes, nothing runs, and whoever would write says why not."""
+    """Nothing outside changes, no code runs, and commands that write report the attack."""
     monkeypatch.setattr("maze_train.core.report.save_picture", lambda *_, dpi: None)
     planted = {key: attack for key, attack in ATTACKS.items() if attack.where == where}
     links = [key for key in planted if key.startswith(f"{where}/")]
@@ -309,7 +309,8 @@ def test_no_attack_succeeds(
         key
         for i, (key, attack) in enumerate(planted.items())
         if shifts.get(key, 0) in SHIFTS[kinds]
-        # Commands that only read are alike: each meets a third of what it does not refuse.
+        # Read-only commands share their code: each gets a third of the attacks that need no
+        # message.
         and (name in (*WRITERS[where], *attack.refused) or (i + turn) % 3 == 0)
     ]
     found = {key: outcome(planted[key], name, trained, capfd) for key in chosen}
@@ -321,7 +322,7 @@ def test_no_attack_succeeds(
 
 
 def test_a_rating_of_a_stranger_leads_nowhere(tmp_path: Path) -> None:
-    """Names of policies in `metrics.csv` become names of files only where they are such."""
+    """Invalid policy names in `metrics.csv` are not used as file names."""
     (tmp_path / "run").mkdir()
     row = {"epoch": 1, "league/a/../../../own@1/win_rate": 0.5}
     write_leagues([row], tmp_path / "run" / "plots", "")

@@ -1,7 +1,7 @@
 """Damaged files are named in the error, for all formats, and no code in them is executed.
 
-`FORMATS` x `DAMAGE`. What a run does without a damaged checkpoint is in
-`tests/training/test_checkpoints.py`, links are planted by `test_attacks.py`.
+Tests every combination of `FORMATS` and `DAMAGE`. `tests/training/test_checkpoints.py` tests runs
+with damaged checkpoints, and `test_attacks.py` tests links.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 
 
 class Intruder:
-    """Leaves a mark where it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return Path.touch, (Path("mark"),)
 
 
 class Format(NamedTuple):
-    """A file that someone reads."""
+    """File format with functions that write and read a file."""
 
     write: Callable[[Path], Path]
-    """Writes what it belongs to below a directory; returns the file."""
+    """Write the file, with the files that belong to it, below a directory; return its path."""
     read: Callable[[Path], Any]
-    """Reads the file, or all that it belongs to."""
+    """Read the file, or everything that belongs to it."""
     has_digest: bool = True
-    """Whether another bit is noticed: files that people may edit have no digest."""
+    """Whether a flipped bit is detected; files that users may edit have no digest."""
     version: str = ""
-    """Key of its version, in JSON."""
+    """Key of the version number, if the format is JSON."""
 
 
 def checkpoint(kind: str, directory: Path) -> Path:
-    """A file on which the second checkpoint, and no other, rests."""
+    """Return a file that only the second checkpoint uses."""
     saved(directory / "checkpoints")
     newest = directory / "checkpoints" / "epoch_000002"
     (part,) = new_files(newest, newest.with_name("epoch_000001"))
@@ -65,25 +65,25 @@ def checkpoint(kind: str, directory: Path) -> Path:
 
 
 def load(path: Path) -> Any:
-    """That checkpoint."""
+    """Load the checkpoint that contains the file."""
     return make_store(path.parents[1])[0].load("epoch_000002")
 
 
 def policy(name: str, directory: Path) -> Path:
-    """A file of a saved policy."""
+    """Return a file of a saved policy."""
     model = build_actor_critic(ModelConfig(hidden_sizes=[2]), FLOATS, CHOICE, 1)
     PolicyWriter(FLOATS, CHOICE, "seed: 1\n")(directory, copy_of_weights(model), {"score": 2.0})
     return directory / name
 
 
 def without_score(directory: Path) -> Path:
-    """Weights next to which no digest lies."""
+    """Return the weights of a policy without the file that contains their digest."""
     policy("score.json", directory).unlink()
     return directory / "policy.pt"
 
 
 def trajectories(name: str, directory: Path) -> Path:
-    """A file of a data set of two parts."""
+    """Return a file of a dataset with two parts."""
     with TrajectoryWriter(directory, DatasetMetadata(FLOATS, CHOICE), part_nbytes=1) as writer:
         for trajectory in random_trajectories(FLOATS, CHOICE, [2, 3]):
             writer.add(trajectory)
@@ -91,13 +91,13 @@ def trajectories(name: str, directory: Path) -> Path:
 
 
 def text(name: str, content: str, directory: Path) -> Path:
-    """A file that people may edit."""
+    """Return a text file that users may edit."""
     (directory / name).write_text(content)
     return directory / name
 
 
 def in_directory(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """Reads what is in the directory of the file."""
+    """Return a function that reads the directory of a file."""
     return lambda path: read(path.parent)
 
 
@@ -126,7 +126,7 @@ FORMATS = {
 
 
 def flipped(path: Path, whole: bytes) -> Any:
-    """Another bit each time: all bytes of the ends, where headers are, and some between."""
+    """Flip one bit at a time: in all bytes of header and end, and in some between."""
     places = {*range(min(64, len(whole))), *range(0, len(whole), 197), *range(-64, 0)}
     for place in sorted({place % len(whole) for place in places}):
         data = bytearray(whole)
@@ -135,27 +135,27 @@ def flipped(path: Path, whole: bytes) -> Any:
 
 
 def cut(path: Path, whole: bytes) -> Any:
-    """Without its end, and with more than its end."""
+    """Truncate the file, or append a byte."""
     for length in {1, len(whole) // 2, len(whole) - 1}:
         yield path.write_bytes(whole[:length])
     yield path.write_bytes(whole + b"\n")
 
 
 def replaced(path: Path, whole: bytes) -> Any:
-    """Nothing, or nothing that is text, or no end of it."""
+    """Write an empty file, invalid UTF-8, or unclosed brackets."""
     for data in (b"", b"\xff" * len(whole), b"[" * 100_000):
         yield path.write_bytes(data)
 
 
 def pickled(path: Path, whole: bytes) -> Any:
-    """Code in the place of the content."""
+    """Write pickled code instead of the content."""
     yield path.write_bytes(pickle.dumps(Intruder()))
     for content in ({"weights": Intruder()}, [1, 2, 3]):
         yield torch.save(content, path)
 
 
 def no_file(path: Path, whole: bytes) -> Any:
-    """A pipe, from which a reader would wait for ever, and a directory."""
+    """Replace the file by a pipe, which would block a reader, and by a directory."""
     path.unlink()
     os.mkfifo(path)
     yield
@@ -177,7 +177,7 @@ CASES = [
 def test_a_damaged_file_is_named(
     name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says which one; nothing runs, and no way to run it is reported."""
+    """The error names the file; no code runs, and the message suggests no unsafe loading."""
     monkeypatch.chdir(tmp_path)
     kind = FORMATS[name]
     path = kind.write(tmp_path)
@@ -192,7 +192,7 @@ def test_a_damaged_file_is_named(
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if not FORMATS[name].has_digest])
 def test_a_flipped_text_is_read_or_named(name: str, tmp_path: Path) -> None:
-    """It has no digest, since people may edit it; nothing else comes of it."""
+    """Files without a digest, which users may edit, load or raise an error that names the file."""
     kind = FORMATS[name]
     path = kind.write(tmp_path)
     told = []
@@ -207,7 +207,7 @@ def test_a_flipped_text_is_read_or_named(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].version])
 def test_another_version_is_told(name: str, tmp_path: Path) -> None:
-    """It is not damaged: the error says which version it is, and what to do."""
+    """The error names the version and the remedy, and does not call the file damaged."""
     kind = FORMATS[name]
     path = kind.write(tmp_path)
     content = json.loads(path.read_bytes())

@@ -23,7 +23,7 @@ COMMON = (
     "algorithm.n_rollout_steps=16", "algorithm.batch_size=16", "algorithm.epoch_length=2",
     "runner.concurrency=4", "evaluation.n_episodes=2", "model.hidden_sizes=[8]",
     "total_steps=640", "tracking.progress=quiet", "tracking.plot=false",
-    "runner.check_repeatability=never",  # what happens once shall happen to the run
+    "runner.check_repeatability=never",  # environments shall fail in training
 )  # fmt: skip
 LOCAL = (
     *("runner=local", "runner.start_method=fork", "runner.n_workers=2"),
@@ -35,7 +35,7 @@ GO_ON = r"to continue: maze-run resume=\S+/run\n"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    """Runs a command of five epochs in an empty directory."""
+    """Return a function that runs a command of five epochs in an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
 
@@ -48,7 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run in which nothing goes wrong."""
+    """Return the directory of a run without faults."""
     directory = tmp_path_factory.mktemp("undisturbed")
     code, output = maze_run(directory / "output.txt", *COMMON, f"run_dir={directory / 'run'}")
     assert code == 0, output
@@ -56,12 +56,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lost_episodes(run_dir: Path) -> float:
-    """The number of episodes that metrics.csv reports as lost."""
+    """Return the number of lost episodes in metrics.csv."""
     return sum(float(row.get("train/lost_episodes") or 0) for row in rows_of(run_dir))
 
 
 def fault(kind: str, **settings: Any) -> tuple[str, ...]:
-    """Arguments that put a fault into the environment."""
+    """Return arguments that add a fault to the environment."""
     return (f"+env.kwargs.fault={kind}", *(f"+env.kwargs.{k}={v}" for k, v in settings.items()))
 
 
@@ -69,7 +69,7 @@ def fault(kind: str, **settings: Any) -> tuple[str, ...]:
 
 
 def test_a_signal(run, tmp_path):
-    """The update is finished and saved; the way on is reported, and taking it loses nothing."""
+    """The run finishes the update, saves a checkpoint, and resumes without lost epochs."""
     started = (tmp_path / "run" / "checkpoints" / "latest", signal.SIGUSR1)
     assert run("total_steps=1e9", signals=(started,))[0] == 138
     output = (tmp_path / "output.txt").read_text()
@@ -98,12 +98,12 @@ def test_a_signal(run, tmp_path):
             ],
         ),
         ("disk_full_for_a_while", 0, ["CSVWriter could not write and will retry"]),
-        pytest.param("checkpoints_vanish", 0, [], marks=exhaustive),  # they are written again
+        pytest.param("checkpoints_vanish", 0, [], marks=exhaustive),  # written again
         pytest.param("read_only", 1, ["could not be written"], marks=exhaustive),
     ],
 )
 def test_disks(run, undisturbed, tmp_path, prepare, code, told):
-    """The run finishes with all rows, one warning for each; continued, nothing is lost."""
+    """The run writes all rows and warns once per fault; a resumed run has lost nothing."""
     found, output = run(prepare=prepare)
     assert found == code
     assert all(re.search(pattern, output) for pattern in told)
@@ -120,9 +120,9 @@ def test_disks(run, undisturbed, tmp_path, prepare, code, told):
 
 @pytest.mark.parametrize("how", everyday(1, ["is_moved", "vanishes", "is_half_removed"]))
 def test_a_run_directory_that_is_lost(run, undisturbed, tmp_path, how):
-    """Each loss is reported, the run ends with code 1, and the directory is not made again.
+    """Each lost file is reported, the run exits with code 1, and the directory is not recreated.
 
-    One that was moved is as it was then, and put back it is continued.
+    If the directory was moved, the run resumes once it has been moved back.
     """
     every_epoch = "evaluation.dump_interval=1"
     code, output = run(every_epoch, prepare=f"run_dir_{how}")
@@ -159,13 +159,13 @@ BROKEN = (r"step 3 of the episode with seed \d+: Runtime", "the wheel came off")
         pytest.param(
             LOCAL, "hang", ("hangs: it did not finish a step within", *WORKER), marks=exhaustive
         ),
-        # Its episodes are lost each time; after that many restarts the run ends.
+        # Every restart fails again, until the limit of restarts is reached.
         ((*RESTART, "runner.max_worker_restarts=6"), "raise", ("max_worker_restarts|6 restarts",)),
         ((), "constructor", ("the model file is missing",)),
     ],
 )
 def test_an_environment_that_fails(run, where, kind, said):
-    """The run ends, and says which worker, environment, step and seed."""
+    """The run fails, and the message names worker, environment, step and seed."""
     started = time.monotonic()
     code, output = run(*where, *fault(kind), *(["runner.worker_timeout_s=2"] if where else []))
     assert code == 1
@@ -176,7 +176,7 @@ def test_an_environment_that_fails(run, where, kind, said):
 @pytest.mark.parametrize("kind", ["kill", "hang"])
 @pytest.mark.exhaustive
 def test_a_worker_that_failed_once(run, undisturbed, tmp_path, kind):
-    """Started again and put back by its journal: no number of the run changes."""
+    """A restarted worker is restored from its journal, so the results do not change."""
     marker = tmp_path / "happened"
     code, output = run(*RESTART, *fault(kind, marker=marker), "runner.worker_timeout_s=2")
     assert code == 0, output
@@ -193,7 +193,7 @@ def test_a_worker_that_failed_once(run, undisturbed, tmp_path, kind):
 
 @pytest.mark.exhaustive
 def test_an_environment_of_chance(run, tmp_path):
-    """Noticed where the run is continued; with permission new episodes begin there."""
+    """Resuming raises an error unless new episodes are allowed."""
     assert run(*fault("chance"), "algorithm.n_epochs=2")[0] == 0
     code, output = run(*fault("chance"), "algorithm.n_epochs=0")
     assert code == 1
@@ -217,7 +217,7 @@ def test_an_environment_of_chance(run, tmp_path):
     ),
 )
 def test_numbers_that_are_not_finite(run, tmp_path, kind, said):
-    """Named with environment, step and seed; or the episode is lost and counted."""
+    """The error names environment, step and seed; with `skip`, the episode is dropped."""
     marker = tmp_path / "happened"
     code, output = run(*fault(kind))
     assert code == 1
@@ -233,7 +233,7 @@ def test_numbers_that_are_not_finite(run, tmp_path, kind, said):
 
 @pytest.mark.parametrize("evaluated", everyday(1, [True, False]))
 def test_an_environment_that_is_never_finite(run, evaluated):
-    """Skipped for ever, nothing would be learned, and no evaluation would end."""
+    """The run fails if every step is skipped, in training and in evaluation."""
     skip = ("algorithm.on_non_finite=skip", f"evaluation.n_episodes={2 * evaluated}")
     code, output = run(*fault("nan_observation", at=1 + evaluated), *skip)
     assert code == 1
@@ -243,7 +243,7 @@ def test_an_environment_that_is_never_finite(run, evaluated):
 
 @pytest.mark.exhaustive
 def test_gradients_that_are_not_finite(run, tmp_path):
-    """Named with epoch, update and loss; or the step is left out and counted."""
+    """The error names epoch, update and loss; with `skip`, the step is skipped and counted."""
     code, output = run(prepare="nan_gradients")
     assert code == 1
     assert re.search(

@@ -1,7 +1,7 @@
 """Hostile configurations: no planted code is executed.
 
-Every command that reads a run directory meets every plant. The marker, a file that each plant would
-create, must not be there afterwards.
+Every command that reads a run directory is called with every plant. The marker, a file that each
+plant would create, must not exist afterwards.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["run", "trained"]
 
 
 class Plant(NamedTuple):
-    """A setting of a stranger."""
+    """Setting added to a stored configuration by an attacker."""
 
     place: str
-    """Where it is put."""
+    """Key of the changed setting."""
     value: Any
-    """What is put there."""
+    """New value of the setting."""
     target: str = "subprocess.getoutput"
-    """What must be named in the message."""
+    """Target that the message must name."""
     key: str = ""
-    """Where the message finds it; by default the target of the place."""
+    """Key in the message; by default the `_target_` below `place`."""
 
 
 def nested(outer: str, **inner: Any) -> dict[str, Any]:
-    """A node with others in its arguments."""
+    """Return a node with other nodes as arguments."""
     return {"_target_": outer, **inner}
 
 
@@ -119,13 +119,13 @@ DAMAGED = [
 
 
 EVERYDAY = ("load_policy", "run_rollout", "train resume")
-"""Commands that meet every plant; others read the directory as they do."""
+"""Commands that are called with every plant; the others read directories with the same code."""
 
 
 def meetings(plants: list[Plant]) -> list[Any]:
-    """Every plant with the commands of every day, and with one of the others in turn.
+    """Return each plant with all `EVERYDAY` commands and one other command.
 
-    `make test` has each plant once, and each command.
+    `make test` runs each plant and each command once.
     """
     others = [name for name in COMMANDS if name not in EVERYDAY]
     found = []
@@ -144,9 +144,9 @@ def meetings(plants: list[Plant]) -> list[Any]:
 
 
 def part_of(key: str) -> str | None:
-    """The part of `PARTS` to which a key belongs."""
+    """Return the entry of `PARTS` that contains a key."""
     key = f"{key}.".replace("[", ".")
-    for owner in ("overrides.default.", "policies.judge."):  # those of a module or policy
+    for owner in ("overrides.default.", "policies.judge."):  # overrides of a module or policy
         key = key.replace(owner, "")
     found = [part for part in PARTS if key.startswith(f"{part}.")]
     return max(found, key=len, default=None)
@@ -156,7 +156,7 @@ def part_of(key: str) -> str | None:
 def test_nothing_that_is_planted_is_called(
     run: Path, capfd: pytest.CaptureFixture[str], name: str, plant: Plant
 ) -> None:
-    """One message names key, target and the words that allow it; unused parts do not hinder."""
+    """One message names key, target and the required `trust`; unused sections are ignored."""
     change(run, plant.place, plant.value)
     command, text = COMMANDS[name], ""
     try:
@@ -188,7 +188,7 @@ def test_nothing_that_is_planted_is_called(
 def test_only_what_this_user_signed_is_trusted(
     run: Path, capfd: pytest.CaptureFixture[str], name: str, signature: str
 ) -> None:
-    """Neither another key counts, nor a signature of this user beside edited settings."""
+    """Signatures with another key, and signatures of edited settings, are rejected."""
     change(run, "model.policy", OWN, signature)
     command, text = COMMANDS[name], ""
     try:
@@ -207,7 +207,7 @@ def test_only_what_this_user_signed_is_trusted(
 def test_other_files_are_not_read(
     run: Path, capfd: pytest.CaptureFixture[str], name: str, plant: Plant
 ) -> None:
-    """A section is a mapping, and a key has no dots: options and overrides are of the user."""
+    """Stored sections must be mappings, and stored keys may not contain dots."""
     if plant.place == "dotted":
         rewrite(run, lambda text: text + "env.id: hostile:Env-v0\n")
     else:
@@ -240,7 +240,7 @@ HARMFUL = {
 
 @pytest.mark.parametrize("text", HARMFUL)
 def test_a_file_that_would_hang_or_crash(tmp_path: Path, text: str) -> None:
-    """The message names the file, and where it is wrong."""
+    """The error names the file and the location."""
     content, message = HARMFUL[text]
     content = content if isinstance(content, bytes) else content.encode()
     (tmp_path / "config.yaml").write_bytes(content)
@@ -249,7 +249,7 @@ def test_a_file_that_would_hang_or_crash(tmp_path: Path, text: str) -> None:
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    """Only a regular file is read."""
+    """Only regular files are read."""
     os.mkfifo(tmp_path / "config.yaml")
     with pytest.raises(RunDirectoryError, match="not a regular file"):
         read_settings(tmp_path)
@@ -260,7 +260,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_no_command_connects_to_a_cluster_of_a_stranger(
     name: str, key: str, run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A server at the address gets no connection, nor a folder of the user."""
+    """A server at the stored address receives no connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         address = f"127.0.0.1:{server.getsockname()[1]}"

@@ -23,14 +23,14 @@ PHASES = {
     "es, more steps": ["playing", "evaluation", "saving"],
     "bc": ["update", "evaluation", "writing"],
 }
-"""Phases in which a run is killed: all that there are, once for each kind of part that is saved."""
+"""Phases in which a run is killed; together they cover every phase and every kind of state."""
 
 
 @pytest.mark.parametrize("case", everyday(1, PHASES))
 def test_killed_runs_equal_undisturbed_ones(tmp_path, case):
-    """Killed in each phase, continued on dev and local in turn: equal to the last bit."""
+    """A run that is killed in each phase and resumed on dev and local is bit-for-bit identical."""
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    # Numbers of IMPALA are the same each time in one process only.
+    # IMPALA is only reproducible in one process.
     local = {"runner": "dev"} if "impala" in case else LOCAL
     assert run_in_child(settings(case, straight)) == 0
     given = settings(case, killed, resume="auto")

@@ -44,38 +44,38 @@ NO_EVALUATION = {"evaluation.n_episodes": 0}
 
 
 def parts_by_checkpoint(run_dir: Path) -> list[dict[str, int]]:
-    """The large pieces of each checkpoint of a run, the oldest first."""
+    """Return the large files of each checkpoint of a run, oldest first."""
     return [parts_of(path) for path in sorted((run_dir / "checkpoints").glob("epoch_*"))]
 
 
 @pytest.mark.parametrize("is_continued", [False, True])
 def test_parts_that_did_not_change_are_shared(tmp_path, monkeypatch, is_continued):
-    """They are the same files in both checkpoints, also in a run that is continued."""
+    """Consecutive checkpoints share unchanged files, also in a resumed run."""
     monkeypatch.setattr(replay_memory, "SEGMENT_NBYTES", 8 * 2 * (16 + 8 + 4 + 1))  # 8 rows
     epochs = {"algorithm.n_epochs": 3}
     start("sac, large buffer", tmp_path / "run", **(TWO_EPOCHS if is_continued else epochs))
     if is_continued:
         go_on(resume=tmp_path / "run", **epochs)
     found = parts_by_checkpoint(tmp_path / "run")
-    # 32 rows an epoch, and the newest observation in one more.
+    # 32 rows per epoch, and one row for the newest observation.
     assert [len(names) for names in found] == [5, 9, 13]
     for before, after in pairwise(found):
-        # Of the segment that was written on, and of the row before it.
+        # Changed: the segment that was appended to, and the row before it.
         assert len(set(before.values()) & set(after.values())) == len(before) - 2
 
 
 def test_kept_rollouts_are_files_that_checkpoints_share(tmp_path):
-    """IMPALA writes each once, however many checkpoints hold it; it goes when none does."""
+    """IMPALA writes each rollout once and deletes it with the last checkpoint that uses it."""
     more = {"algorithm.replay_size": 15, "checkpoint.keep_last": 2, "total_steps": 3 * EPOCH}
     start("impala, replay", tmp_path / "run", **more)
     found = parts_by_checkpoint(tmp_path / "run")
-    # Nine rollouts an epoch: the oldest nine of the fifteen are others.
+    # Nine rollouts per epoch replace the nine oldest of fifteen.
     assert [len(parts) for parts in found] == [15, 15]
     assert len(set(found[0].values()) & set(found[1].values())) == 6
 
 
 def test_without_checkpoints_no_buffer_is_written(tmp_path, capsys):
-    """`checkpoint.interval=0`: nothing of it is on disk; else its size is reported."""
+    """With `checkpoint.interval=0` no file contains the buffer; otherwise its size is reported."""
     start("sac", tmp_path / "run", **ONE_EPOCH)
     assert "checkpoints include the replay buffer (up to " in capsys.readouterr().err
     for case in ("sac", "sac, disk"):
@@ -89,14 +89,14 @@ def test_without_checkpoints_no_buffer_is_written(tmp_path, capsys):
 
 
 class ChanceEnv(SpacesEnv):
-    """Observations that no seed repeats."""
+    """Environment whose observations do not depend on the seed."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return super().reset()
 
 
 def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
-    """All samples that a buffer can give, by observation."""
+    """Return all samples that a buffer can draw, by observation."""
     batch = buffer.sample_batch(60 * len(buffer))
     columns = (batch.obs, batch.rewards, batch.discounts, batch.next_obs)
     found = {}
@@ -117,7 +117,7 @@ def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
     ids=["native", "chance"],
 )
 def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
-    """What was stored stays as it was: no sample over several steps reaches over the gap."""
+    """Stored samples do not change, and n-step samples do not span the gap between runs."""
     more = {
         "env": env,
         "algorithm.replay_buffer": {"_target_": "own_parts.KeptReplay"},
@@ -134,12 +134,12 @@ def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
     assert len(before) > 100
     assert len(after) == len(KeptReplay.made[-1]) >= 256 > len(before)
     assert {obs: after[obs] for obs in before} == before
-    # Episodes end terminal here: only what was the newest row is cut after one step.
+    # All episodes terminate; only the newest rows are truncated to one step.
     assert sum(discount > 0.985 for _, discount, _ in before.values()) == 2
 
 
 class RoundedEnv(SpacesEnv):
-    """Observes with an error of all environments of its class."""
+    """Environment that adds an error, shared by its class, to observations."""
 
     error = 0.0
 
@@ -149,7 +149,7 @@ class RoundedEnv(SpacesEnv):
 
 @pytest.mark.parametrize("case", everyday(1, ["ppo", "ppo, actors", "sac", "impala"]))
 def test_a_run_that_resumes_within_rounding_says_so(tmp_path, capsys, monkeypatch, case):
-    """In its summary, from there on; it keeps its episodes."""
+    """The summary says `exact: false` from then on, and the episodes continue."""
     more = {"env": {"_target_": "test_own_resume.RoundedEnv", "kwargs": {"length": 7}}}
     run = tmp_path / "run"
     start(case, run, **more, **NO_EVALUATION, **ONE_EPOCH)
@@ -169,7 +169,7 @@ def test_a_run_that_resumes_within_rounding_says_so(tmp_path, capsys, monkeypatc
 
 @pytest.mark.parametrize("case", ["ppo", "es"])
 def test_curricula_continue(tmp_path, case):
-    """Of environments that train and evaluate; ES begins each episode in the first stage."""
+    """Curricula resume in training and evaluation; ES starts each episode in the first stage."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     changes = {"env": {"_target_": "own_envs.Curriculum"}, "algorithm.lr": 1e-3}
     start(case, whole, **changes, **FOUR_EPOCHS)
@@ -179,7 +179,7 @@ def test_curricula_continue(tmp_path, case):
 
 
 def test_data_that_moved_changed_or_grew(tmp_path, capsys):
-    """BC continues with the episodes that it began with, wherever they are; others are refused."""
+    """BC resumes with its original episodes if the dataset moved or grew; other data fails."""
     start("bc", tmp_path / "whole")
     start("bc", tmp_path / "run", **TWO_EPOCHS)
     grown = shutil.copytree(tmp_path / "data", tmp_path / "moved")
@@ -196,11 +196,11 @@ def test_data_that_moved_changed_or_grew(tmp_path, capsys):
 
 EPOCH = 3 * 48
 ROOM = 2 * 3 * 16
-"""Steps that the two actors can make before the learner takes them: three rollouts each."""
+"""Maximum number of steps that two actors collect ahead of the learner: three rollouts each."""
 
 
 def assert_counted(history: list[dict[str, Any]]) -> None:
-    """In every row: what was made was learned from, dropped, or is on its way."""
+    """In every row, collected steps equal trained, dropped and in-flight steps."""
     assert [row["env_steps"] for row in history] == [EPOCH * (i + 1) for i in range(len(history))]
     for row in history:
         made, dropped = row["actors/steps_made"], row["actors/steps_dropped"]
@@ -209,19 +209,19 @@ def assert_counted(history: list[dict[str, Any]]) -> None:
 
 
 def in_flight_of(run_dir: Path) -> int:
-    """The steps that actors had made, and the learner had not got, when a run was saved."""
+    """Return the number of steps that actors had collected, but the learner had not received."""
     counts = final_state(run_dir)["actors"]["counts"]
     return int(counts["made"] - counts["trained"] - counts["dropped"])
 
 
 def diary_env(directory: Path) -> dict[str, Any]:
-    """Settings of environments that write what happens to them."""
+    """Return settings of environments that log their episodes to files."""
     directory.mkdir()
     return {"_target_": "own_parts.DiaryEnv", "kwargs": {"directory": str(directory)}}
 
 
 def beginnings(directory: Path) -> set[tuple[float, ...]]:
-    """The first observation of each environment that was reset."""
+    """Return the first observation of each environment."""
     texts = [text for path in directory.iterdir() if (text := path.read_text())]
     found = [tuple(json.loads(text.splitlines()[0])["obs"]) for text in texts]
     assert len(set(found)) == len(found)
@@ -231,7 +231,7 @@ def beginnings(directory: Path) -> set[tuple[float, ...]]:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_actors_begin_anew(tmp_path, capsys):
-    """What was in flight is reported and counted; no episode is one from before."""
+    """Steps in flight are reported and counted as dropped; all episodes are new."""
     more = {**FORK, **NO_EVALUATION}
     start("impala", tmp_path / "run", env=diary_env(tmp_path / "diaries"), **more, **TWO_EPOCHS)
     in_flight = in_flight_of(tmp_path / "run")
@@ -244,7 +244,7 @@ def test_actors_begin_anew(tmp_path, capsys):
     assert_counted(result.history)
     dropped = [row["actors/steps_dropped"] for row in result.history]
     assert dropped == [0, 0, in_flight, in_flight]
-    # By the word of the environments themselves.
+    # Counted by the environments themselves.
     happened = sum(count for count, _ in diaries(tmp_path / "diaries"))
     assert 0 <= happened - result.history[-1]["actors/steps_made"] <= 2 * ROOM  # of both runs
     assert [row.get("train/lost_episodes", 0) for row in result.history] == [0, 0, 4, 0]
@@ -259,7 +259,7 @@ def test_actors_begin_anew(tmp_path, capsys):
 
 
 def interrupted(case: str, run_dir: Path, changes: dict[str, Any], **how: Any) -> int:
-    """The steps of a run that got Ctrl-C, and ended as it should, with all its processes."""
+    """Return the steps of a run that was interrupted by Ctrl-C and exited cleanly."""
     given = settings(case, run_dir, **changes)
     if "env._target_" in given:
         del given["env"]
@@ -275,7 +275,7 @@ def interrupted(case: str, run_dir: Path, changes: dict[str, Any], **how: Any) -
 @pytest.mark.slow
 @pytest.mark.parametrize("place", everyday(1, [{}, LOCAL]), ids=["dev", "local"])
 def test_ctrl_c_in_a_gradient_step(tmp_path, place):
-    """The update finishes and is saved, and the run can continue."""
+    """The update is finished and saved, and the run resumes."""
     run_dir = tmp_path / "run"
     start("sac", tmp_path / "whole")
     assert 0 < interrupted("sac", run_dir, place, prepare="ctrl_c_in_a_gradient_step") < 256
@@ -285,7 +285,7 @@ def test_ctrl_c_in_a_gradient_step(tmp_path, place):
 
 
 class SlowEnv(SpacesEnv):
-    """Some quick steps; then each takes ten seconds, and a file says that it is under way."""
+    """Environment that slows down to ten seconds per step, and creates a file when that begins."""
 
     def __init__(self, quick: int, marker: str) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ class SlowEnv(SpacesEnv):
 @pytest.mark.parametrize("case", ["impala", "es"])
 @pytest.mark.exhaustive
 def test_ctrl_c_while_others_play(tmp_path, case):
-    """A rollout or episode takes two minutes: the run does not wait for it, and saves."""
+    """The run does not wait for a rollout or episode of two minutes, and saves a checkpoint."""
     run_dir, marker = tmp_path / "run", tmp_path / "slow"
     env = {"env._target_": "test_own_resume.SlowEnv", "env.kwargs.quick": 25}
     changes = {**FORK, **env, "env.kwargs.marker": marker, **NO_EVALUATION}

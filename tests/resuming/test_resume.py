@@ -36,31 +36,31 @@ start = partial(run_cases.start, "ppo")
 
 
 def make_cartpole() -> Any:
-    """A function without a name that a checkpoint may import."""
+    """Environment function that a checkpoint cannot import by name."""
     return gymnasium.make("CartPole-v1")
 
 
 def tracking(part: type) -> dict[str, Any]:
-    """Settings of a run with a writer of this module."""
+    """Return settings with a writer of this module."""
     return {"tracking": {**QUIET, "writers": [{"_target_": f"test_resume.{part.__name__}"}]}}
 
 
 class StoppingWriter(MetricsWriter):
-    """Ends the run before its first checkpoint, as a kill would."""
+    """Writer that ends the run before its first checkpoint, like a kill."""
 
     def write(self, row: Any) -> None:
         raise KeyboardInterrupt
 
 
 class RefusingWriter(MetricsWriter):
-    """Fails when it starts."""
+    """Writer that fails in `start`."""
 
     def start(self, run: Any) -> None:
         raise ValueError("no")
 
 
 class Forgetful(Callback):
-    """Has a state, and fails to restore it."""
+    """Callback that fails to restore its state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"x": 1}
@@ -70,7 +70,7 @@ class Forgetful(Callback):
 
 
 class DrawingWriter(MetricsWriter):
-    """A writer that draws from the global generators when it starts."""
+    """Writer that draws from the global random generators in `start`."""
 
     def start(self, run: Any) -> None:
         torch.rand(3)
@@ -78,7 +78,7 @@ class DrawingWriter(MetricsWriter):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four epochs in one go."""
+    """Return the directory of an uninterrupted run of four epochs."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     start(run_dir)
     return run_dir
@@ -86,7 +86,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, ended after two epochs."""
+    """Return the directory of the same run, ended after two epochs."""
     run_dir = tmp_path_factory.mktemp("half") / "run"
     start(run_dir, **TWO_EPOCHS)
     return run_dir
@@ -94,12 +94,12 @@ def two_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def half(two_epochs: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Return a copy of `two_epochs`."""
     return shutil.copytree(two_epochs, tmp_path / "run")
 
 
 def points(run_dir: Path) -> list[int]:
-    """The steps of the points of a curve in TensorBoard."""
+    """Return the steps of a curve in TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir))
@@ -118,7 +118,7 @@ def edit_settings(run_dir: Path, change: Callable[[Any], Any]) -> None:
 
 
 def test_a_finished_run_is_extended(half, whole):
-    """By its directory alone, a path or text; settings that may change are changed by name."""
+    """A run resumes by a path or its text, with changed limits."""
     assert train(resume=str(half)).summary.epochs == 2
     result = train(resume=half, **TO_THE_END)
     assert_equal_runs(half, whole)
@@ -131,7 +131,7 @@ def test_a_finished_run_is_extended(half, whole):
 
 @pytest.mark.parametrize("limit", [{"total_steps": 64}, ONE_EPOCH])
 def test_a_limit_below_what_is_done_changes_nothing(half, limit):
-    """The run and its settings stay as they are."""
+    """Resuming raises ConfigError and changes no file."""
     before = [(path, path.read_bytes()) for path in sorted(half.rglob("*")) if path.is_file()]
     with pytest.raises(ConfigError, match="the run has already completed"):
         train(resume=half, **limit)
@@ -139,7 +139,7 @@ def test_a_limit_below_what_is_done_changes_nothing(half, limit):
 
 
 def test_auto_starts_or_continues(tmp_path, whole):
-    """One command for both, as a cluster repeats it; also below a folder `checkpoints`."""
+    """`resume="auto"` starts a run and resumes it, also below a folder named `checkpoints`."""
     run_dir = tmp_path / "checkpoints" / "run"
     for epochs in (1, 3, 0, 0):
         start(run_dir, resume="auto", **{"algorithm.n_epochs": epochs})
@@ -148,7 +148,7 @@ def test_auto_starts_or_continues(tmp_path, whole):
 
 
 def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
-    """Continued without more to do, nothing but the summary changes."""
+    """Resuming a finished run changes only its summary."""
     run_dir = shutil.copytree(whole, tmp_path / "run")
     outcome = json.loads((run_dir / "summary.json").read_text())
     assert train(resume=run_dir).summary.epochs == 4
@@ -159,7 +159,7 @@ def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
 
 
 def test_killed_between_row_and_checkpoint(tmp_path, whole):
-    """A row whose epoch is repeated does not appear twice, in the table or in TensorBoard."""
+    """A repeated epoch appears once, in `metrics.csv` and in TensorBoard."""
     run_dir = tmp_path / "run"
     start(run_dir, **TENSORBOARD, **TWO_EPOCHS)
     shutil.rmtree(run_dir / "checkpoints" / "epoch_000002")
@@ -170,7 +170,7 @@ def test_killed_between_row_and_checkpoint(tmp_path, whole):
 
 
 def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
-    """Killed before its first checkpoint, a run continues from the one it had gone back to."""
+    """A run killed before its first new checkpoint resumes from the one it had started from."""
     checkpoints = half / "checkpoints"
     with pytest.raises(KeyboardInterrupt):
         train(resume=checkpoints / "epoch_000001", **tracking(StoppingWriter), **TO_THE_END)
@@ -180,7 +180,7 @@ def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
 
 
 def test_settings_are_compared_with_the_checkpoint_that_is_loaded(tmp_path, capsys):
-    """After a return to an earlier one, and where the files of the newest one are damaged."""
+    """After resuming an earlier checkpoint, and if the newest checkpoint is damaged."""
     run_dir = tmp_path / "run"
     start(run_dir, **ONE_EPOCH)
     train(resume=run_dir, **TWO_EPOCHS)
@@ -204,13 +204,13 @@ def test_settings_are_compared_with_the_checkpoint_that_is_loaded(tmp_path, caps
 
 
 def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, capsys):
-    """It says so; what the run had written is kept, and TensorBoard has no point twice."""
+    """A warning is printed, earlier results are kept, and TensorBoard has no duplicate points."""
     run_dir = tmp_path / "run"
     more = {**TENSORBOARD, "resume": "auto", "checkpoint.interval": 3}
     start(run_dir, **more, **TWO_EPOCHS)
     shutil.rmtree(run_dir / "checkpoints")
     rows, score = rows_of(run_dir), (run_dir / "best" / "score.json").read_bytes()
-    (run_dir / "rollouts").mkdir()  # Those of a policy of the earlier run.
+    (run_dir / "rollouts").mkdir()  # rollouts of a policy of the earlier run
     start(run_dir, **more)
     assert not (run_dir / "rollouts").exists()
     assert rows_of(run_dir) == rows_of(whole)
@@ -224,7 +224,7 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, capsys)
 
 @pytest.mark.parametrize("resume", [None, "auto", "run"])
 def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, capsys, resume):
-    """Begun again, with any setting changed; its files are set aside, with its settings."""
+    """The run restarts with changed settings, and its earlier files are moved to `before`."""
     run_dir = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         start(run_dir, **tracking(StoppingWriter))
@@ -244,13 +244,13 @@ def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, 
 
 
 def test_a_trial_is_continued(tmp_path):
-    """The settings of `fast_dev_run` match the run."""
+    """A run with `fast_dev_run` resumes with the same setting."""
     for _ in range(2):
         assert start(tmp_path / "run", resume="auto", **{"runner.fast_dev_run": True})
 
 
 def test_writers_may_draw_random_numbers(tmp_path, whole):
-    """They do not shift those of the run, neither at its start nor where it is continued."""
+    """Random draws of writers do not change the results, at the start or after resuming."""
     start(tmp_path / "run", **tracking(DrawingWriter), **TWO_EPOCHS)
     train(resume=tmp_path / "run", trust=["test_resume"], **TO_THE_END)
     states = [final_state(path)["generators"] for path in (tmp_path / "run", whole)]
@@ -258,7 +258,7 @@ def test_writers_may_draw_random_numbers(tmp_path, whole):
 
 
 def test_global_generators_continue(tmp_path):
-    """Dropout in a custom network draws from them."""
+    """Dropout in a custom network uses the restored global generators."""
     own = {"model.policy": {"_target_": "own_networks.OwnNet"}}
     start(tmp_path / "a", **own)
     start(tmp_path / "b", **own, **TWO_EPOCHS)
@@ -272,7 +272,7 @@ def test_global_generators_continue(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
-    """It is named, and the one before it is used; without one, nothing is done."""
+    """A warning names the damaged checkpoint, and the run resumes from the previous one."""
     state = half / "checkpoints" / "epoch_000002" / "state.pt"
     data = bytearray(state.read_bytes())
     data[len(data) // 2] ^= 1
@@ -291,7 +291,7 @@ def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
 
 
 def test_a_damaged_table_is_set_aside(half, whole, capsys):
-    """The checkpoint is whole, so the run continues; one warning tells where the old rows are."""
+    """The run resumes from the checkpoint; one warning names the file with the old rows."""
     table = half / "metrics.csv"
     damaged = table.read_bytes().replace(b"0", b"\xff", 1)
     table.write_bytes(damaged)
@@ -305,7 +305,7 @@ def test_a_damaged_table_is_set_aside(half, whole, capsys):
 
 
 def test_the_best_policy_is_that_of_the_run_that_is_continued(half, whole):
-    """What a lost branch wrote as the best is replaced."""
+    """A best policy written by an abandoned branch is replaced."""
     before = json.loads((half / "best" / "score.json").read_text())
     (half / "best" / "policy.pt").unlink()
     (half / "best" / "score.json").write_text('{"score": 999.0, "epoch": 3}')
@@ -316,7 +316,7 @@ def test_the_best_policy_is_that_of_the_run_that_is_continued(half, whole):
 
 
 def test_what_a_killed_process_left_is_removed(half):
-    """Files that it had not finished; those of living processes stay."""
+    """Temporary files of dead processes are removed; those of living processes stay."""
     dead = [half / ".metrics.csv.999999999.tmp", half / "best" / ".policy.pt.999999999.tmp"]
     living = half / f".mine.{os.getpid()}.tmp"
     for path in (*dead, living):
@@ -367,14 +367,14 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_refused_resume_changes_nothing(half, case):
-    """Every file stays as it was, also where the failure comes late."""
+    """No file changes if resuming fails, even if it fails late."""
     prepare, changes = REFUSALS[case]
     changes = {"tracking": {**QUIET, "tensorboard": True, "plot": True}, **changes}
     resume = half / changes.pop("resume", "")
     if resume.name == "with_callback":
         start(resume, callbacks=changes.pop("callbacks"), **TWO_EPOCHS)
     prepare(half)
-    # Policies that an abandoned branch has written.
+    # A policy written by an abandoned branch.
     (half / "best" / "score.json").write_text('{"score": 999.0, "epoch": 3}')
     before = file_contents(half)
     with pytest.raises((ValueError, ConfigError, RunDirectoryError)):
@@ -383,7 +383,7 @@ def test_a_refused_resume_changes_nothing(half, case):
 
 
 def test_a_configuration_that_was_edited(half, capsys):
-    """The checkpoint knows the settings so far; what differs and may do so is reported."""
+    """Changed settings are reported; ConfigError is raised if a setting may not change."""
     edit_settings(half, lambda node: node.update(total_steps=192))
     train(resume=half, **TO_THE_END)
     place = f"checkpoint {half}/checkpoints/epoch_000002"
@@ -410,7 +410,7 @@ def test_a_checkpoint_of_another_run_is_refused(half, tmp_path):
 
 
 def test_two_processes_do_not_share_a_directory(half):
-    """The second one is refused as long as the first one runs."""
+    """A second process raises an error while the first one runs."""
     with exclusive(half), pytest.raises(RunDirectoryError, match=r"another process \(pid \d+"):
         train(resume=half)
     train(resume=half)
@@ -418,7 +418,7 @@ def test_two_processes_do_not_share_a_directory(half):
 
 @pytest.mark.parametrize("resume", [None, "auto"])
 def test_a_start_that_was_overtaken_touches_nothing(tmp_path, whole, resume):
-    """While it builds its environments, another run of the same directory begins and ends."""
+    """Another process starts and finishes the run while this one builds its environments."""
 
     def make() -> Any:
         if not (tmp_path / "run").exists():
@@ -432,7 +432,7 @@ def test_a_start_that_was_overtaken_touches_nothing(tmp_path, whole, resume):
 
 @pytest.mark.parametrize("resume", [None, "auto"])
 def test_a_run_without_its_configuration_is_not_removed(half, resume):
-    """A new run in its directory would overwrite what is left of it."""
+    """A new run in the directory would overwrite the remaining files."""
     (half / "config.yaml").unlink()
     text = "contains checkpoints, best, metrics.csv of a run whose config.yaml is missing"
     with pytest.raises(ConfigError, match=text):
@@ -441,7 +441,7 @@ def test_a_run_without_its_configuration_is_not_removed(half, resume):
 
 
 def test_a_checkpoint_is_a_policy(half):
-    """Its directory and its name give the same weights; a rollout plays it as well."""
+    """Path and name of a checkpoint give the same weights and the same rollouts."""
     found = load_policy(half / "checkpoints" / "epoch_000002").model.state_dict()
     wanted = load_policy(f"{half}@epoch_000002").model.state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
@@ -461,7 +461,7 @@ IMPALA = "maze_train.algorithms.impala.config.ImpalaAlgorithmConfig"
     ],
 )
 def test_a_checkpoint_with_the_settings_of_another_run_is_refused(half, key, value, told):
-    """Its content says what does not fit."""
+    """The error names the component that does not match."""
     change(half, key, value)
     with pytest.raises(RunDirectoryError, match=rf"epoch_000002 does not fit this run: .*{told}"):
         train(resume=half)
@@ -469,7 +469,7 @@ def test_a_checkpoint_with_the_settings_of_another_run_is_refused(half, key, val
 
 @pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), AttributeError("x")])
 def test_an_error_of_user_code_is_not_called_a_misfit(error):
-    """It passes as it is, with its traceback."""
+    """Exceptions of user code propagate unchanged."""
 
     def load_state_dict(state):
         raise error
@@ -480,7 +480,7 @@ def test_an_error_of_user_code_is_not_called_a_misfit(error):
 
 
 def test_a_run_of_an_older_version_is_refused(half):
-    """By one message, which says with which version it can be continued; all stays as it was."""
+    """The error names the version that can resume the run, and no file changes."""
     for path in half.glob("checkpoints/*/MANIFEST.json"):
         content = json.loads(path.read_text())
         path.write_bytes(seal(content | {"schema": 1, "versions": {"maze_train": "0.0.9"}}))
