@@ -21,7 +21,7 @@ from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConf
 
 
 class OwnLosses(PPOLearner):
-    """Another loss with a gradient by hand, and a method that keeps the gradients right."""
+    """Learner with custom losses and a matching analytic policy gradient."""
 
     analytic_gradients: ClassVar = {"value_clip_range": 0.0}
 
@@ -39,7 +39,7 @@ ALGORITHMS = {**LEARNERS, "own": (OwnLosses, PPOAlgorithmConfig, {"batch_size": 
 ACTIONS = {"discrete": spaces.Discrete(3), "box": spaces.Box(-1.0, 1.0, (2,))}
 PARTS = spaces.Dict({"x": BOX, "gear": spaces.Discrete(3)})
 NARROW = {"Box": {"name": "diagonal_gaussian", "log_std_min": -0.1, "log_std_max": 0.1}}
-"""Limits of the deviation, some of which perturbed parameters have passed."""
+"""Bounds of log_std that some perturbed parameters exceed."""
 TOLERANCES = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-11},
     torch.float32: {"rtol": 1e-5, "atol": 1e-6},
@@ -48,7 +48,7 @@ TOLERANCES = {
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    """The same random numbers for each test, and single precision after it."""
+    """Seed the random numbers of each test and restore the default dtype afterwards."""
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
@@ -57,7 +57,7 @@ def _as_before():
 def make_learner(
     algorithm="ppo", actions="discrete", ordinary=False, model=None, space=BOX, **settings
 ):
-    """A learner; an ordinary one has its own method, which does what the parent's does."""
+    """Return a learner; `ordinary` overrides `outputs`, which disables analytic gradients."""
     learner_class, config_class, defaults = ALGORITHMS[algorithm]
     if ordinary:
 
@@ -72,15 +72,15 @@ def make_learner(
 
 
 def by_hand(learner):
-    """The modules whose gradients an update computes by hand."""
+    """Return the ids of the modules whose gradients an update computes analytically."""
     learner.loss_strategy.begin()
     return {key for key in learner.modules if not learner.loss_strategy.uses_autograd(key)}
 
 
 def compare(dtype, algorithm, actions, space=BOX, model=None, masks=None, **settings):
-    """One update by hand, and one by autograd: the same weights and statistics.
+    """Assert that analytic and autograd updates give the same weights and statistics.
 
-    Returns the modules whose gradients were computed by hand in each of them.
+    Returns the ids of the modules with analytic gradients in each of the two updates.
     """
     model = {"normalization": ObservationNormalizationConfig(mode="running"), **(model or {})}
     rollout = make_rollout(space, ACTIONS[actions])
@@ -90,7 +90,7 @@ def compare(dtype, algorithm, actions, space=BOX, model=None, masks=None, **sett
         last = torch.ones(len(rollout.final_positions), 3)
         rollout = replace(rollout, final_obs={**rollout.final_obs, "action_mask": last})
     rollout = replace(rollout, log_probs=-1.0 - torch.rand(T, B), obs=obs)
-    torch.set_default_dtype(dtype)  # what encoders make of integers
+    torch.set_default_dtype(dtype)  # encoders convert integers to the default dtype
     ends, rows, used = [], [], []
     for ordinary in (False, True):
         learner = make_learner(algorithm, actions, ordinary, model, space, **settings)
@@ -107,7 +107,7 @@ def compare(dtype, algorithm, actions, space=BOX, model=None, masks=None, **sett
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
-    """Weights and statistics after one update, with normalised observations."""
+    """Weights and statistics match autograd after one update with normalized observations."""
     assert compare(dtype, algorithm, actions) == [{"default"}, set()]
 
 
@@ -127,23 +127,23 @@ def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
     ids=str,
 )
 def test_other_networks_and_settings(changes):
-    """Shared layers, Dict observations, a critic that burns in."""
+    """Shared trunks, Dict observations, burn-in and other settings match autograd."""
     assert compare(torch.float64, "ppo", "box", **changes) == [{"default"}, set()]
 
 
 def test_a_learning_rate_that_follows_the_divergence():
-    """It changes in the same way, by minibatches whose gradients are made by hand."""
+    """An adaptive learning rate changes as with autograd."""
     lr = {"adaptive_kl": 0.05, "start": 0.01}
     assert compare(torch.float64, "ppo", "box", lr=lr) == [{"default"}, set()]
 
 
 def own_loss(learner, module_id, batch, statistics):
-    """The loss of the algorithm, as a function of a user."""
+    """Return the loss of the algorithm from a user-defined function."""
     return learner.compute_loss_for_module(module_id, batch, statistics)
 
 
 class OwnFamily(Categorical):
-    """A family of a user."""
+    """User-defined distribution."""
 
 
 MODELS = {
@@ -163,13 +163,13 @@ OWN_METHODS = (
 
 @pytest.mark.parametrize("name", MODELS)
 def test_other_networks_are_left_to_autograd(name):
-    """Whatever the gradients are not derived for."""
+    """Networks without analytic gradients use autograd."""
     learner = make_learner(model=MODELS[name])
     assert by_hand(learner) == set()
 
 
 def test_other_families_and_settings_are_left_to_autograd():
-    """Deviations that depend on the state, clipped values, sums."""
+    """State-dependent std, value clipping, sum reduction and custom losses use autograd."""
     family = {"Box": {"name": "diagonal_gaussian", "state_dependent_std": True}}
     for other in (
         make_learner("ppo", "box", model={"distributions": family}),
@@ -180,14 +180,14 @@ def test_other_families_and_settings_are_left_to_autograd():
     ):
         assert by_hand(other) == set()
     learner = make_learner("ppo")
-    with torch.autograd.set_detect_anomaly(True):  # else it would see nothing
+    with torch.autograd.set_detect_anomaly(True):  # anomaly detection requires autograd
         assert by_hand(learner) == set()
     assert by_hand(learner) == {"default"}
 
 
 @pytest.mark.parametrize("part", ["policy", "policy.net", "policy.net.encoder", "critic.layers"])
 def test_hooked_modules_are_left_to_autograd(part):
-    """Gradients by hand pass their calls by; that the layers are looked at, test_changed_layers."""
+    """Modules with forward hooks use autograd, because analytic gradients do not call hooks."""
     learner = make_learner()
     hook = learner.modules["default"].get_submodule(part).register_forward_hook(lambda *_: None)
     assert by_hand(learner) == set()
@@ -198,7 +198,7 @@ def test_hooked_modules_are_left_to_autograd(part):
 @pytest.mark.parametrize("method", OWN_METHODS)
 @sweep("algorithm", ALGORITHMS)
 def test_a_method_of_ones_own_turns_it_off(algorithm, method):
-    """Of a subclass, or set on the learner itself."""
+    """A method overridden in a subclass or on the instance disables analytic gradients."""
     learner = make_learner(algorithm)
     assert by_hand(learner) == {"default"}
     original = getattr(learner, method)
@@ -208,7 +208,7 @@ def test_a_method_of_ones_own_turns_it_off(algorithm, method):
     own = {method: lambda self, *args: original(*args)}
     learner.__class__ = type("Own", (type(learner),), own)
     assert by_hand(learner) == set()
-    if method.startswith("policy_loss"):  # without the other one of the pair
+    if method.startswith("policy_loss"):  # a loss and its gradient must be overridden together
         type(learner).analytic_gradients = {}
         assert by_hand(learner) == set()
 

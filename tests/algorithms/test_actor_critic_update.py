@@ -53,7 +53,7 @@ RMSPROP_TF = {"_target_": "maze_train.RMSpropTF", "alpha": 0.75, "eps": 0.125, "
 @sweep("shared", [False, True])
 @sweep("ignoring", [False, True])
 def test_update_equals_the_reference(algorithm, name, ignoring, shared):
-    """The weights are those that the papers give, in every space, with any ending."""
+    """Weights match the papers in every space, with all kinds of episode ends."""
     problem = make_problem(name, ignoring, shared_trunk=shared)
     row, ratios = compare(algorithm, problem, updates=1 if algorithm == "ppo" else 2)
     assert len(ratios) == N - 4 * ignoring
@@ -114,7 +114,7 @@ IMPALA = [
     ids=str,
 )
 def test_every_setting_counts(algorithm, settings):
-    """Each coefficient, bound, threshold and optimizer has the effect of its definition."""
+    """Coefficients, bounds, thresholds and optimizers match the reference."""
     updates = 1 if algorithm == "ppo" else 2
     row, _ = compare(algorithm, make_problem("gaussian"), updates=updates, **settings)
     assert not any(math.isnan(value) for value in row.values())
@@ -124,9 +124,9 @@ def test_every_setting_counts(algorithm, settings):
 @pytest.mark.parametrize("support", [None, [-3, 3]])
 @pytest.mark.parametrize("transform", [None, TRANSFORM])
 def test_transformed_and_categorical_critics(algorithm, transform, support):
-    """Values are decoded before targets are made, which are encoded before the loss.
+    """Values are decoded to compute targets, and targets are encoded for the loss.
 
-    Clipping is on the scale of the targets.
+    Value clipping uses the scale of the targets.
     """
     problem = make_problem(value_transform=transform, value_support=support)
     critic = Critic(0.01 if transform else None, tuple(support) if support else None)
@@ -138,7 +138,7 @@ def test_transformed_and_categorical_critics(algorithm, transform, support):
 @pytest.mark.parametrize("role", ["policy", "trunk"])
 @pytest.mark.parametrize("net", ["OwnNet", "OwnTemplate"])
 def test_own_networks_get_the_same_update(net, role):
-    """A network of a user has the gradients of its own forward pass."""
+    """User-defined networks get the gradients of their forward pass."""
     settings = {role: {"_target_": f"update_problems.{net}"}, "shared_trunk": role == "trunk"}
     row, _ = compare("ppo", make_problem("gaussian", **settings))
     assert row["train/clip_fraction"] > 0.0
@@ -146,7 +146,7 @@ def test_own_networks_get_the_same_update(net, role):
 
 @EVERY
 def test_illegal_actions_have_no_part(algorithm):
-    """With masks, log-probabilities and entropies match the legal actions."""
+    """Masked log-probabilities and entropies only cover legal actions."""
     space = spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)})
     model, rollout = (make(space, spaces.Discrete(3)) for make in (make_model, make_rollout))
     masks = normal(T + 1, B, 3) > 0
@@ -164,7 +164,7 @@ def test_illegal_actions_have_no_part(algorithm):
 
 @EVERY
 def test_schedules_are_read_before_the_update(algorithm):
-    """Learning rate, entropy weight and clip range follow progress, updates and steps."""
+    """Learning rate, entropy coefficient and clip range follow progress, updates and steps."""
     settings = {
         "lr": Schedule(start=2 * LR[algorithm], end=0.0),
         "entropy_coef": Schedule(points=[[0, 0.5], [10, 0.0]], by="updates"),
@@ -191,12 +191,11 @@ def test_schedules_are_read_before_the_update(algorithm):
     ids=str,
 )
 def test_burn_in_trains_the_critic_alone(algorithm, settings, shared, left_out):
-    """In the first epochs the policy stays bit for bit and the critic learns; then both do.
+    """During burn-in only the critic learns, and the policy stays bit-for-bit identical.
 
-    A queue may drop the first update after them.
-
-    Neither weight decay nor moments move the policy, which starts as if nothing had been before.
-    The critic keeps its moments.
+    Afterwards both learn, also if a queue drops the first update after burn-in. Weight decay and
+    moments do not move the frozen policy, and its optimizer state starts empty. The critic keeps
+    its moments.
     """
     model, rollout, action_space = make_problem("gaussian", shared_trunk=shared)
     reference, before = copy.deepcopy(model), snapshot(model)
@@ -217,7 +216,7 @@ def test_burn_in_trains_the_critic_alone(algorithm, settings, shared, left_out):
 
 
 class Chancy(nn.Module):
-    """A critic that is another one in training."""
+    """Critic with dropout."""
 
     def __init__(self, observation_space, output_size):
         super().__init__()
@@ -229,7 +228,7 @@ class Chancy(nn.Module):
 
 
 def test_new_advantages_are_those_of_evaluation():
-    """Also between minibatches, in which modules are trained."""
+    """Advantages are recomputed in evaluation mode, also between minibatches in training mode."""
     model, rollout, _ = make_problem("gaussian", critic={TARGET: InlineObject(Chancy)})
     learner = make_learner("ppo", model, recompute_advantages=True)
     prepared = learner.preprocess("default", rollout, Statistics())
@@ -243,9 +242,9 @@ def test_new_advantages_are_those_of_evaluation():
 
 
 def memory_problem(name, cell, ignoring, algorithm):
-    """A recurrent policy, which A2C and PPO know before each row.
+    """Return a recurrent policy, its rollout and its action space.
 
-    What the actors of IMPALA remembered after the first row is garbage.
+    The hidden states after the first row are random for IMPALA, which ignores them.
     """
     model = make_model(*PROBLEMS[name], rnn=RecurrentConfig(cell=cell, size=5))
     rollout = make_rollout(*PROBLEMS[name])
@@ -267,9 +266,9 @@ def memory_problem(name, cell, ignoring, algorithm):
 @sweep("ignoring", [False, True])
 @sweep("length", [0, 1, 3])
 def test_updates_of_a_policy_with_a_memory(algorithm, name, cell, ignoring, length):
-    """Values, ratios and gradients; these flow back within sequences, and not over episodes.
+    """Values, ratios and gradients match; gradients flow within sequences, not across episodes.
 
-    PPO shuffles sequences; IMPALA unrolls its networks from the first row on.
+    PPO shuffles sequences; IMPALA unrolls its networks from the first row.
     """
     more = {"batch_size": 6, "recompute_advantages": True} if algorithm == "ppo" else {}
     problem = memory_problem(name, cell, ignoring, algorithm)
@@ -278,14 +277,14 @@ def test_updates_of_a_policy_with_a_memory(algorithm, name, cell, ignoring, leng
 
 
 def test_minibatches_of_sequences_by_count():
-    """9 sequences of 2 steps in 4 minibatches are 3, 2, 2 and 2."""
+    """9 sequences of 2 steps are split into 4 minibatches of 3, 2, 2 and 2 sequences."""
     problem = memory_problem("discrete", "gru", False, "ppo")
     row, _ = compare("ppo", problem, sequence_length=2, n_minibatches=4)
     assert row["train/gradient_steps"] == 8
 
 
 def test_what_the_actor_remembered_first_counts():
-    """The first row is no beginning: another memory there gives another update."""
+    """The update of IMPALA depends on the hidden state of the first row."""
     moved = []
     for scale in (1.0, -1.0):
         model, rollout, _ = memory_problem("discrete", "lstm", False, "impala")
@@ -304,9 +303,9 @@ def test_what_the_actor_remembered_first_counts():
 )
 @sweep("variant", ["plain", "ignoring", "replayed"])
 def test_statistics_of_observations(algorithm, memory, variant):
-    """The update uses those from before; afterwards each transition has entered them once.
+    """An update uses the previous statistics, then adds each transition once.
 
-    Those that IMPALA has learned from before are in them already.
+    IMPALA does not add replayed transitions again.
     """
     running = ObservationNormalizationConfig(mode="running", clip=1.5)
     model = make_model(*PROBLEMS["discrete"], normalization=running, rnn=memory)
@@ -334,7 +333,7 @@ def test_statistics_of_observations(algorithm, memory, variant):
 @EVERY
 @sweep("mode", ["none", "running"])
 def test_a_rollout_without_transitions(algorithm, mode):
-    """Nothing is learned from it, nothing enters a statistic, and nothing fails."""
+    """An update without transitions changes no weights and no statistics and raises no error."""
     settings = {"normalization": ObservationNormalizationConfig(mode=mode)}
     model, rollout, _ = make_problem(**settings)
     before = copy.deepcopy(model.state_dict())

@@ -20,18 +20,18 @@ BUFFER = "maze_train.UniformReplayBuffer"
 
 
 class OwnPriorities(PrioritizedReplayBuffer):
-    """A buffer of a user with the weights of the package."""
+    """User-defined subclass of the prioritized replay buffer."""
 
 
 def load(algorithm: str, **settings: Any) -> Any:
-    """The settings of an algorithm on CartPole, some of them given."""
+    """Return the settings of an algorithm on CartPole, with some values given."""
     own = {f"algorithm.{key}": value for key, value in settings.items()}
     if algorithm == "bc":
         own["runner.dataset"] = "anywhere"
     return load_config({"env": "CartPole-v1", "algorithm": algorithm, **own}).algorithm
 
 
-# Algorithm, key, value, what is expected instead, and other settings.
+# Algorithm, key, value, expected message, and other settings.
 REFUSED: list[tuple[Any, ...]] = [
     ("es", "n_rollouts_per_update", 7, "an even number"),
     ("es", "n_rollouts_per_update", 2.5, "expected an int"),
@@ -103,11 +103,11 @@ REFUSED: list[tuple[Any, ...]] = [
     ("dqn", "num_critics", 2, "unknown"),
 ]
 RANGE = re.compile(r"\b[Ii]n [\[(](\S+), (\S+?)[\])]|(>=?) (-?[\d.]+)")
-"""How the text of a setting names its range."""
+"""Range in the documentation of a setting."""
 
 
 def beyond(text: str) -> list[float]:
-    """Numbers outside the range that a text names."""
+    """Return values outside the range in a documentation text."""
     if (found := RANGE.search(text)) is None:
         return []
     low, high, sign, bound = found.groups()
@@ -119,7 +119,7 @@ def beyond(text: str) -> list[float]:
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "td3", "dqn", "bc", "es"])
 def test_ranges_are_those_of_the_documentation(algorithm: str) -> None:
-    """Numbers beyond the ends that the text of a setting names are refused."""
+    """Values outside the documented range of a setting raise ConfigError."""
     tried = 0
     for key, text in field_docs(type(load(algorithm))).items():
         for value in beyond(text):
@@ -135,7 +135,7 @@ def test_ranges_are_those_of_the_documentation(algorithm: str) -> None:
 def test_what_is_refused(
     algorithm: str, key: str, value: Any, expected: str, others: dict[str, Any]
 ) -> None:
-    """By its key, its value, and what is expected instead."""
+    """The error contains the key, the value and what is expected."""
     with pytest.raises(ConfigError, match=rf"algorithm\.{key} = .*{expected}") as caught:
         load(algorithm, **{key: value, **others})
     assert f"{key} = {value!r}: " in str(caught.value)
@@ -153,7 +153,7 @@ def test_what_is_refused(
 def test_schedules_that_patience_ends_are_refused(
     algorithm: str, key: str, value: Any, known: Any
 ) -> None:
-    """By the share of the run, which only another limit tells; a configuration can be read."""
+    """A schedule over the fraction of the run raises an error at the start, not when loading."""
     place = {"runner.dataset": "there"} if algorithm == "bc" else {"env": "CartPole-v1"}
     limits = {"algorithm.n_epochs": 0, "algorithm.patience": 2, "total_steps": 0}
     node = {**place, "algorithm": algorithm, **limits}
@@ -168,7 +168,7 @@ def test_schedules_that_patience_ends_are_refused(
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "bc", "sac", "td3", "dqn"])
 def test_the_example_of_overrides_holds_everywhere(algorithm: str) -> None:
-    """As the documentation of the setting has it."""
+    """The documented example of `overrides` is valid for every algorithm."""
     example = re.search(r"`(\{.*\})`", field_docs(GradientSettings)["overrides"])
     assert example is not None
     own = yaml.safe_load(example[1])
@@ -176,7 +176,7 @@ def test_the_example_of_overrides_holds_everywhere(algorithm: str) -> None:
 
 
 def test_what_is_made_from_other_settings_is_refused() -> None:
-    """In the arguments of optimizers and replay buffers, with the setting that counts."""
+    """Optimizer and buffer arguments that belong to another setting raise an error naming it."""
     node = {"_target_": "maze_train.Adam", "lr": 0.5}
     for algorithm in ("es", "sac", "ppo", "bc"):
         with pytest.raises(ConfigError, match=r"optimizer\.lr = 0\.5: set algorithm\.lr instead"):
@@ -192,7 +192,7 @@ def test_what_is_made_from_other_settings_is_refused() -> None:
 
 
 def test_both_ends_of_ranges_are_accepted() -> None:
-    """Settings that nearly are out of range."""
+    """Values at the bounds of their ranges are accepted."""
     load("es", n_rollouts_per_update=2, l2_penalty=0, noise_table_size=2, device="auto")
     free = load("impala", vtrace_clip_rho_threshold=None, vtrace_clip_pg_rho_threshold=None)
     assert free.vtrace_clip_rho_threshold is free.vtrace_clip_pg_rho_threshold is None
@@ -204,7 +204,7 @@ def test_both_ends_of_ranges_are_accepted() -> None:
 
 @pytest.mark.parametrize(("algorithm", "expected"), [("es", 64), ("ppo", 8), ("a2c", 8)])
 def test_default_concurrency(algorithm: str, expected: int) -> None:
-    """As many as suit the algorithm, unless they are set."""
+    """The default depends on the algorithm; explicit values replace it."""
     node = {"env": "CartPole-v1", "algorithm": algorithm}
     assert load_config(node).runner.concurrency == expected
     assert load_config({**node, "runner.concurrency": 0}).runner.concurrency == expected
@@ -220,7 +220,7 @@ def test_default_concurrency(algorithm: str, expected: int) -> None:
 def test_multiples_of_a_batch(
     batch: int, size: int, factor: float, replayed: int, waiting: int
 ) -> None:
-    """Rollouts that are learned from again, none if none are kept, and those that may wait."""
+    """The replayed rollouts (0 without replay) and the queue size are multiples of a batch."""
     config = ImpalaAlgorithmConfig(
         num_actors=4,
         actors_batch_size=batch,

@@ -25,7 +25,7 @@ FAMILIES = ("diagonal_gaussian", "squashed_gaussian", "beta")
 
 
 def drawn(space, n=6, **families):
-    """A distribution, parameters [n, P] in float64, and the agent's actions of drawn ones."""
+    """Return a distribution, float64 parameters [n, P] and actions sampled from it."""
     distribution = distribution_for(space, families)
     generator = torch.Generator().manual_seed(3)
     params = torch.randn(n, distribution.param_size, generator=generator, dtype=torch.float64)
@@ -34,9 +34,9 @@ def drawn(space, n=6, **families):
 
 
 def slow_likelihood(space, params, actions, weights):
-    """Minus the log-probability of each action, summed over samples and, by weight, over choices.
+    """Return the negative log-likelihood summed over samples, with a weight per choice.
 
-    A diagonal Gaussian has the deviations behind the means.
+    The parameters of a diagonal Gaussian are its means, then its log stds.
     """
     if isinstance(space, spaces.Box):
         mean, log_std = params.chunk(2, 1)
@@ -56,9 +56,9 @@ def slow_likelihood(space, params, actions, weights):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_likelihood(weighted):
-    """Cross-entropies summed over choices and bits, that of a Gaussian, and sums over parts.
+    """Cross-entropies of choices and bits and the Gaussian NLL are summed over components.
 
-    Every choice has its own weight.
+    Every choice has a different weight.
     """
     distribution, params, actions = drawn(HYBRID, n=40)
     weights, total, own = {}, 0.0, iter(distribution.split(params))
@@ -72,7 +72,7 @@ def test_likelihood(weighted):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mean_squared_error_of_scaled_actions(family):
-    """Mode and recorded action, both in [-1, 1] over the bounds, mean over dimensions."""
+    """Mode and recorded action are scaled to [-1, 1], and the mean is over dimensions."""
     distribution, params, actions = drawn(ARM, Box=family)
     low, high = torch.tensor([-2.0, 0.0]).double(), torch.tensor([2.0, 5.0]).double()
 
@@ -91,7 +91,7 @@ def test_mean_squared_error_of_scaled_actions(family):
 
 
 def test_hybrid_actions_sum_over_their_parts():
-    """The loss of a Dict is the sum of the losses of its leaves, also with mixed kinds of loss."""
+    """The loss of a Dict is the sum of the losses of its leaves, also for different losses."""
     distribution, params, actions = drawn(HYBRID)
     total = sum(
         BCLoss(part, box_loss="mse")(own, actions[key])
@@ -103,15 +103,15 @@ def test_hybrid_actions_sum_over_their_parts():
 
 
 def gradient_of(loss, params, actions):
-    """The gradient of a loss with respect to the parameters of the distribution."""
+    """Return the gradient of a loss with respect to the distribution parameters."""
     leaf = params.clone().requires_grad_()
     return torch.autograd.grad(loss(leaf, actions), leaf)[0]
 
 
 def test_balanced_weights_give_every_choice_the_same_say():
-    """Weights are total / (K n), those of what was never chosen 0; a Box has none.
+    """Weights are total / (K n), and 0 for choices that never occur; a Box has no weights.
 
-    Choices made at once are balanced among themselves, bits as well: the mean over the data is 1.
+    MultiDiscrete components and bits are balanced separately: the mean weight over the data is 1.
     """
     distribution = distribution_for(HYBRID, {})
     actions = {
@@ -133,7 +133,7 @@ def test_balanced_weights_give_every_choice_the_same_say():
 
 
 def test_choices_whose_probability_rounds_to_0_count():
-    """With weights as without: such mistakes are the largest ones."""
+    """Choices whose probability rounds to 0 get their full loss and gradient, also with weights."""
     distribution = distribution_for(GRIP)
     params = torch.tensor([[0.0, 0.0, 110.0, 0.0]])
     actions = torch.tensor([0])
@@ -143,7 +143,7 @@ def test_choices_whose_probability_rounds_to_0_count():
 
 
 def test_illegal_choices_take_no_part():
-    """Among what a mask leaves, the loss is the cross-entropy of the legal choices alone."""
+    """With a mask, the loss is the cross-entropy over the legal choices."""
     distribution, params, _ = drawn(GRIP)
     actions = torch.tensor([0, 2, 2, 0, 0, 2])
     masked = params.clone()
@@ -158,7 +158,7 @@ def test_illegal_choices_take_no_part():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mode_beyond_the_bounds_is_pulled_back(family):
-    """The error grows with the distance, although the environment would clip the action."""
+    """The squared error of a mode outside the bounds is not clipped and has a gradient."""
     distribution = distribution_for(ARM, {"Box": family})
     params = torch.zeros(1, distribution.param_size)
     params[0, :2] = 9.0
@@ -171,7 +171,7 @@ def test_a_mode_beyond_the_bounds_is_pulled_back(family):
 
 
 def test_no_entropy_bonus_for_what_nothing_opposes():
-    """With squared errors the deviation of a Box would grow for ever: its entropy is left out."""
+    """With squared errors no loss limits the std of a Box, so its entropy is excluded."""
     distribution, params, actions = drawn(HYBRID)
     loss = BCLoss(distribution, box_loss="mse", entropy_coef=0.5)
     discrete = [
@@ -190,7 +190,7 @@ def test_no_entropy_bonus_for_what_nothing_opposes():
 @pytest.mark.parametrize("box_loss", ["nll", "mse"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded_actions_at_and_beyond_the_bounds(family, box_loss):
-    """Actions on the bounds, and rounding errors beyond them, have a finite loss and gradient."""
+    """Actions on the bounds or slightly outside have a finite loss and gradient."""
     distribution = distribution_for(ARM, {"Box": family})
     recorded = torch.tensor([[-2.0, 0.0], [2.0, 5.0], [2.1, -0.1], [0.0, 2.5]])
     actions = distribution.from_env(recorded)
@@ -202,7 +202,7 @@ def test_recorded_actions_at_and_beyond_the_bounds(family, box_loss):
 
 
 def test_wrong_settings():
-    """Unknown losses, negative coefficients and weights that do not fit are refused."""
+    """Unknown losses, negative coefficients and weights of a wrong shape raise errors."""
     distribution = distribution_for(GRIP, {})
     with pytest.raises(ConfigError, match="box_loss"):
         BCLoss(distribution, box_loss="huber")

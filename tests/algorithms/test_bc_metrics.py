@@ -1,4 +1,4 @@
-"""Metrics of imitation match values computed by hand."""
+"""Metrics of imitation learning match expected values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from maze_train.distributions.mapping import distribution_for
 
 
 def measured(space, params, actions, **families):
-    """Values by tag."""
+    """Return metric values by tag."""
     metrics = ImitationMetrics(distribution_for(space, families), space)
     return {event.tag: float(value) for event, value in metrics(params, actions)}
 
@@ -28,10 +28,10 @@ def measured(space, params, actions, **families):
     ids=str,
 )
 def test_places_among_the_choices(space):
-    """Shares of first places, and mean places, of which equal choices have one each.
+    """Accuracy and mean rank match a reference; ties are ranked by index.
 
-    With more than 10 choices the first 5 count, with more than 20 the first 10 too: what has few
-    alternatives would always be among them.
+    Top-5 accuracy covers actions with more than 10 choices, top-10 accuracy actions with more than
+    20 choices.
     """
     sizes = [int(n) for n in getattr(space, "nvec", [getattr(space, "n", 0)])]
     generator = torch.Generator().manual_seed(0)
@@ -59,7 +59,7 @@ def test_places_among_the_choices(space):
 
 
 def test_bits():
-    """Share of the bits that are more likely set as recorded."""
+    """The accuracy is the fraction of bits whose more likely value is the recorded one."""
     params = torch.tensor([[1.0, -1.0, 1.0]])
     found = measured(spaces.MultiBinary(3), params, torch.tensor([[1, 1, 1]]).float())
     assert found == {"train/multi_binary_accuracy": pytest.approx(2 / 3)}
@@ -67,7 +67,7 @@ def test_bits():
 
 @pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian"])
 def test_deviation_in_units_of_the_environment(family):
-    """Actions are compared as the environment gets them."""
+    """The deviation is in units of the environment."""
     space = spaces.Box(-4.0, 4.0, (2,), np.float32)
     distribution = distribution_for(space, {"Box": family})
     params = torch.zeros(1, distribution.param_size)
@@ -77,7 +77,7 @@ def test_deviation_in_units_of_the_environment(family):
 
 
 def test_parts_and_their_mean():
-    """Several parts have their own tags next to the mean over those that an event applies to."""
+    """Several components have separate tags, and the plain tag has their mean."""
     space = spaces.Dict(
         OrderedDict(a=spaces.Discrete(2), b=spaces.Discrete(2), arm=spaces.Box(-1.0, 1.0, (1,)))
     )

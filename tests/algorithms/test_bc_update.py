@@ -24,7 +24,7 @@ UPDATES = 5
 
 
 class OwnNet(nn.Module):
-    """A network of a user, without gradients by hand."""
+    """User-defined network without analytic gradients."""
 
     def __init__(self, observation_space, output_size):
         super().__init__()
@@ -37,13 +37,13 @@ class OwnNet(nn.Module):
 
 
 def make_model(action_space, **settings):
-    """A small policy in float64."""
+    """Return a small policy in float64."""
     config = ModelConfig(**{"hidden_sizes": [4, 3], **settings})
     return build_policy(config, BOX, action_space, seed=1).double()
 
 
 def batches(model, n=7):
-    """Minibatches with actions that the policy could take."""
+    """Yield minibatches with sampled actions."""
     generator = torch.Generator().manual_seed(5)
     distribution = model.distribution
     for _ in range(UPDATES):
@@ -55,7 +55,7 @@ def batches(model, n=7):
 
 
 def slow_losses(model, config, loss):
-    """What a plain loop does: loss, backward, clip, Adam."""
+    """Return the losses of a plain loop: loss, backward, clipping, Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, eps=1e-8)
     losses = []
     for batch in batches(model):
@@ -89,7 +89,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_updates_equal_a_plain_loop(name):
-    """Weights after some updates, and the losses on the way."""
+    """Losses and final weights match a plain training loop."""
     space, changes, model_settings = SETTINGS[name]
     config = BCAlgorithmConfig(**{"lr": 0.05, **changes})
     model = make_model(space, **model_settings)

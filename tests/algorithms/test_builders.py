@@ -23,20 +23,20 @@ ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}
 
 
 def make(**settings: Any) -> Any:
-    """A runner of a small configuration on CartPole."""
+    """Return a runner of a small configuration on CartPole."""
     small = {"model.hidden_sizes": [4], "seed": 1}
     return make_runner(load_config({"env": "CartPole-v1", **small, **settings}))
 
 
 def prepared_model(runner: Any) -> Any:
-    """Model, learner and source of experience; returns the model."""
+    """Build model, learner and source of experience; return the model."""
     model = runner.builder.build_model()
     runner.builder.prepare(model)
     return model
 
 
 def test_a_model_is_built_without_effects() -> None:
-    """Again and again, with the same weights; nothing else is there yet."""
+    """Every call returns the same weights, and no learner is created."""
     with make(algorithm="sac") as made:
         one, two = (made.builder.build_model().state_dict() for _ in range(2))
         assert all((one[key] == two[key]).all() for key in one)
@@ -44,20 +44,20 @@ def test_a_model_is_built_without_effects() -> None:
 
 
 class NotABuilder(A2CAlgorithmConfig):
-    """Names something else than a builder."""
+    """Settings whose builder class is not an AlgorithmBuilder."""
 
     name: ClassVar[str] = "odd"
     builder_class: ClassVar[str] = "maze_train.A2C"
 
 
 class WithoutLearner(A2CAlgorithmConfig):
-    """Names a learner that does not exist."""
+    """Settings whose learner class does not exist."""
 
     learner_class: ClassVar[str] = "maze_train.A2CLerner"
 
 
 def test_what_is_no_builder_or_learner_is_refused() -> None:
-    """By name, with what is expected."""
+    """Errors name the setting and what is expected."""
     missing = r"algorithm\.learner_class = 'maze_train\.A2CLerner': .* did you mean A2CLearner"
     with pytest.raises(ConfigError, match=missing):
         prepared_model(make(algorithm={"_target_": "test_builders.WithoutLearner"}))
@@ -68,7 +68,7 @@ def test_what_is_no_builder_or_learner_is_refused() -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_settings_of_evaluations_reach_them(deterministic: bool) -> None:
-    """Evaluations during training and the test after it choose actions in the same way."""
+    """Evaluations during training and the final test use `evaluation.deterministic`."""
     settings = {"evaluation.deterministic": deterministic, "evaluation.final_episodes": 2}
     with make(algorithm="ppo", **settings) as made:
         prepared_model(made)
@@ -100,7 +100,7 @@ def test_settings_of_evaluations_reach_them(deterministic: bool) -> None:
     ids=str,
 )
 def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
-    """Settings that are refused when their parts are built, before there is a run directory."""
+    """Invalid settings raise ConfigError before the run directory is created."""
     with pytest.raises(ConfigError, match=message), make(**settings) as made:
         prepared_model(made)
 
@@ -136,7 +136,7 @@ def test_normalizers_are_found_in_submodules(
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool) -> None:
-    """That of a Gaussian counts only where actions are sampled; it is in the policy anyway."""
+    """The std of a Gaussian is trained only if actions are sampled; it is always a parameter."""
     with make(**ES, env="Pendulum-v1", **{"algorithm.deterministic": deterministic}) as made:
         model = made.builder.build_model()
         assert model.policy.free_params.requires_grad is not deterministic
@@ -156,7 +156,7 @@ def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool
 def test_only_checkpoints_need_the_actions_of_episodes(
     settings: dict[str, Any], is_kept: bool
 ) -> None:
-    """Evaluation environments and runs without checkpoints do not store them."""
+    """Only training environments of runs with checkpoints store actions."""
     given = {"algorithm": "a2c", "runner.concurrency": 1, "algorithm.n_rollout_steps": 4}
     with make(**given, **settings) as made:
         for training in (True, False):

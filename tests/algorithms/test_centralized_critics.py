@@ -35,7 +35,7 @@ SPACES = AgentSpaces({"a": BOX, "b": BOX}, dict.fromkeys("ab", spaces.Discrete(2
 
 
 class Sum(nn.Module):
-    """own + 10 a + 100 b + 1000 (1 if a acts, 2 if b does) + 10000 (1 for b)."""
+    """Critic: own + 10 a + 100 b + 1000 (1 if a acts, 2 if b acts) + 10000 (1 for agent b)."""
 
     def __init__(self, observation_space: spaces.Dict, output_size: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Sum(nn.Module):
 
 
 def joint_model(**settings: Any) -> Any:
-    """The policy of both agents, with a centralised critic."""
+    """Return the shared policy of both agents with a centralised critic."""
     config = ModelConfig(centralized_critic=True, **settings)
     return build_joint_model(build_actor_critic, config, SPACES, {}, 0)
 
@@ -60,7 +60,7 @@ def joint_model(**settings: Any) -> Any:
     "settings", [{"critic_hidden_sizes": [7]}, {"critic": {TARGET: InlineObject(Sum)}}]
 )
 def test_a_critic_has_layers_of_its_own_beside_a_memory(settings: dict[str, Any]) -> None:
-    """The memory and its trunk match the policy."""
+    """With a recurrent policy, the centralised critic has separate layers."""
     joint = joint_model(rnn=RecurrentConfig(size=5), hidden_sizes=[4], **settings)
     model = joint.by_policy["default"]
     sizes = {len(value) for value in model.critic.parameters()}
@@ -79,7 +79,7 @@ PARTS = {
 
 
 def test_a_template_critic_has_one_branch_for_equal_leaves_of_agents() -> None:
-    """Vectors and choices are joined, images and leaves with other spaces are not."""
+    """Vectors and choices of agents share a branch; images and leaves of other spaces do not."""
     others = {**PARTS, "number": spaces.Box(0, 9, (), np.uint8)}
     observed = {agent: spaces.Dict(others if agent == "d" else PARTS) for agent in "abcd"}
     several = AgentSpaces(observed, dict.fromkeys("abcd", spaces.Discrete(2)))
@@ -97,7 +97,7 @@ def test_a_template_critic_has_one_branch_for_equal_leaves_of_agents() -> None:
         assert [x for key, x in found.items() if key.endswith(name)] == [size]
     assert sorted(x for key, x in found.items() if key.endswith("number")) == [1, 3]
     assert "agents/d/number" in found
-    # A change of any leaf of any agent changes the value.
+    # Changing any leaf of any agent changes the value.
     space = spaces.Dict(
         flat_space_of(flat_space(several.observation_space), "a", is_centralized=True)
     )
@@ -110,12 +110,12 @@ def test_a_template_critic_has_one_branch_for_equal_leaves_of_agents() -> None:
 
 
 def column(*numbers: Any) -> torch.Tensor:
-    """Rows of one environment, float64."""
+    """Return rows of one environment in float64."""
     return torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)
 
 
 def game() -> Rollout:
-    """Agents a and b act in turn, twice; then both are cut off."""
+    """Return a rollout in which a and b act in turn, twice, and are then truncated."""
     flags = torch.tensor([[1, 0], [0, 1], [1, 0], [0, 1], [1, 0]], dtype=torch.int8)
     rewards = [[1.0, 10.0], [2.0, 20.0], [4.0, 30.0], [8.0, 40.0]]
     none = torch.zeros(5, 1, 2, dtype=torch.int8)
@@ -144,12 +144,12 @@ def game() -> Rollout:
 
 
 def test_advantages_by_hand() -> None:
-    """With gamma = lambda = 0.5, values as `Sum` says it, and rewards from turn to turn.
+    """Advantages for gamma = lambda = 0.5, values of `Sum`, and rewards summed between turns.
 
-    a: values 1011, 1233 and 1655 of the end, rewards 3 and 12; so 12 + 827.5 - 1233 = -393.5 and
+    a: values 1011, 1233 and final value 1655, rewards 3 and 12; so 12 + 827.5 - 1233 = -393.5 and
     3 + 616.5 - 1011 - 0.25 * 393.5. b: values 12212, 12434 and 12656, rewards 60 and 40; so 40 +
-    6328 - 12434 = -6066 and 60 + 6217 - 12212 - 0.25 * 6066. Where a was cut off, it is a that
-    would have acted, where b was, b.
+    6328 - 12434 = -6066 and 60 + 6217 - 12212 - 0.25 * 6066. The final value of a truncated agent
+    assumes that this agent acts next.
     """
     model = joint_model(critic={"_target_": InlineObject(Sum)})
     splitter = TurnSplitter(model.members, model.state_sizes, centralized=model.centralized)
@@ -166,7 +166,7 @@ def test_advantages_by_hand() -> None:
 
 @pytest.mark.parametrize("is_centralized", everyday(1, [True, False]))
 def test_advantages_without_variance(tmp_path: Path, is_centralized: bool) -> None:
-    """The reward is what the other agent sees: nothing is left to chance if the critic sees it."""
+    """Rewards depend on the other agent's observation; a critic that sees it predicts them."""
     more = {
         "env": {"_target_": "agent_envs.Peek"},
         "total_steps": 2_560,
@@ -184,7 +184,7 @@ def test_advantages_without_variance(tmp_path: Path, is_centralized: bool) -> No
 
 
 def test_statistics_of_all_agents() -> None:
-    """The critic normalises what all observe, the policy what it reads; both take the same rows."""
+    """The critic normalizes all observations, the policy its inputs, over the same rows."""
     model = joint_model(normalization=ObservationNormalizationConfig(mode="running"))
     own = model.by_policy["default"]
     splitter = TurnSplitter(model.members, model.state_sizes, centralized=model.centralized)

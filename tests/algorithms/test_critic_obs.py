@@ -41,14 +41,14 @@ SIMULATOR = spaces.Dict({"mass": BOX, "ground": spaces.Dict({"rough": BOX, "kind
 SEEN = spaces.Dict({"camera": BOX, "gear": spaces.Discrete(3), "known": SIMULATOR})
 HAND = spaces.Box(-1.0, 1.0, (2,), np.float64)
 ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict"}}
-"""Observations `place` and `speed`."""
+"""Environment with the observations `place` and `speed`."""
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala"])
 @pytest.mark.parametrize("memory", [False, True])
 def test_an_update_is_that_of_the_reference(algorithm: str, memory: bool) -> None:
-    """A critic with layers of its own reads all, beside a policy with a memory or without."""
+    """Updates match the reference if the critic reads more than the policy, also with an RNN."""
     settings: dict[str, Any] = {"rnn": RecurrentConfig(cell="gru", size=4)} if memory else {}
     space = spaces.Dict({"camera": BOX, "mass": BOX})
     model = make_model(space, HAND, critic_obs=["mass"], normalization=RUNNING, **settings)
@@ -77,7 +77,7 @@ def test_an_update_is_that_of_the_reference(algorithm: str, memory: bool) -> Non
     ],
 )
 def test_the_policy_does_without_them(named: list[str], hidden: list[str]) -> None:
-    """Parameters of actions neither change with them nor need them; values do both."""
+    """The policy ignores the critic's keys and does not need them; the values depend on them."""
     config = ModelConfig(hidden_sizes=[8], critic_obs=named, normalization=RUNNING)
     model = build_actor_critic(config, SEEN, HAND, seed=1)
     assert sorted(model.critic_keys) == hidden
@@ -98,7 +98,7 @@ def test_the_policy_does_without_them(named: list[str], hidden: list[str]) -> No
 
 
 class Joined(nn.Module):
-    """Reads whatever it is given."""
+    """Network that concatenates all its inputs."""
 
     def __init__(self, observation_space: spaces.Dict, output_size: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Joined(nn.Module):
 
 
 def test_networks_of_a_user_get_what_is_theirs() -> None:
-    """Space and observations without what the other one reads alone."""
+    """Custom networks get only the spaces and observations of their role."""
     space = spaces.Dict({"camera": BOX, "mass": BOX})
     own: dict[str, Any] = {TARGET: InlineObject(Joined)}
     config = ModelConfig(policy=own, critic=own, critic_obs=["mass"])
@@ -122,13 +122,13 @@ def test_networks_of_a_user_get_what_is_theirs() -> None:
 
 
 def build_space() -> Any:
-    """The flat space of the observations."""
+    """Return the flat observation space."""
     ground = {"known/ground/kind": BOX, "known/ground/rough": BOX, "known/mass": BOX}
     return spaces.Dict({"camera": BOX, "gear": spaces.Discrete(3), **ground})
 
 
 def test_each_agent_has_its_own() -> None:
-    """Keys match the observations of the agent."""
+    """`critic_obs` names keys of each agent's observation."""
     several = AgentSpaces({"a": SEEN, "b": SEEN}, dict.fromkeys("ab", spaces.Discrete(2)))
     config = ModelConfig(hidden_sizes=[8], critic_obs=["known"])
     joint: Any = build_joint_model(build_actor_critic, config, several, {}, 0)
@@ -149,7 +149,7 @@ def test_each_agent_has_its_own() -> None:
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
 def test_a_run(tmp_path: Path, algorithm: str) -> None:
-    """Its policy acts without what its critic read; values and unknown keys need the rest."""
+    """The policy acts without the critic's keys; other missing keys raise an error."""
     short_run(tmp_path / "run", algorithm, **{"env": ENV, "model.critic_obs": ["speed"]})
     policy = load_policy(tmp_path / "run")
     full = policy.observation_space.sample()
@@ -174,7 +174,7 @@ def test_a_run(tmp_path: Path, algorithm: str) -> None:
     ],
 )
 def test_keys_that_are_refused(space: Any, named: list[str], told: str) -> None:
-    """By their name, with those that exist."""
+    """The error contains the setting and the available keys."""
     with pytest.raises(ConfigError, match=rf"^model\.critic_obs = .*{told}"):
         build_actor_critic(ModelConfig(critic_obs=named), space, HAND, seed=0)
 
@@ -187,6 +187,6 @@ def test_keys_that_are_refused(space: Any, named: list[str], told: str) -> None:
     ],
 )
 def test_other_settings_that_are_refused(settings: dict[str, Any], told: str) -> None:
-    """A critic with its own inputs has its own layers."""
+    """`critic_obs` does not support a shared trunk or a centralised critic."""
     with pytest.raises(ConfigError, match=told):
         ModelConfig(critic_obs=["speed"], **settings)

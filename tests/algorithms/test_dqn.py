@@ -30,14 +30,14 @@ SETTINGS: dict[str, Any] = {"lr": 0.02, "max_grad_norm": 0.0, "target_update_int
 
 
 def make_model(observation_space, dueling=False, num_quantiles=0):
-    """A small model whose target differs from the network."""
+    """Return a small model whose target differs from the Q-network."""
     config = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
     model = build_dqn(config, observation_space, CHOICE, 1, dueling, num_quantiles)
     return perturbed(model.double(), size=0.5)
 
 
 def make_batch(observation_space, seed, weights):
-    """Transitions of up to three steps, of which the first ended where no action is legal."""
+    """Return n-step transitions; sample 0 ends in a state without legal actions."""
     generator = torch.Generator().manual_seed(seed)
     obs, next_obs = (random_obs(flat_space(observation_space), (N,), generator) for _ in range(2))
     if observation_space is MASKED:
@@ -58,7 +58,7 @@ def make_batch(observation_space, seed, weights):
 
 
 def slow_returns(net, obs, size):
-    """The value, or the quantiles, of each action in one observation, as numbers with a graph."""
+    """Return the value or the quantiles of each action as scalars with a graph."""
     if not isinstance(net, DuelingNet):
         outputs = [*net(obs)[0]]
         return [outputs[a * size : (a + 1) * size] for a in range(ACTIONS)]
@@ -71,12 +71,12 @@ def slow_returns(net, obs, size):
 
 
 def slow_huber(error):
-    """Half the square, or the Huber loss beyond."""
+    """Return the Huber loss with threshold 1."""
     return error**2 / 2 if abs(float(error.detach())) <= 1.0 else abs(error) - 0.5
 
 
 class SlowDQN:
-    """Algorithm 1 of the paper, sample by sample, with a plain optimizer."""
+    """Algorithm 1 of the paper, computed sample by sample with a plain optimizer."""
 
     def __init__(self, model, config):
         self.config, self.t = config, 0
@@ -86,7 +86,7 @@ class SlowDQN:
 
     @torch.no_grad()
     def targets(self, batch, next_obs, legal, i):
-        """The value that sample i is to have, or its quantiles."""
+        """Return the target value of sample i, or its target quantiles."""
         size = self.config.num_quantiles or 1
         reward, discount = float(batch.rewards[i]), float(batch.discounts[i])
         if not legal:
@@ -97,7 +97,7 @@ class SlowDQN:
         return [reward + discount * float(value) for value in frozen[best]]
 
     def loss(self, found, targets):
-        """Loss of one sample, of a value or of its quantiles."""
+        """Return the loss of one sample for its value or quantiles."""
         size = self.config.num_quantiles
         if not size:
             error = found[0] - targets[0]
@@ -110,7 +110,7 @@ class SlowDQN:
         return loss
 
     def step(self, batch):
-        """One gradient step; returns all that a learner reports of it, by tag, and the errors."""
+        """Apply one gradient step; return the statistics by tag, and the TD errors."""
         loss, errors, values = 0.0, [], []
         for i in range(N):
             obs, next_obs = (dict_of(row_of(part, i)) for part in (batch.obs, batch.next_obs))
@@ -140,7 +140,7 @@ class SlowDQN:
 
 
 def dict_of(obs):
-    """Observations as a mapping, a lone one under the key ""."""
+    """Return observations as a mapping; a single tensor gets the key ""."""
     return dict(obs) if isinstance(obs, dict) else {"": obs}
 
 
@@ -163,7 +163,7 @@ def dict_of(obs):
     ],
 )
 def test_updates_are_those_of_the_papers(space, settings, weights):
-    """Statistics, errors, and every parameter and target after each of five gradient steps."""
+    """Statistics, TD errors, parameters and targets match after each of five gradient steps."""
     config = DQNAlgorithmConfig(**{**SETTINGS, **settings})
     model = make_model(space, config.dueling, config.num_quantiles)
     reference, learner = SlowDQN(model, config), DQNLearner(model, config)
@@ -180,11 +180,11 @@ def test_updates_are_those_of_the_papers(space, settings, weights):
         for ours, theirs in pairs:
             for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
                 torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-8, atol=1e-9)
-    assert largest > 1.0  # beyond the square of the Huber loss
+    assert largest > 1.0  # reaches the linear range of the Huber loss
 
 
 def test_batches_are_moved_to_the_device_of_the_learner():
-    """Other learners get theirs as arrays, custom buffers may be anywhere."""
+    """Batches are moved to the learner's device, wherever a custom buffer stores them."""
     learner = DQNLearner(make_model(MASKED), DQNAlgorithmConfig(**SETTINGS), device="meta")
     batch = learner.preprocess("default", make_batch(MASKED, 0, weights=True), Statistics())
     leaves = [*batch.obs.values(), *batch.next_obs.values(), batch.rewards, batch.weights]
@@ -192,7 +192,7 @@ def test_batches_are_moved_to_the_device_of_the_learner():
 
 
 def test_targets_of_a_policy_that_learns_again_do_not():
-    """An optimizer with a weight decay would move them."""
+    """Unfreezing a module does not add its target network to the optimizer."""
     learner = DQNLearner(make_model(MASKED), DQNAlgorithmConfig(**SETTINGS))
     learner.add_module("again", make_model(MASKED), frozen=True)
     learner.freeze_module("again", frozen=False)
@@ -201,12 +201,12 @@ def test_targets_of_a_policy_that_learns_again_do_not():
 
 
 def tripled(learner, module_id, batch, statistics):
-    """Three times the loss, as a function of a user."""
+    """Return three times the loss from a user-defined function."""
     return 3.0 * learner.compute_loss_for_module(module_id, batch, statistics)
 
 
 class Tripled(DQNLearner):
-    """Another loss, whose gradient autograd has to find."""
+    """Learner with a custom loss that requires autograd."""
 
     factor = 3.0
 
@@ -215,11 +215,11 @@ class Tripled(DQNLearner):
 
 
 class Named(DQNLearner):
-    """Another class with the same loss."""
+    """Subclass with the same loss."""
 
 
 class Ordinary(Tripled):
-    """The same loss, by autograd."""
+    """Learner that computes the original loss with autograd."""
 
     factor = 1.0
 
@@ -227,7 +227,7 @@ class Ordinary(Tripled):
 @pytest.mark.parametrize("loss", ["huber", "squared"])
 @pytest.mark.parametrize(("space", "weights"), [(BOX, False), (PARTS, True)])
 def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
-    """Networks of linear layers have them; its own subclass gets those loss."""
+    """Analytic gradients of linear layers match autograd, also in a subclass without a new loss."""
     norms = {}
     for learner_class in (DQNLearner, Named, Ordinary, Tripled):
         model = make_model(space).float()
@@ -255,7 +255,7 @@ def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("space", [BOX, MASKED], ids=["all legal", "masked"])
 def test_actions_are_epsilon_greedy(space, epsilon):
-    """Random ones are uniform over legal actions; the mode is the best of them, always."""
+    """Exploratory actions are uniform over legal actions; the mode is always the greedy action."""
     model = make_model(space).float()
     model.epsilon.fill_(epsilon)
     obs = make_batch(space, 0, False).obs
@@ -295,7 +295,7 @@ def test_epsilon_follows_its_schedule(tmp_path):
 
 
 def test_saved_policies_act_greedily(tmp_path):
-    """Unless samples are asked for: these explore as in training."""
+    """Sampled actions explore with epsilon, as in training."""
     env = {"id": "CartPole-v1"}
     train(env, "dqn", run_dir=tmp_path / "run", **SMALL, **{"algorithm.epsilon": 0.8})
     policy, obs = load_policy(tmp_path / "run"), np.full((200, 4), 0.1, np.float32)
@@ -308,7 +308,7 @@ def test_saved_policies_act_greedily(tmp_path):
 
 
 def test_both_streams_begin_at_the_convolutions():
-    """With a dense layer each."""
+    """Each dueling stream starts with a dense layer on the convolutional features."""
     screens = spaces.Box(0, 255, (4, 36, 36), np.uint8)
     net: Any = build_dqn(ModelConfig(), screens, CHOICE, 0, dueling=True).policy
     sizes = [[*layer.weight.shape] for s in (net.value, net.advantages) for layer in s.layers]

@@ -1,4 +1,4 @@
-"""The trainer of evolution strategies: pairs used in an update, and counters."""
+"""Trainer of evolution strategies: pairs used in an update, and counters."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ CAPACITY = 6
 
 @pytest.fixture(autouse=True)
 def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers return after each step, however fast the machine is."""
+    """Make workers return after each step on any machine."""
     monkeypatch.setattr("maze_train.collect.player.LONGEST_S", 0.0)
 
 
 class ScriptedRollouts(ESDistributedRollouts):
-    """Episodes that are written down; all those that may begin are played at once.
+    """Scripted episodes; all members up to the limit are played at once.
 
     Args:
         model: The policy.
-        length: Steps of a member of an iteration.
-        lost: Whether its episode is lost.
+        length: Episode length by iteration and member.
+        lost: Whether an episode is lost, by iteration and member.
     """
 
     worker_restarts = steps_made = ended = 0  # type: ignore[assignment]
@@ -68,18 +68,18 @@ class ScriptedRollouts(ESDistributedRollouts):
         self.length, self.lost = length, lost
         self.begun: list[tuple[int, float]] = []
         self.limits: list[int] = []
-        # In the place of queue, pool and weights of workers, of which there are none.
+        # Replaces queue, pool and weights, because there are no workers.
         absent: Any = Mock(capacity=CAPACITY)
         self._queue = self._pool = self._writer = self._weights = absent
         self._round = 0
 
     def generate_rollouts(self, iteration: int, noise_stddev: float, *args: Any) -> Any:
-        """The pairs of an iteration."""
+        """Return the pairs of an iteration."""
         self.begun.append((iteration, noise_stddev))
         return super().generate_rollouts(iteration, noise_stddev, *args)
 
     def _play(self, round_: int, numbers: Any, task_of: Any, limit_of: Any, *args: Any) -> Any:
-        """Play all members up to a limit."""
+        """Yield the episodes of all members up to a limit."""
         iteration, played = self.begun[-1][0], list[PlayedEpisode]()
         try:
             for number in numbers:
@@ -93,7 +93,7 @@ class ScriptedRollouts(ESDistributedRollouts):
             self.ended += 1
 
     def result(self, iteration: int, member: int) -> PlayedEpisode:
-        """What a member does; its observations are as many ones as it makes steps."""
+        """Return the episode of a member; all its observations are 1."""
         length = self.length(iteration, member)
         return PlayedEpisode(
             number=member,
@@ -111,7 +111,7 @@ class ScriptedRollouts(ESDistributedRollouts):
 
 
 class NotedLearner(ESLearner):
-    """Notes the pairs of each update."""
+    """Learner that records the pairs of each update."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -129,7 +129,7 @@ def scripted(
     services: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[tuple[ESTrainer, ScriptedRollouts, NotedLearner]]:
-    """A trainer with episodes that are written down."""
+    """Yield a trainer with scripted episodes, its rollouts and its learner."""
     config = ESAlgorithmConfig(**{"n_rollouts_per_update": 6, **settings})
     normalization = ObservationNormalizationConfig(mode="running")
     model = build_policy(
@@ -147,7 +147,7 @@ def scripted(
 
 
 def update(trainer: Any, progress: Progress | None = None) -> tuple[int, dict[str, float]]:
-    """One update: its environment steps and its metrics."""
+    """Run one update; return its environment steps and metrics."""
     statistics = Statistics()
     return trainer.update_once(progress or Progress(), statistics), statistics.reduce()
 
@@ -169,7 +169,7 @@ LOSSES: dict[str, Any] = {
 
 
 def shortest_prefix(length: Any, lost: Any, iteration: int, episodes: int, steps: int) -> list[int]:
-    """The first pairs of which no episode is lost, as many as bring enough."""
+    """Return the first pairs without lost episodes that have enough episodes and steps."""
     used: list[int] = []
     pair = 0
     while 2 * len(used) < episodes or total(length, iteration, used) < steps:
@@ -180,7 +180,7 @@ def shortest_prefix(length: Any, lost: Any, iteration: int, episodes: int, steps
 
 
 def total(length: Any, iteration: int, pairs: list[int]) -> int:
-    """Steps of pairs."""
+    """Return the number of steps of the pairs."""
     return sum(length(iteration, 2 * k) + length(iteration, 2 * k + 1) for k in pairs)
 
 
@@ -192,7 +192,7 @@ def total(length: Any, iteration: int, pairs: list[int]) -> int:
 def test_the_shortest_prefix_that_is_enough(
     episodes: int, steps: int, length: str, lost: str
 ) -> None:
-    """Of pairs without lost episodes, in order; further ones have no part in any number."""
+    """An update uses pairs without lost episodes in order; later pairs affect no metric."""
     settings = {"n_rollouts_per_update": episodes, "n_timesteps_per_update": steps}
     rules = (LENGTHS[length], LOSSES[lost])
     with scripted(*rules, **settings) as (trainer, rollouts, learner):
@@ -215,16 +215,17 @@ def test_the_shortest_prefix_that_is_enough(
             assert metrics.get("train/lost_episodes", 0.0) == len(gone)
             counts.append(num_steps)
             assert metrics["population/steps_dropped"] == rollouts.steps_made - sum(counts) >= 0
-            # Nothing of others was observed.
+            # Observations of other pairs are not counted.
             assert float(trainer.model.normalizer.count) == sum(counts)  # type: ignore[union-attr]
         assert [iteration for iteration, _ in rollouts.begun] == [0, 1, 2]
         assert rollouts.ended == 3
 
 
 def test_the_next_iteration_begins_as_many_pairs_as_the_last_one_took() -> None:
-    """Lost ones included; further ones come as many at a time as can play at once.
+    """The next iteration starts as many pairs as the last one needed, including lost pairs.
 
-    Without a need for steps they are as many as an update learns from, and nothing is dropped.
+    Further pairs start in groups of the capacity. Without a minimum number of steps, exactly the
+    pairs of an update start, and none are dropped.
     """
     with scripted(LENGTHS["random"]) as (trainer, rollouts, _):
         for _ in range(3):
@@ -240,7 +241,7 @@ def test_the_next_iteration_begins_as_many_pairs_as_the_last_one_took() -> None:
 
 
 def test_nothing_but_lost_pairs() -> None:
-    """Some without are no reason to end, but ten for each episode of an update are."""
+    """An update raises an error after losing more than ten pairs per episode."""
     settings = {"n_rollouts_per_update": 4}
     for count in (40, 41):
 
@@ -265,7 +266,7 @@ def test_nothing_but_lost_pairs() -> None:
 
 
 def test_deviation_of_the_noise() -> None:
-    """It follows a schedule; the members get what is reported."""
+    """The noise std follows its schedule, and members use the reported value."""
     setting = Schedule(points=[[0, 0.5], [100, 0.1]], by="env_steps")
     with scripted(noise_stddev=setting) as (trainer, rollouts, _):
         rows = [update(trainer, Progress(env_steps=n))[1] for n in (0, 50, 200)]
@@ -278,7 +279,7 @@ def test_deviation_of_the_noise() -> None:
 
 
 def test_used_steps_end_training() -> None:
-    """`total_steps` counts what updates learned from, not what was lost or dropped."""
+    """`total_steps` counts the steps used in updates, not lost or dropped steps."""
     services = {"limits": Limits(total_steps=36)}
     settings = {"n_rollouts_per_update": 2, "n_timesteps_per_update": 10, "epoch_length": 2}
     lost = LOSSES["both of a pair"]
@@ -296,7 +297,7 @@ def test_used_steps_end_training() -> None:
 
 @contextmanager
 def walking(services: dict[str, Any], **changes: Any) -> Iterator[tuple[Any, Any]]:
-    """A trainer that is about to begin, with its runner."""
+    """Yield a trainer before its first update, and its runner."""
     config = load_config(
         {
             "env": WalkEnv,
@@ -327,7 +328,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("model", everyday(1, MODELS))
 def test_evaluations_take_the_policy_without_noise(model: str) -> None:
-    """As soon as it is built, and after each update: what the plain networks would get."""
+    """Evaluations use the unperturbed weights, before the first and after each update."""
     made = RolloutEvaluator(
         lambda count: SequentialVectorEnv([WalkEnv] * count), 6, seed=8, deterministic=False
     )

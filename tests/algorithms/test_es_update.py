@@ -31,14 +31,14 @@ PAIRS = 4
 
 
 class ExactNoise(SharedNoiseTable):
-    """The table in double precision, so that nothing is rounded to six digits."""
+    """Noise table that returns float64."""
 
     def get(self, index, dim):
         return torch.from_numpy(self.array[index : index + dim].astype(np.float64))
 
 
 class Directions(torch.optim.Optimizer):
-    """Not entry by entry: every tensor moves by `lr` against the direction of its gradient."""
+    """Optimizer that moves each tensor by `lr` against its normalized gradient."""
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
@@ -51,7 +51,7 @@ class Directions(torch.optim.Optimizer):
 
 
 class NetWithBuffers(nn.Module):
-    """A network of a user with its own statistics and a layer that is not trained."""
+    """User-defined network with batch norm and a frozen layer."""
 
     def __init__(self, observation_space, output_size):
         super().__init__()
@@ -67,35 +67,35 @@ class NetWithBuffers(nn.Module):
 
 @pytest.fixture
 def table():
-    """A small table of noise."""
+    """Yield a small noise table."""
     table = ExactNoise(3000, seed=4)
     yield table
     table.close()
 
 
 def make_model(action_space=ARM, **settings):
-    """A small policy in float64."""
+    """Return a small policy in float64."""
     config = ModelConfig(**{"hidden_sizes": [4, 3], **settings})
     return build_policy(config, BOX, action_space, seed=1).double()
 
 
 def make_config(**settings):
-    """Settings with a visible step and a visible decay."""
+    """Return settings with a large learning rate and L2 penalty."""
     return ESAlgorithmConfig(**{"lr": 0.05, "l2_penalty": 0.02, **settings})
 
 
 def trained(model):
-    """Parameters that can be trained, in their order."""
+    """Return the trainable parameters in order."""
     return [param for param in model.parameters() if param.requires_grad]
 
 
 def theta_of(model):
-    """Their entries as one list."""
+    """Return the entries of the trainable parameters as one list."""
     return [x for param in trained(model) for x in param.detach().flatten().tolist()]
 
 
 def member(number, fitness, moments=None):
-    """The episode of a member; what is no fitness has no part in an update."""
+    """Return the episode of a member; only its fitness affects an update."""
     return PlayedEpisode(
         number=number,
         seed=0,
@@ -109,7 +109,7 @@ def member(number, fitness, moments=None):
 
 
 def population(table, returns, indices, moments=None):
-    """Pairs with these returns, and noise at these places."""
+    """Return pairs with the given returns and noise indices."""
     observed = iter(moments or [None] * 2 * len(returns))
     pairs = [
         ESRolloutResult(
@@ -123,14 +123,14 @@ def population(table, returns, indices, moments=None):
 
 
 def draw_returns(rng, kind="ties"):
-    """Returns of pairs: some of them are equal, or all differ."""
+    """Return random returns of pairs, with or without ties."""
     if kind == "ties":
         return rng.integers(0, 4, (PAIRS, 2)).astype(float).tolist()
     return (50.0 * rng.standard_normal((PAIRS, 2)) - 300.0).tolist()
 
 
 def assert_equals_reference(table, model, config, optimizer):
-    """Five updates of learner and reference: parameters and metrics agree after each of them."""
+    """Assert that parameters and metrics match the reference after each of five updates."""
     rng = np.random.default_rng(11)
     others = {k: v.clone() for k, v in model.state_dict().items()}
     names = {name for name, param in model.named_parameters() if param.requires_grad}
@@ -162,7 +162,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_update_equals_the_reference(table, name):
-    """Five updates in a row give the parameters and metrics of the paper, with any optimizer."""
+    """Parameters and metrics match the paper after each of five updates, with any optimizer."""
     node, slow = OPTIMIZERS[name]
     assert_equals_reference(table, make_model(), make_config(optimizer=node), slow)
 
@@ -174,7 +174,7 @@ def test_update_equals_the_reference(table, name):
         {"fitness_shaping": "raw", "lr": 1e-3},
         {"l2_penalty": 0.0},
         {"l2_penalty": 3.0},
-        {"noise_stddev": 5.0},  # is no part of the step
+        {"noise_stddev": 5.0},  # does not affect the step
         {"max_grad_norm": 1e6},
         {"max_grad_norm": 0.01},
         {"max_grad_norm": 0.01, "fitness_shaping": "raw", "l2_penalty": 0.0},
@@ -182,14 +182,14 @@ def test_update_equals_the_reference(table, name):
     ids=str,
 )
 def test_every_setting_counts(table, settings):
-    """Each has the effect of its definition; the bound holds for gradient and decay together."""
+    """Each setting matches the reference; `max_grad_norm` bounds gradient plus L2 penalty."""
     config = make_config(optimizer=SGD, **settings)
     assert_equals_reference(table, make_model(), config, torch.optim.SGD)
 
 
 @pytest.mark.parametrize("name", ["Adam", "not entry by entry"])
 def test_what_is_not_trained_stays(table, name):
-    """A frozen layer, a deviation that does not matter, and buffers take no noise and no step."""
+    """Frozen layers, an unused std and buffers get no noise and no updates."""
     model = make_model(policy={"_target_": "test_es_update.NetWithBuffers"})
     model.policy.free_params.requires_grad_(False)
     node, slow = OPTIMIZERS[name]
@@ -198,9 +198,9 @@ def test_what_is_not_trained_stays(table, name):
 
 
 def test_a_better_plus_moves_towards_the_noise():
-    """The step is one of ascent: along the noise of a pair whose θ + σε did better.
+    """The step follows the noise of a pair whose θ + σε has the higher return.
 
-    Here in single precision, as in training, with the table's own numbers.
+    The test uses float32, as training does.
     """
     table, config = SharedNoiseTable(3000, seed=4), make_config(l2_penalty=0.0, optimizer=SGD)
     for (plus, minus), sign in (((2.0, 1.0), 1), ((1.0, 2.0), -1)):
@@ -214,7 +214,7 @@ def test_a_better_plus_moves_towards_the_noise():
 
 
 def test_policies_learn_from_what_their_agents_got(table):
-    """Each as if alone, with the mean return of its agents and its part of the noise."""
+    """Each policy learns from the mean return of its agents and its slice of the noise."""
     config, returns = make_config(), {"p": [3.0, 1.0], "q": [1.0, 5.0], "r": [2.0, 2.0]}
     several = population(table, [[0.0, 0.0]], [40])
     for pair in several.pairs:
@@ -249,7 +249,7 @@ EQUAL = {"all": [[3.5, 3.5]] * PAIRS, "within pairs": [[1.0, 1.0], [4.0, 4.0], [
 @pytest.mark.parametrize("shaping", ["centered_ranks", "normalized", "raw"])
 @pytest.mark.parametrize("returns", EQUAL.values(), ids=EQUAL)
 def test_equal_returns_leave_the_policy(table, returns, shaping):
-    """Nothing is learned from them: neither decay nor moments move it, the first time or later."""
+    """Equal returns change no parameters, despite weight decay and optimizer moments."""
     indices = list(range(len(returns)))
     for name in ("Adam", "SGD"):
         settings = {"fitness_shaping": shaping, "optimizer": OPTIMIZERS[name][0]}
@@ -270,9 +270,9 @@ def test_equal_returns_leave_the_policy(table, returns, shaping):
 
 @pytest.mark.parametrize("kind", ["running", "frozen", "in a wrapper"])
 def test_statistics_of_observations(table, kind):
-    """Each observation of each member enters once, after its update, wherever the normaliser is.
+    """Each observation is added once, after its update, wherever the normalizer is.
 
-    An update without moments adds nothing, not even those before; nothing is added to frozen ones.
+    Updates without moments add nothing, and frozen statistics do not change.
     """
     running = ObservationNormalizationConfig(mode="running")
     policy = make_model(normalization=running)
@@ -301,7 +301,7 @@ def test_statistics_of_observations(table, kind):
 
 
 def test_returns_that_are_not_finite(table):
-    """They cannot be compared, so none is left out: an error says so, and parameters stay."""
+    """Non-finite returns raise an error, also with `skip`, and parameters do not change."""
     model = make_model()
     before = theta_of(model)
     learner = ESLearner(model, make_config(on_non_finite="skip"))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("ignoring", [False, True])
 @pytest.mark.parametrize("threshold", [1.0, 1.75, None])
 def test_statistics_of_importance_weights(threshold, ignoring):
-    """Mean of the ratios, and the share above the bound, of transitions alone."""
+    """The mean ratio and the clipped fraction cover transitions only."""
     problem = make_problem(ignoring=ignoring)
     row, ratios = compare("impala", problem, vtrace_clip_rho_threshold=threshold)
     found = np.array(list(ratios.values()))
@@ -39,7 +39,7 @@ def test_statistics_of_importance_weights(threshold, ignoring):
 
 
 def test_policy_lag():
-    """Updates between the weights that acted and those that learn, of new rollouts alone."""
+    """The lag is the number of updates since the acting weights, over new rollouts only."""
     model, rollout, _ = make_problem()
     learner = make_learner("impala", model)
     assert "train/policy_lag_mean" not in learner.update(rollout, Progress()).reduce()
@@ -53,7 +53,7 @@ def test_policy_lag():
 
 
 def test_kept_rollouts_are_learned_from_like_new_ones():
-    """A batch with kept rollouts changes the weights as a batch of new ones does."""
+    """Replayed and new rollouts in a batch change the weights in the same way."""
     model, rollout, _ = make_problem()
     other, before = copy.deepcopy(model), snapshot(model)
     make_learner("impala", model).update(rollout, Progress())
@@ -65,7 +65,7 @@ def test_kept_rollouts_are_learned_from_like_new_ones():
 
 
 def test_a_rollout_without_log_probabilities_is_refused():
-    """The text says what they are and how to get them."""
+    """The error describes how to record log-probabilities."""
     model, rollout, _ = make_problem()
     with pytest.raises(ShapeError, match=r"no log_probs.*records_log_probs=True"):
         make_learner("impala", model).update(replace(rollout, log_probs=None), Progress())

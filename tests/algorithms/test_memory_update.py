@@ -19,7 +19,7 @@ T, B = 12, 3
 
 
 def collected(cell="lstm", rollouts=2, **env_settings):
-    """A model of a recurrent policy that matters, and its last of some rollouts."""
+    """Return a recurrent model with large weights, and the last of its rollouts."""
     env = SequentialVectorEnv([partial(ActorEnv, **env_settings)] * B)
     config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(cell=cell, size=6))
     model = build_actor_critic(
@@ -40,7 +40,7 @@ def collected(cell="lstm", rollouts=2, **env_settings):
 @pytest.mark.parametrize("obs", ["box", "dict"])
 @torch.no_grad()
 def test_what_was_remembered_is_stored(cell, obs):
-    """Rows know the memory before them: what a step-by-step replay has there, zero after an end."""
+    """Hidden states match a step-by-step replay and are zero after the end of an episode."""
     model, rollout = collected(cell, obs=obs)
     assert rollout.hidden_states.shape == (T + 1, B, model.state_size)
     assert rollout.hidden_states[0].abs().sum() > 0
@@ -59,7 +59,7 @@ def test_what_was_remembered_is_stored(cell, obs):
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("length", [0, 1, 4])
 def test_the_first_ratios_are_one(cell, length):
-    """Before the first step, sequences give the log-probabilities that the actions had."""
+    """Before the first gradient step, sequences reproduce the log-probabilities of the actions."""
     model, rollout = collected(cell)
     config = PPOAlgorithmConfig(n_rollout_steps=T, batch_size=8, sequence_length=length)
     learner = PPOLearner(model, config)

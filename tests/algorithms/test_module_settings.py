@@ -1,4 +1,4 @@
-"""Settings of individual modules, for each name and each algorithm."""
+"""Settings of individual modules, for each setting and algorithm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 SMALL = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
 SCHEDULER = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 1, "gamma": 0.5}
 
-# Each setting with another value, and with settings of all modules without which it does nothing.
+# By setting: another value, and the other settings needed for an effect.
 GRADIENTS = {
     "lr": ([[0, 0.01], [100, 0.001]], {}),
     "lr_scheduler": (SCHEDULER, {"lr": 0.01}),
@@ -100,7 +100,7 @@ REPLAY = {
 
 
 def problem(learner_class, **settings):
-    """Settings of an algorithm, a model and its experience."""
+    """Return settings of an algorithm, a model and experience."""
     if learner_class in ON_POLICY:
         model, rollout, _ = make_problem()
         rollout = replace(rollout, log_probs=normal(T, B) - 1.0)
@@ -112,7 +112,7 @@ def problem(learner_class, **settings):
 
 
 def learned(learner, module_id, experience):
-    """Parameters of a module after updates with its experience."""
+    """Return the parameters of a module after updates with the given experience."""
     for k in range(4):
         learner.update({module_id: experience}, Progress(k * 20, k, 0, k / 4))
     return get_flat_parameters(learner.modules[module_id]).detach().clone()
@@ -134,7 +134,7 @@ def learned(learner, module_id, experience):
     ),
 )
 def test_a_setting_of_a_module_is_that_of_a_learner_of_its_own(learner_class, key, how):
-    """To the bit; other modules have that of all."""
+    """Results are bit-for-bit identical, and other modules are not affected."""
     value, others = SETTINGS[learner_class][key]
     config, model, experience = problem(learner_class, **others)
 
@@ -159,7 +159,7 @@ def test_a_setting_of_a_module_is_that_of_a_learner_of_its_own(learner_class, ke
 
 @pytest.mark.parametrize("learner_class", SETTINGS)
 def test_frozen_modules_are_of_any_kind_and_stay_as_they_are(learner_class):
-    """Their targets, too; to those that learn they make no difference."""
+    """Frozen modules of any type keep weights and targets and do not affect other modules."""
     burn_in = {"critic_burn_in_epochs": 1, "epoch_length": 2}
     config, model, experience = problem(
         learner_class, **(burn_in if learner_class in ON_POLICY else {"target_update_interval": 1})
@@ -175,7 +175,7 @@ def test_frozen_modules_are_of_any_kind_and_stay_as_they_are(learner_class):
 
 
 def test_every_setting_of_modules_is_tried():
-    """The names that settings declare are those above."""
+    """The table contains every setting that can be set per module."""
     for learner_class, settings in SETTINGS.items():
         bases = type(problem(learner_class)[0]).__mro__
         declared = [name for base in bases for name in vars(base).get("module_settings", ())]
@@ -193,7 +193,7 @@ def test_every_setting_of_modules_is_tried():
     ],
 )
 def test_settings_that_are_none_of_a_module(own, message):
-    """The message has the key, and what is meant or expected."""
+    """The error contains the key and what is expected, and the module is not added."""
     config, model, _ = problem(PPOLearner)
     with pytest.raises(ConfigError, match=message):
         make_config("ppo", overrides={"x": own})
@@ -204,7 +204,7 @@ def test_settings_that_are_none_of_a_module(own, message):
 
 
 def test_settings_of_a_module_that_is_not_there():
-    """The nearest id is named."""
+    """The error suggests a similar id."""
     config, model, _ = problem(PPOLearner)
     message = r"algorithm.overrides = 'oponent': no such module; similar ids: opponent"
     with pytest.raises(ConfigError, match=message):
@@ -212,7 +212,7 @@ def test_settings_of_a_module_that_is_not_there():
 
 
 def test_scheduled_settings_are_reported_by_module():
-    """Learning rate, entropy bonus and clip range; those of `default` have no name of a module."""
+    """Metrics of `default` have no module name; those of other modules do."""
     shared = {"lr": 0.25, "entropy_coef": 0.5, "clip_range": 0.125}
     own = {key: value / 2 for key, value in shared.items()}
     config, model, experience = problem(PPOLearner, **shared)
@@ -225,7 +225,7 @@ def test_scheduled_settings_are_reported_by_module():
 
 
 def test_parts_that_are_named_by_hand_are_frozen():
-    """In settings that no loader has seen."""
+    """`freeze` accepts plain names in settings that were not loaded from a configuration."""
     config, model, experience = problem(A2CLearner, freeze=["critic"])
     before = copy.deepcopy(model.critic.state_dict())
     learned(A2CLearner(model, config, seed=SEED), "default", experience)

@@ -12,7 +12,7 @@ from maze_train import load_policy, train
 
 
 class FarOff(gymnasium.Env):
-    """Observations far from 0, episodes of 5 steps that are cut off."""
+    """Environment with observations far from 0 and episodes truncated after 5 steps."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = spaces.Discrete(2)
@@ -32,7 +32,7 @@ class FarOff(gymnasium.Env):
 
 @pytest.mark.parametrize("mode", ["running", "estimated"])
 def test_a_saved_policy_has_its_statistics(tmp_path, mode):
-    """`best/` acts as the policy in memory, and reported rewards are raw."""
+    """`best/` and the policy in memory have identical outputs; reported rewards are unscaled."""
     result = train(
         env=FarOff,
         algorithm="ppo",

@@ -1,4 +1,4 @@
-"""Off-policy algorithms: unsupported models, and models of other runs."""
+"""Off-policy algorithms: unsupported models, and weights of other runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("build", "action_space", "model", "message"), REFUSED)
 def test_spaces_and_models_that_are_refused(build, action_space, model, message):
-    """By name, with a remedy: what has no meaning is not ignored."""
+    """Unsupported spaces and models raise an error with a remedy."""
     with pytest.raises(MazeTrainError, match=message):
         build(ModelConfig(**model), BOX, action_space, 0)
 
@@ -66,10 +66,10 @@ def test_spaces_and_models_that_are_refused(build, action_space, model, message)
     [("td3", "Pendulum-v1", ()), ("dqn", "CartPole-v1", ({"algorithm.dueling": True}, {}))],
 )
 def test_a_run_begins_with_the_networks_of_another(tmp_path, algorithm, env, others):
-    """Target included, which would pull others away; other networks and policies are refused."""
+    """`base_run` copies policy and target; other networks or algorithms raise an error."""
     base = tmp_path / "base"
     train(env, algorithm, run_dir=base, **SMALL)
-    # It ends while the buffer is filled.
+    # The run ends during warm-up, before any gradient step.
     short = {"algorithm.initial_buffer_size": 63, "algorithm.n_epochs": 1, "total_steps": 640}
     changes = {**SMALL, **short, "run_dir": tmp_path / "own", "base_run": str(base)}
     own: Any = train(env, algorithm, **changes).policy

@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def run(name: str, **changes: Any) -> Any:
-    """A short run."""
+    """Run a short training."""
     return train("CartPole-v1", **{**SETTINGS, "run_dir": name, **changes})
 
 
@@ -97,7 +97,7 @@ def test_learners_need_not_be_off_policy_learners(tmp_path: Path) -> None:
 @pytest.mark.learning
 @pytest.mark.exhaustive
 def test_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the trainer, the builder and the buffer that SAC has."""
+    """The custom algorithm learns with the trainer, builder and buffer of SAC."""
     monkeypatch.chdir(tmp_path)
     result = run("run", total_steps=3000)
     assert result.best_metric >= 100
@@ -106,7 +106,7 @@ def test_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checkpoints hold targets, buffer and counters."""
+    """A resumed run has identical metrics."""
     monkeypatch.chdir(tmp_path)
     short = {"algorithm.epoch_length": 25, "evaluation.n_episodes": 1, "total_steps": 200}
     short["algorithm.initial_buffer_size"] = 50

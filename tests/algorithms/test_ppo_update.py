@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Recorder(PPOLearner):
-    """Remembers log-ratios and samples of every minibatch."""
+    """Learner that records log-ratios and samples of every minibatch."""
 
     def __init__(self, *args, **kwargs):
         self.log_ratios, self.rows = [], []
@@ -40,7 +40,7 @@ class Recorder(PPOLearner):
 
 
 def recorded(**settings):
-    """A recorder that has learned from a rollout, and the rollout."""
+    """Return a recorder after one update, and its rollout."""
     model, rollout, _ = make_problem("gaussian")
     learner = Recorder(model, make_config("ppo", **settings))
     learner.update(replace(rollout, log_probs=None), Progress())
@@ -49,9 +49,9 @@ def recorded(**settings):
 
 @pytest.mark.parametrize(("target_kl", "low", "high"), [(1e-6, 1, 1), (0.004, 2, 5), (1e9, 6, 6)])
 def test_the_minibatch_that_moves_too_far_is_not_applied(target_kl, low, high):
-    """Trap 11: passes end before the step of the first minibatch whose estimate is too large.
+    """Passes end before the step of the first minibatch whose KL estimate is too large.
 
-    The next update begins its passes again.
+    The next update runs new passes.
     """
     settings = {"target_kl": target_kl, "batch_size": 6, "lr": 0.01}
     row, _ = compare("ppo", make_problem(), updates=3, **settings)
@@ -59,7 +59,7 @@ def test_the_minibatch_that_moves_too_far_is_not_applied(target_kl, low, high):
 
 
 class Rates(Recorder):
-    """Notes the learning rate of every step."""
+    """Learner that records the learning rate of every step."""
 
     def __init__(self, *args, **kwargs):
         self.rates = []
@@ -82,7 +82,7 @@ ADAPTIVE = {"adaptive_kl": 0.0078125, "start": 0.0625, "min": 0.03125, "max": 0.
     ],
 )
 def test_the_learning_rate_follows_the_divergence(updates, start, settings):
-    """By 1.5 before the step of each minibatch but those before the first step of an update.
+    """The rate may change by a factor of 1.5 before each step except the first of an update.
 
     The reference computes all rates from the log-ratios, as the definition says.
     """
@@ -110,7 +110,7 @@ def test_the_learning_rate_follows_the_divergence(updates, start, settings):
 
 
 def test_each_module_has_its_own_learning_rate():
-    """One that moves too far, one that may move further, and one with a number."""
+    """Each module's learning rate follows its KL divergence; a constant rate does not change."""
     models = {name: make_problem("gaussian")[0] for name in ("fast", "slow", "plain")}
     rollout = replace(make_problem("gaussian")[1], log_probs=None)
     own = {"slow": {"lr": {**ADAPTIVE, "adaptive_kl": 100.0}}, "plain": {"lr": 0.0625}}
@@ -121,14 +121,14 @@ def test_each_module_has_its_own_learning_rate():
 
 
 def wide(learner, module_id, batch, statistics):
-    """A loss that falls with the entropy, or grows, as `learner.sign` says."""
+    """Return a loss that rewards or penalizes entropy, depending on `learner.sign`."""
     model = learner.modules[module_id]
     return -learner.sign * model.distribution.entropy(model.policy_params(batch.obs)).mean()
 
 
 @pytest.mark.parametrize("name", ["gaussian", "dict_action"])
 def test_a_free_deviation_is_not_stuck_at_a_limit(name):
-    """However far steps would lead, it is at the limit; the first step back leaves it."""
+    """Large steps stop at the limits of the std, and the first step back leaves a limit."""
     limits = {"name": "diagonal_gaussian", "log_std_min": -0.5, "log_std_max": 0.0}
     model, rollout, _ = make_problem(name, distributions={"Box": limits})
     learner = make_learner("ppo", model, lr=0.25, loss_function={"_target_": InlineObject(wide)})
@@ -140,14 +140,14 @@ def test_a_free_deviation_is_not_stuck_at_a_limit(name):
 
 
 class Plain(PPOLearner):
-    """A loss of its own."""
+    """Learner with a custom policy loss."""
 
     def policy_loss(self, log_probs, advantages, batch, config, statistics):
         return -(log_probs * advantages).mean()
 
 
 def test_a_custom_policy_loss_keeps_the_bound_and_the_metrics_of_ppo():
-    """`target_kl` ends the passes, and divergence and clip fraction are reported."""
+    """`target_kl` ends the passes, and KL divergence and clip fraction are reported."""
     model, rollout, _ = make_problem()
     learner = Plain(model, make_config("ppo", target_kl=1e-6, batch_size=6, lr=0.01))
     row = learner.update(replace(rollout, log_probs=None), Progress()).reduce()
@@ -157,14 +157,14 @@ def test_a_custom_policy_loss_keeps_the_bound_and_the_metrics_of_ppo():
 
 
 def test_ratios_are_one_in_the_first_minibatch_only():
-    """The first minibatch of a pass over several has ratios of 1, later ones have not."""
+    """Only the first minibatch of an update has ratios of 1."""
     learner, _ = recorded()
     assert float(learner.log_ratios[0].abs().max()) < 1e-12
     assert all(float(x.abs().max()) > 1e-4 for x in learner.log_ratios[1:])
 
 
 def test_ratios_are_those_to_the_policy_that_acted():
-    """Where a rollout tells its log-probabilities: some of it may be older than the weights."""
+    """Recorded log-probabilities are used, because the acting policy may be older."""
     model, rollout, _ = make_problem("gaussian")
     older = torch.linspace(-3.0, 1.0, N, dtype=torch.float64)
     learner = make_learner("ppo", model)
@@ -177,7 +177,7 @@ def test_ratios_are_those_to_the_policy_that_acted():
 
 @pytest.mark.parametrize(("batch_size", "passes"), [(4, 1), (7, 3), (N, 3)])
 def test_every_sample_appears_once_per_pass(batch_size, passes):
-    """Each pass is a permutation of all samples, each in a new order."""
+    """Each pass is a different permutation of all samples."""
     learner, rollout = recorded(batch_size=batch_size, n_optimization_epochs=passes)
     rows = [x for minibatch in learner.rows for x in minibatch]
     samples = sorted(rollout.obs[:T, :, 0].flatten().tolist())
@@ -190,7 +190,7 @@ def test_every_sample_appears_once_per_pass(batch_size, passes):
 
 @pytest.mark.parametrize("count", [1, 4, N])
 def test_minibatches_by_count(count):
-    """18 samples in 4 minibatches are 5, 5, 4 and 4; `batch_size` is not used."""
+    """18 samples are split into 4 minibatches of 5, 5, 4 and 4; `batch_size` is ignored."""
     settings = {"n_minibatches": count, "n_optimization_epochs": 3, "batch_size": 5}
     row, _ = compare("ppo", make_problem(), **settings)
     assert row["train/gradient_steps"] == 3 * count
@@ -200,7 +200,7 @@ def test_minibatches_by_count(count):
 
 
 def test_there_are_no_empty_minibatches():
-    """Where a rollout has fewer transitions than there are to be minibatches."""
+    """A rollout with fewer transitions than `n_minibatches` has one minibatch per transition."""
     model, rollout, _ = make_problem()
     gaps = torch.ones(T, B, dtype=torch.bool)
     gaps[2, :2] = False
@@ -211,7 +211,7 @@ def test_there_are_no_empty_minibatches():
 
 @pytest.mark.parametrize(("settings", "count"), [({}, 7), ({"sequence_length": 16}, 2)])
 def test_a_trial_has_as_many_minibatches_as_it_can(settings, count):
-    """Those of the run, at most one for each sequence of its short rollout."""
+    """A dry run has at most one minibatch per sequence of its short rollout."""
     config = PPOAlgorithmConfig(n_rollout_steps=32, n_minibatches=7, **settings)
     trial = config.shortened()
     assert trial.n_minibatches == min(count, trial.n_rollout_steps // (trial.sequence_length or 1))
@@ -219,7 +219,7 @@ def test_a_trial_has_as_many_minibatches_as_it_can(settings, count):
 
 
 def test_modules_learn_side_by_side():
-    """Each gets the update that it gets alone, sizes being equal; one without transitions none."""
+    """Each module gets the same update as alone; a module without transitions does not change."""
     names = ("discrete", "gaussian", "dict_obs")
     problems = {name: make_problem(name) for name in names}
     rollouts = {name: rollout for name, (_, rollout, _) in problems.items()}
@@ -238,7 +238,7 @@ def test_modules_learn_side_by_side():
 
 
 def test_a_policy_that_moves_too_far_stops_alone():
-    """With several modules each learns as if it were the only one, whatever their order."""
+    """`target_kl` applies to each module separately, in any order of modules."""
     settings = {"target_kl": 0.001, "batch_size": N, "max_grad_norm": 0.0}
     rollout = replace(make_problem()[1], log_probs=None)
 
@@ -264,7 +264,7 @@ def test_a_policy_that_moves_too_far_stops_alone():
 
 
 def test_rewards_are_scaled_by_those_of_transitions():
-    """The garbage of ignored rows does not reach a column of a transition."""
+    """Rewards of ignored rows do not affect the columns of transitions."""
     model, rollout, _ = make_problem(ignoring=True)
     spoiled = replace(rollout, rewards=torch.where(rollout.valid, rollout.rewards, 1e30))
     columns = []
@@ -276,7 +276,7 @@ def test_rewards_are_scaled_by_those_of_transitions():
 
 
 def test_value_clipping_needs_a_scalar_critic():
-    """A categorical critic has no values to clip: the combination is refused, not ignored."""
+    """Value clipping with a categorical critic raises ConfigError."""
     model = make_problem(value_support=[-3, 3])[0]
     with pytest.raises(ConfigError, match=r"algorithm\.value_clip_range = 0\.2.*value_support"):
         make_learner("ppo", model, value_clip_range=0.2)

@@ -10,7 +10,7 @@ from maze_train.data.rollout import Rollout
 
 
 def numbered_rollout(steps, num_envs, seed, share_invalid=0.0, memory=False):
-    """A rollout whose observations and actions are their own positions."""
+    """Return a rollout whose observations and actions are their positions."""
     generator = torch.Generator().manual_seed(seed)
     positions = torch.arange((steps + 1) * num_envs).view(steps + 1, num_envs)
     ended = torch.rand(steps, num_envs, generator=generator) < 0.3
@@ -30,21 +30,21 @@ NAMES = ("advantages", "targets", "old_values", "old_log_probs", "novelty")
 
 
 def columns_of(rollout):
-    """Columns that know their sample and their kind, and an additional one with two values."""
+    """Return columns whose values encode sample and column, and one column with two values."""
     samples = torch.arange(rollout.rewards.numel()).float()
     columns = {name: samples + 0.25 * i for i, name in enumerate(NAMES)}
     return {**columns, "pair": torch.stack([samples, -samples], dim=1)}
 
 
 def transitions_of(rollout):
-    """The samples that are transitions."""
+    """Return the indices of the samples that are transitions."""
     if rollout.valid is None:
         return list(range(rollout.rewards.numel()))
     return rollout.valid.flatten().nonzero().squeeze(1).tolist()
 
 
 def check_columns(batch):
-    """All columns of a batch belong to the same samples."""
+    """Assert that all columns of a batch belong to the same samples."""
     assert torch.equal(batch.actions.float(), batch.advantages)
     for i, name in enumerate(NAMES):
         assert torch.equal(batch[name], batch.actions + 0.25 * i)
@@ -61,7 +61,7 @@ ROLLOUTS = (st.integers(1, 4), st.integers(1, 3), st.floats(0.0, 0.8), st.intege
 @settings(max_examples=50, deadline=None)
 @given(*ROLLOUTS)
 def test_single_transitions(steps, num_envs, share, seed):
-    """Every transition is one unit, and nothing else is."""
+    """Every transition is one unit, and there are no other units."""
     rollout = numbered_rollout(steps, num_envs, seed, share)
     prepared = PreparedRollout(rollout, columns_of(rollout), 3)
     found = transitions_of(rollout)
@@ -83,7 +83,7 @@ def test_single_transitions(steps, num_envs, share, seed):
 @settings(max_examples=80, deadline=None)
 @given(*ROLLOUTS, st.integers(1, 3))
 def test_sequences(windows, num_envs, share, seed, length):
-    """Sequences keep the order of time, begin with their memory, and know where episodes begin."""
+    """Sequences are in time order and have the right hidden states and resets."""
     steps = windows * length
     rollout = numbered_rollout(steps, num_envs, seed, share, memory=True)
     prepared = PreparedRollout(rollout, columns_of(rollout), length)

@@ -1,4 +1,4 @@
-"""Effects of the settings of SAC."""
+"""Effects of SAC settings."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ N = 8
 
 
 def make_learner(**settings):
-    """A learner with small networks."""
+    """Return a learner with small networks."""
     model = build_soft_actor_critic(ModelConfig(hidden_sizes=[4]), BOX, BOX, 0)
     return SACLearner(model, SACAlgorithmConfig(**settings))
 
 
 def batch(reward=1.0):
-    """Transitions that are all alike."""
+    """Return identical transitions."""
     zeros = torch.zeros(N, 2)
     ones = torch.ones(N)
     return Transitions(zeros, zeros, reward * ones, ones, zeros, torch.arange(N))
 
 
 def test_temperatures_do_not_decay():
-    """Weight decay is for weights: a temperature of 1 would be the only one at rest."""
+    """Weight decay would pull the temperature to 1, so it only applies to networks."""
     decaying = {"_target_": "torch.optim.SGD", "weight_decay": 0.5}
     learner = make_learner(lr=1e-3, entropy_coef=0.1, optimizer=decaying)
     decays = {
@@ -45,19 +45,19 @@ def test_temperatures_do_not_decay():
 
 
 def trained_model():
-    """A model whose temperature is not the one of the settings."""
+    """Return a model whose temperature differs from the settings."""
     model = build_soft_actor_critic(ModelConfig(hidden_sizes=[4]), BOX, BOX, 1)
     SACLearner(model, SACAlgorithmConfig(entropy_coef=0.3))
     return model
 
 
 def copied(learner):
-    """A module with given weights."""
+    """Add a module from a state dict."""
     learner.add_module("other", trained_model().state_dict())
 
 
 def frozen_then_trained(learner):
-    """A trained module that was added frozen."""
+    """Add a trained module as frozen, then unfreeze it."""
     model = build_soft_actor_critic(ModelConfig(hidden_sizes=[4]), BOX, BOX, 1)
     model.load_state_dict(trained_model().state_dict())
     learner.add_module("other", model, frozen=True)
@@ -65,12 +65,12 @@ def frozen_then_trained(learner):
 
 
 def given(learner):
-    """A trained module."""
+    """Add a trained module."""
     learner.add_module("other", trained_model())
 
 
 def new(learner):
-    """An untrained module."""
+    """Add an untrained module."""
     learner.add_module("other", build_soft_actor_critic(ModelConfig(), BOX, BOX, 1))
 
 
@@ -79,7 +79,7 @@ def new(learner):
 )
 @pytest.mark.parametrize("entropy_tuning", [True, False])
 def test_temperatures_of_a_trained_module_are_kept(add, expected, entropy_tuning):
-    """A new module begins with those of the settings; without tuning they always count."""
+    """A new module starts with the configured temperature; without tuning every module has it."""
     learner = make_learner(entropy_coef=0.1, entropy_tuning=entropy_tuning)
     add(learner)
     temperatures = learner.model("other").log_temperatures.exp()
@@ -87,7 +87,7 @@ def test_temperatures_of_a_trained_module_are_kept(add, expected, entropy_tuning
 
 
 def test_errors_for_priorities_are_means_of_sizes(monkeypatch):
-    """A critic that is too high and one that is too low do not cancel out."""
+    """TD errors are mean absolute errors over critics, so opposite signs do not cancel."""
     learner = make_learner()
     errors = torch.tensor([[1.0, -2.0], [-1.0, 3.0]])
     monkeypatch.setattr(

@@ -27,10 +27,10 @@ PRIORITISED = {"_target_": "maze_train.PrioritizedReplayBuffer"}
 
 
 class NotedEnv(gymnasium.Env[Any, Any]):
-    """Episodes of 5 steps, far from 0; notes what was acted on, and the actions.
+    """Environment with observations far from 0 and episodes of 5 steps; records its steps.
 
     Args:
-        lost_every: Each that many steps, counted over all episodes, the reward is no number.
+        lost_every: Interval of steps with a NaN reward, counted over all episodes; 0: none.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -63,7 +63,7 @@ class NotedEnv(gymnasium.Env[Any, Any]):
 def sac(
     num_envs: int = 1, env: dict[str, Any] | None = None, **changes: Any
 ) -> Iterator[tuple[Any, list[NotedEnv]]]:
-    """A trainer that is about to begin, and its environments."""
+    """Yield a trainer before its first update, and its environments."""
     made: list[NotedEnv] = []
 
     def make(**kwargs: Any) -> NotedEnv:
@@ -92,17 +92,17 @@ def sac(
 
 
 def update(trainer: Any) -> tuple[int, dict[str, float]]:
-    """One update: its environment steps and its metrics."""
+    """Run one update; return its environment steps and metrics."""
     statistics = Statistics()
     return trainer.update_once(Progress(), statistics), statistics.reduce()
 
 
 def gradient_steps_after(samples: list[int], initial: int, ratio: str) -> list[int]:
-    """Gradient steps that were taken after each update, from what each of them collected."""
+    """Return the expected gradient steps after each update, given the samples of each update."""
     taken = []
     for number in range(len(samples)):
         learned_from = 0
-        for i in range(number):  # those of an update itself follow one update later
+        for i in range(number):  # samples are used from the next update on
             if sum(samples[: i + 1]) >= initial:
                 learned_from += samples[i]
         taken.append(math.floor(Fraction(ratio) * learned_from))
@@ -118,7 +118,7 @@ def gradient_steps_after(samples: list[int], initial: int, ratio: str) -> list[i
 def test_gradient_steps_follow_transitions(
     monkeypatch: pytest.MonkeyPatch, ratio: str, num_envs: int, n_rollout_steps: int
 ) -> None:
-    """So many per transition after the initial phase, whatever the number of environments."""
+    """The ratio applies after warm-up, for any number of environments."""
     changes = {
         "algorithm.update_to_data_ratio": float(ratio),
         "algorithm.n_rollout_steps": n_rollout_steps,
@@ -139,7 +139,7 @@ def test_gradient_steps_follow_transitions(
             seen.clear()
             collected = sum(samples)
             samples.append(update(trainer)[0])
-            # What an update collects is not there yet when it learns.
+            # An update learns before it stores the collected transitions.
             assert set(seen) <= {collected}
             assert trainer.gradient_steps - (taken[-1] if taken else 0) == len(seen)
             taken.append(trainer.gradient_steps)
@@ -152,7 +152,7 @@ def test_gradient_steps_follow_transitions(
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_lost_steps_are_no_transitions(num_envs: int) -> None:
-    """They count neither as steps, nor for the initial phase, nor for gradient steps."""
+    """Lost steps count neither as steps, nor for warm-up, nor for gradient steps."""
     changes = {"algorithm.on_non_finite": "skip", "algorithm.n_rollout_steps": 4}
     with sac(num_envs, {"lost_every": 3}, **changes) as (trainer, envs):
         samples, taken = [], []
@@ -169,7 +169,7 @@ def test_lost_steps_are_no_transitions(num_envs: int) -> None:
 
 
 def test_an_environment_that_is_always_lost_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the run, and where statistics are taken before it."""
+    """An error is raised in training and while collecting statistics before training."""
     monkeypatch.setattr("maze_train.training.trainer.MAX_LOST_UPDATES", 3)
     skip = {"algorithm.on_non_finite": "skip"}
     with sac(1, {"lost_every": 1}, **skip) as (trainer, _):
@@ -185,7 +185,7 @@ def test_an_environment_that_is_always_lost_ends_the_run(monkeypatch: pytest.Mon
 
 
 def test_steps_that_are_left_out_give_no_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `skip`, errors that are not finite do not end a run with prioritised replay."""
+    """With `skip`, non-finite errors neither change priorities nor end the run."""
     changes = {"algorithm.on_non_finite": "skip", "algorithm.replay_buffer": PRIORITISED}
     with sac(**changes) as (trainer, _):
         for _ in range(11):
@@ -211,7 +211,7 @@ def test_steps_that_are_left_out_give_no_priority(monkeypatch: pytest.MonkeyPatc
 
 
 def sharpen(trainer: Any) -> None:
-    """Have the policy act on the upper bound, always."""
+    """Make the policy always choose the upper bound."""
     with torch.no_grad():
         *_, weight, bias = trainer.model.policy.parameters()
         weight.zero_()
@@ -219,14 +219,14 @@ def sharpen(trainer: Any) -> None:
 
 
 def test_the_first_actions_are_uniform() -> None:
-    """Over the bounds, until the buffer holds enough; then the policy acts."""
+    """Warm-up actions are uniform over the bounds; afterwards the policy acts."""
     changes = {"algorithm.initial_buffer_size": 1000, "algorithm.lr": 1e-9}
     with sac(2, **changes) as (trainer, envs):
         sharpen(trainer)
         for _ in range(510):
             update(trainer)
     first = np.sort(np.concatenate([env.actions[:500] for env in envs]))
-    # Kolmogorov-Smirnov: 1.95 / sqrt(n) is exceeded once in 1000 times.
+    # Kolmogorov-Smirnov test at significance level 0.001.
     uniform = (first + 2.0) / 3.0
     assert np.abs(uniform - np.arange(1000) / 1000).max() < 1.95 / math.sqrt(1000)
     later = np.concatenate([env.actions[500:] for env in envs])
@@ -234,7 +234,7 @@ def test_the_first_actions_are_uniform() -> None:
 
 
 def test_first_actions_that_are_held() -> None:
-    """For that many steps, over the ends of episodes and of updates."""
+    """`initial_action_repeat` repeats actions across the ends of episodes and updates."""
     changes = {
         "algorithm.initial_action_repeat": 3,
         "algorithm.n_rollout_steps": 2,
@@ -252,7 +252,7 @@ def test_first_actions_that_are_held() -> None:
 
 
 def demonstrations(n_steps: int) -> list[Trajectory]:
-    """Two demonstrations elsewhere."""
+    """Return two demonstrations with other observations than the environment."""
     rng = np.random.default_rng(0)
     return [
         Trajectory(
@@ -276,7 +276,7 @@ DEMONSTRATIONS = {"_target_": "test_sac_trainer.demonstrations", "n_steps": 30}
 def test_statistics_are_those_of_what_was_acted_on(
     mode: str, has_demonstrations: bool, lost_every: int
 ) -> None:
-    """Of demonstrations, of random steps before training, and of all or none of its steps."""
+    """Statistics cover demonstrations, steps before training and, if `running`, training steps."""
     changes: dict[str, Any] = {
         "model.normalization.mode": mode,
         "model.normalization.n_steps": 250,
@@ -296,10 +296,10 @@ def test_statistics_are_those_of_what_was_acted_on(
             until = len(env.actions) if mode == "running" else made
             kept = [i for i in range(until) if not lost_every or (i + 1) % lost_every]
             seen += [env.acted_on[i] for i in kept]
-    # As they are stored.
+    # Observations are stored as float32.
     obs = np.array(seen, np.float32).astype(np.float64)
     if has_demonstrations:
-        assert before < 250 + 200  # they count for the steps that are to come first
+        assert before < 250 + 200  # demonstrations count towards n_steps
         own = [episode.obs[:-1].astype(np.float32) for episode in demonstrations(30)]
         obs = np.concatenate([*own, obs])
     assert float(normalizer.count) == len(obs)
@@ -308,7 +308,7 @@ def test_statistics_are_those_of_what_was_acted_on(
 
 
 def test_demonstrations_count_for_the_initial_phase() -> None:
-    """With enough of them the policy acts at once; they are no steps of the run."""
+    """With enough demonstrations the policy acts at once; they do not count as steps of the run."""
     changes = {
         "algorithm.initial_demonstration_trajectories": DEMONSTRATIONS,
         "algorithm.initial_buffer_size": 62,

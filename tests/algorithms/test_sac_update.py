@@ -47,7 +47,7 @@ PROBLEMS = {
 
 
 class OwnPolicy(nn.Module):
-    """A policy network of a user."""
+    """User-defined policy network."""
 
     def __init__(self, observation_space, output_size):
         super().__init__()
@@ -58,7 +58,7 @@ class OwnPolicy(nn.Module):
 
 
 class OwnCritic(nn.Module):
-    """A critic of a user."""
+    """User-defined critic."""
 
     def __init__(self, observation_space, action_size, output_size):
         super().__init__()
@@ -70,7 +70,7 @@ class OwnCritic(nn.Module):
 
 
 class Wrong(nn.Module):
-    """A critic with an output too many."""
+    """Critic with one output too many."""
 
     def __init__(self, observation_space, action_size, output_size):
         super().__init__()
@@ -81,25 +81,25 @@ class Wrong(nn.Module):
 
 
 def make_model(observation_space, action_space, num_critics=2, **settings):
-    """A small model whose weights have a size, and whose targets differ from the critics."""
+    """Return a small perturbed model whose targets differ from the critics."""
     config = ModelConfig(**{"hidden_sizes": [6, 5], "branch_size": 3, **settings})
-    torch.set_default_dtype(torch.float32)  # Own networks are tried out on stored observations.
+    torch.set_default_dtype(torch.float32)  # Custom networks are tested on stored observations.
     model = build_soft_actor_critic(config, observation_space, action_space, 1, num_critics)
     model = model.double()
     torch.set_default_dtype(torch.float64)
-    # Saturated actions would cost the reference its digits.
+    # Saturated actions would reduce the precision of the reference.
     return perturbed(model, size=0.02 if observation_space is IMAGE else 0.3)
 
 
 def make_config(**settings):
-    """Settings with steps of a size that shows."""
+    """Return settings with a large learning rate."""
     return SACAlgorithmConfig(
         **{"lr": LR, "tau": 0.1, "entropy_coef": 0.5, "batch_size": N, **settings}
     )
 
 
 def noises(model, steps, policy_update_interval):
-    """The noise of next actions, and of actions where the policy learns, in each gradient step."""
+    """Yield the noise of next actions and of policy actions for each gradient step."""
     generator = torch.Generator().manual_seed(SEED)
     draw = model.distribution.draw_noise
     for step in range(steps):
@@ -108,7 +108,7 @@ def noises(model, steps, policy_update_interval):
 
 
 def compare(name, steps=3, num_critics=2, model_settings=None, weights=False, **settings):
-    """Update model and reference alike, and compare all statistics and parameters."""
+    """Assert that statistics and parameters match; return the names of changed parameters."""
     model = make_model(*PROBLEMS[name], num_critics, **(model_settings or {}))
     config = make_config(**settings)
     reference = SlowSAC(model, PROBLEMS[name][1], config)
@@ -128,7 +128,7 @@ def compare(name, steps=3, num_critics=2, model_settings=None, weights=False, **
 
 
 def test_critics_first():
-    """The critics step as in a joint step, then the policy as in one with the new critics."""
+    """The critics match a joint step; the policy matches a joint step with the new critics."""
     name = "box"
     batch = make_transitions(*PROBLEMS[name], seed=0, weighted=True)
 
@@ -156,8 +156,8 @@ def test_critics_first():
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_an_update_is_that_of_the_papers(name):
-    """Losses, and every parameter after three gradient steps."""
-    # Gradients of the size of rounding errors, as convolutions have, would steer later steps.
+    """Losses and all parameters match after three gradient steps."""
+    # Near-zero gradients of convolutions are rounding errors, which would change later steps.
     moved = compare(name, steps=1 if name == "image" else 3)
     assert "log_temperatures" in moved
     for part in ("policy", "critics", "target_critics"):
@@ -182,13 +182,13 @@ DELAYS = {"policy_update_interval": 2, "target_update_interval": 3}
     ids=str,
 )
 def test_settings_change_what_they_say(name, settings):
-    """One critic is its own minimum, errors of important samples weigh less, own networks learn."""
+    """Numbers of critics, learning rates, delays, weights and networks match the reference."""
     moved = compare(name, **settings)
     assert ("log_temperatures" in moved) is settings.get("entropy_tuning", True)
 
 
 def test_a_critic_of_ones_own_that_does_not_fit_is_refused():
-    """A wrong output, and a class that takes no actions."""
+    """A wrong output size and a class without an action input raise ConfigError."""
     for name, message in (("Wrong", "output_size"), ("OwnPolicy", "refuse|argument|action_size")):
         node = {"_target_": f"{__name__}.{name}"}
         with pytest.raises(ConfigError, match=message):
@@ -196,7 +196,7 @@ def test_a_critic_of_ones_own_that_does_not_fit_is_refused():
 
 
 def test_gradients_are_finite_where_actions_are_saturated():
-    """Both stored actions and those of the policy lie on the bounds."""
+    """Gradients are finite if stored actions and policy actions lie on the bounds."""
     model = make_model(BOX, REACH)
     with torch.no_grad():
         model.policy.net.layers.layers[-1].bias[:2] = 40.0

@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo_single_file.py"
 
 @pytest.fixture
 def example(monkeypatch):
-    """The example as a module; dataclasses look it up in `sys.modules`."""
+    """Return the example as a module; dataclasses require it in `sys.modules`."""
     spec = importlib.util.spec_from_file_location("ppo_single_file", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
@@ -29,7 +29,7 @@ def example(monkeypatch):
 
 
 def copied(agent, source, target):
-    """Copy the linear layers of one network of the example into one of the model."""
+    """Copy the linear layers of an example network into a network of the model."""
     layers = [[x for x in net.modules() if isinstance(x, nn.Linear)] for net in (source, target)]
     for ours, theirs in zip(*layers, strict=True):
         theirs.load_state_dict(ours.state_dict())
@@ -52,7 +52,7 @@ def as_product(rollout, obs):
 
 
 def test_losses_and_weights_equal_those_of_the_learner(example):
-    """Both take four epochs on the same rollout, with termination, truncation and clipping."""
+    """Losses and weights match after four epochs with termination, truncation and clipping."""
     args = example.Args(num_envs=4, num_steps=64, num_epochs=4, batch_size=256, entropy_coef=0.01)
     torch.manual_seed(0)
     env = example.make_env("CartPole-v1", args.num_envs, max_episode_steps=12)
@@ -85,7 +85,7 @@ def test_losses_and_weights_equal_those_of_the_learner(example):
 
 
 def test_the_example_trains(example, capsys):
-    """Two updates of a short run print one line each; the return matches ended episodes."""
+    """Two updates print one line each and return the mean return of ended episodes."""
     agent, curve = example.train(example.Args(total_steps=512, num_envs=4, num_steps=64))
     assert isinstance(agent, example.Agent)
     assert len(curve) == 2
@@ -94,7 +94,7 @@ def test_the_example_trains(example, capsys):
 
 
 def test_it_is_short():
-    """At most 250 lines, without an import of this package."""
+    """The example has at most 250 lines and does not import this package."""
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) <= 250
     assert "import maze_train" not in text

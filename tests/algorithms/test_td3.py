@@ -42,17 +42,17 @@ DDPG: dict[str, Any] = {
 
 
 def make_batch(observation_space, action_space, seed, weighted):
-    """Transitions whose actions lie between the bounds."""
+    """Return transitions whose actions lie within the bounds."""
     batch = make_transitions(observation_space, action_space, seed, weighted)
     return replace(batch, actions=tree_map(torch.tanh, batch.actions))
 
 
 class SlowTD3:
-    """Algorithm 1 of the paper, sample by sample, with plain optimizers."""
+    """Algorithm 1 of the paper, computed sample by sample with plain optimizers."""
 
     def __init__(self, model, config):
         self.online, self.config, self.t = copy.deepcopy(model), config, 0
-        # The targets of the model, in its own networks.
+        # A copy of the model with the target weights.
         self.frozen = copy.deepcopy(model)
         self.frozen.policy.load_state_dict(model.target_policy.state_dict())
         self.frozen.critics.load_state_dict(model.target_critics.state_dict())
@@ -61,19 +61,19 @@ class SlowTD3:
         self.critic = torch.optim.Adam(self.online.critics.parameters(), config.critic_lr, **adam)
 
     def target(self, batch, next_obs, noise, i):
-        """The value that critics learn of sample i."""
+        """Return the target value of sample i."""
         config = self.config
         with torch.no_grad():
             action = torch.tanh(self.frozen.policy(next_obs))
             for j in range(action.shape[1] if config.target_noise_stddev else 0):
-                e = float(noise[i, j] * config.target_noise_stddev)  # rounded as noise is
+                e = float(noise[i, j] * config.target_noise_stddev)  # rounded like noise
                 e = max(-config.target_noise_clip, min(config.target_noise_clip, e))
                 action[0, j] = max(-1.0, min(1.0, float(action[0, j]) + e))
             lowest = min(float(q) for q in self.frozen.critics(next_obs, action).flatten())
         return float(batch.rewards[i]) + float(batch.discounts[i]) * lowest
 
     def step(self, batch, noise):
-        """One gradient step; returns all that a learner reports of it, by tag."""
+        """Apply one gradient step; return the statistics by tag."""
         critic_loss, values, taken, saturated = 0.0, [], [], []
         stored = batch.actions
         if isinstance(stored, dict):
@@ -116,7 +116,7 @@ class SlowTD3:
     ids=["td3", "several parts", "three critics", "ddpg"],
 )
 def test_updates_are_those_of_the_paper(spaces_of, settings, weights):
-    """All statistics, and every parameter and target after each of five gradient steps."""
+    """Statistics, parameters and targets match after each of five gradient steps."""
     config = TD3AlgorithmConfig(**{**SETTINGS, **settings})
     sizes = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
     model = perturbed(build_td3(sizes, *spaces_of, 1, config.num_critics).double())
@@ -146,7 +146,7 @@ def test_updates_are_those_of_the_paper(spaces_of, settings, weights):
 
 
 def test_noise_explores_around_the_mode():
-    """With its deviation, within the bounds; without noise every action is the mode."""
+    """Actions have the configured std and stay within bounds; a std of 0 gives the mode."""
     space = spaces.Box(np.array([-3.0, 0.0], np.float32), np.array([1.0, 9.0], np.float32))
     family = NoisyActions(space, 0.3)
     params = torch.tensor([0.0, 30.0]).expand(20_000, 2)
@@ -163,7 +163,7 @@ def test_noise_explores_around_the_mode():
 
 
 def test_densities_are_those_before_clipping():
-    """As torch has them, for actions of the environment; a deterministic policy has none."""
+    """Densities match torch.distributions; a deterministic policy has no density."""
     space = spaces.Box(-2.0, 6.0, (2,), np.float64)
     family = NoisyActions(space, 0.3)
     u, other = torch.randn(2, 4, 2, generator=torch.Generator().manual_seed(0)).unbind()
@@ -190,7 +190,7 @@ FALLING = {"points": [[0, 0.4], [48, 0.0]], "by": "env_steps"}
     ),
 )
 def test_evaluations_act_without_noise(tmp_path, setting, at_last):
-    """Whatever noise collects experience, which a saved policy still knows."""
+    """Deterministic actions have no noise; a saved policy keeps its exploration noise."""
     run_dir = tmp_path / "run"
     noise = {"algorithm.exploration_noise_stddev": setting}
     result = train("Pendulum-v1", "td3", run_dir=run_dir, **SMALL, **noise)
@@ -210,7 +210,7 @@ def test_evaluations_act_without_noise(tmp_path, setting, at_last):
 
 
 def test_noise_is_a_weight_only_where_it_changes():
-    """Checkpoints with a constant one, as all old ones, have the weights of networks alone."""
+    """Constant noise is not stored, so checkpoints of constant noise contain networks only."""
     constant, changing = (
         build_td3(ModelConfig(), BOX, REACH, 1, noise_stddev=noise).state_dict().keys()
         for noise in (0.3, Schedule(start=0.3, end=0.1))
