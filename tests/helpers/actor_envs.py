@@ -43,12 +43,12 @@ ACTIONS = {
 
 
 def number_of(action):
-    """One number for an action of any space."""
+    """Return one value for an action of any space."""
     return float(sum(np.sum(part) for part in tree_leaves(action)))
 
 
 class ActorEnv(gymnasium.Env):
-    """Episodes of 1 to 6 steps whose numbers follow from the seed and the actions.
+    """Environment with episodes of 1 to 6 steps that depend on the seed and the actions.
 
     Args:
         obs: Key of `OBSERVATIONS`.
@@ -63,7 +63,7 @@ class ActorEnv(gymnasium.Env):
         self.steps = 0
 
     def observe(self):
-        """What the agent sees."""
+        """Return the observation."""
         box = np.array([self.mark, self.t / 10, self.last])
         if self.obs == "dict":
             return {"a": box, "b": self.t}
@@ -85,7 +85,7 @@ class ActorEnv(gymnasium.Env):
         return self.observe(), {}
 
     def step(self, action):
-        """Step; the action is in the reward and in the next observation."""
+        """Step; the reward and the next observation depend on the action."""
         assert self.action_space.contains(action), action
         self.t += 1
         self.steps += 1
@@ -97,7 +97,7 @@ class ActorEnv(gymnasium.Env):
 
 
 def is_first(marker):
-    """Whether no one else, in whatever process, asked that of this file before."""
+    """Return whether this call, among all processes, is the first to create the file."""
     try:
         marker.touch(exist_ok=False)
     except FileExistsError:
@@ -106,12 +106,12 @@ def is_first(marker):
 
 
 class FaultyEnv(ActorEnv):
-    """Fails at every step whose number is a multiple of `at`.
+    """Environment that fails at every step whose number is a multiple of `at`.
 
     Args:
-        how: `raise`, `exit`, `leave`, `kill`, `hang` or `lost`; `nothing`: it does not.
-        at: Which of its steps, all episodes taken together.
-        marker: A file that says that one failed, so that no other does; None: all of them do.
+        how: `raise`, `exit`, `leave`, `kill`, `hang` or `lost`; `nothing` never fails.
+        at: Interval of the failing steps, counted over all episodes.
+        marker: File that limits failures to a single one; None: no limit.
     """
 
     def __init__(self, how, at, marker=None):
@@ -119,7 +119,7 @@ class FaultyEnv(ActorEnv):
         self.how_it_fails, self.at, self.marker = how, at, marker
 
     def is_due(self):
-        """Whether this step is to fail."""
+        """Return whether this step fails."""
         return self.steps % self.at == 0
 
     def step(self, action):
@@ -141,7 +141,7 @@ class FaultyEnv(ActorEnv):
 
 
 class FailsForSeedEnv(FaultyEnv):
-    """Fails at the second step of the episodes of the seed `at`."""
+    """Environment that fails at the second step of the episodes with seed `at`."""
 
     def reset(self, *, seed=None, options=None):
         """Begin an episode of at least three steps."""
@@ -151,16 +151,16 @@ class FailsForSeedEnv(FaultyEnv):
         return found
 
     def is_due(self):
-        """Whether this step is to fail."""
+        """Return whether this step fails."""
         return self.is_bad and self.t == 2
 
 
 class GatedEnv(ActorEnv):
-    """Observes its number, in the order in which environments were built; waits at its gate.
+    """Environment that observes its creation number; steps wait until its gate is open.
 
     Args:
-        folder: Where numbers are drawn, and where the file `open/{number}` opens a gate.
-        gated: Numbers of those that have a gate.
+        folder: Directory of the number files; the file `open/{number}` opens a gate.
+        gated: Numbers of the environments that have a gate.
     """
 
     def __init__(self, folder, gated):
@@ -169,7 +169,7 @@ class GatedEnv(ActorEnv):
         self.gate = folder / f"open{self.number}" if self.number in gated else None
 
     def observe(self):
-        """The number, in all entries."""
+        """Return the number in all entries."""
         return np.full(3, float(self.number))
 
     def step(self, action):
@@ -180,7 +180,7 @@ class GatedEnv(ActorEnv):
 
 
 class BrokenLaterEnv(ActorEnv):
-    """Cannot be built once a file is there."""
+    """Environment whose constructor raises an error once the marker file exists."""
 
     def __init__(self, marker):
         super().__init__()
@@ -189,14 +189,14 @@ class BrokenLaterEnv(ActorEnv):
 
 
 class OddOneOutEnv(ActorEnv):
-    """One of all that are built has another observation space."""
+    """Environment whose first instance has a different observation space."""
 
     def __init__(self, marker):
         super().__init__("dict" if is_first(marker) else "box")
 
 
 def stacked_env(actions="discrete"):
-    """Stacks of the last three images."""
+    """Return an environment that stacks the last three images."""
     return ObservationStackWrapper(ActorEnv("image", actions), 3)
 
 
@@ -208,11 +208,11 @@ KINDS = {
     "mask, discrete, memory": (partial(ActorEnv, "mask"), {"memory": True}),
     "stacks, dict, memory": (partial(stacked_env, "dict"), {"memory": True}),
 }
-"""Environments, and settings of the learner of these."""
+"""Environments and settings of their learners."""
 
 
 def vector_of(make, num_envs=E, skips=False, first_env=0, *, can_be_restored=True):
-    """So many environments in one process."""
+    """Return `num_envs` environments in this process."""
     return SequentialVectorEnv(
         [make] * num_envs,
         on_non_finite="skip" if skips else "raise",
@@ -222,7 +222,7 @@ def vector_of(make, num_envs=E, skips=False, first_env=0, *, can_be_restored=Tru
 
 
 def model_maker(observation_space, action_space, *, memory=False, normalises=False):
-    """What builds a small model, in whatever process."""
+    """Return a function that builds a small model in any process."""
     config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4) if memory else None)
     config.normalization.mode = "running" if normalises else "none"
     return partial(build_actor_critic, config, observation_space, action_space, 0)
@@ -230,14 +230,14 @@ def model_maker(observation_space, action_space, *, memory=False, normalises=Fal
 
 @torch.no_grad()
 def set_version(model, version):
-    """Give a model weights that follow from a number, and with which it acts in many ways."""
+    """Set random weights from a seed; they give diverse actions."""
     generator = torch.Generator().manual_seed(version)
     for param in model.parameters():
         param.copy_(torch.randn(param.shape, generator=generator))
 
 
 def reference_collector(env, actor, generation=0):
-    """The collector that an actor is, in this process."""
+    """Return a collector in this process that is equivalent to an actor."""
     name = f"actors/{actor}/{generation}"
     return RolloutCollector(
         env,
@@ -250,7 +250,7 @@ def reference_collector(env, actor, generation=0):
 
 @torch.no_grad()
 def slow_log_probs(rollout, model):
-    """Log-probabilities of the actions of a rollout, step by step under a model."""
+    """Return the log-probabilities of the actions of a rollout, computed step by step."""
     rows = []
     for t in range(len(rollout.rewards)):
         obs = tree_map(lambda x, t=t: x[t], rollout.obs)

@@ -18,12 +18,12 @@ from maze_train import Callback
 
 
 class LevelEnv(gymnasium.Env[Any, Any]):
-    """Observes its level, what it felt of calls within the episode, and a noisy step.
+    """Environment that observes its level, the effect of calls in the episode, and a noisy step.
 
     Args:
-        length: Steps of an episode, in addition to those of its seed and level.
-        marker: File that it makes when its process dies; none: it does not.
-        dies_in: Whether it dies in a call or `a reset`.
+        length: Minimum episode length; the seed and the level add to it.
+        marker: File created when the process exits; if empty, the process does not exit.
+        dies_in: Where the process exits: `a call` or `a reset`.
     """
 
     def __init__(self, length: int = 5, marker: str = "", dies_in: str = "a call") -> None:
@@ -35,7 +35,7 @@ class LevelEnv(gymnasium.Env[Any, Any]):
         self.bag: list[Any] = []
 
     def set_level(self, level: float, *, bonus: float = 0.0) -> None:
-        """What it feels depends on when in the episode this is called."""
+        """Set the level; the effect depends on the step at which this is called."""
         self.level = level + bonus
         self.felt += (1 + self.t) * self.level
         if level and self.dies_in != "a reset":
@@ -47,7 +47,7 @@ class LevelEnv(gymnasium.Env[Any, Any]):
             os._exit(7)
 
     def keep(self, bag: list[Any]) -> None:
-        """Modifies what it was given."""
+        """Append to the given list and keep it."""
         bag.append(len(bag))
         self.bag = bag
 
@@ -77,14 +77,14 @@ class LevelEnv(gymnasium.Env[Any, Any]):
 
 
 class Louder(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Has a method of its own."""
+    """Wrapper with an additional method."""
 
     def louder(self) -> None:
         """Do nothing."""
 
 
 class InterruptsOnce(LevelEnv):
-    """Its process gets a signal in the first step, unless the marker exists."""
+    """Environment that raises SIGINT in its first step, unless the marker exists."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if not Path(self.marker).exists():
@@ -94,7 +94,7 @@ class InterruptsOnce(LevelEnv):
 
 
 class KeptLevelEnv(LevelEnv):
-    """Saves its state, apart from its size."""
+    """Environment that saves its state, except its size."""
 
     def state_dict(self) -> dict[str, Any]:
         names = ("level", "t", "felt", "x", "last")
@@ -109,12 +109,12 @@ class KeptLevelEnv(LevelEnv):
 
 
 def level_vector(num_envs: int) -> SyncVectorEnv:
-    """A vector environment of gymnasium."""
+    """Return a vector environment of Gymnasium."""
     return SyncVectorEnv([LevelEnv] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 class Caller(Callback):
-    """Calls environments at every update and epoch, in a way that depends on the update."""
+    """Callback that calls environments at every update and epoch, depending on the update."""
 
     def __init__(self, evaluate: bool = True, draws: bool = False) -> None:
         self.evaluate, self.draws = evaluate, draws
@@ -137,12 +137,12 @@ class Caller(Callback):
 
 
 class LevelSimulator(TensorCartPole):
-    """Its saved state contains neither its level nor its size."""
+    """Simulator whose saved state contains neither its level nor its size."""
 
     level, size = 0.0, 1.0
 
     def set_level(self, level: float, *, bonus: float = 0.0) -> None:
-        """Push the cart, too."""
+        """Set the level and push the cart."""
         self.level = level + bonus
         self.state = self.state + 0.01 * self.level
 
@@ -152,7 +152,7 @@ class LevelSimulator(TensorCartPole):
 
 
 class ReachEnv(PointToGoal):
-    """A goal is reached within a distance that may change."""
+    """Goal environment whose success distance can be changed."""
 
     reach = 1.0
 

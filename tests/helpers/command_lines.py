@@ -13,7 +13,7 @@ from maze_train.cli import main
 
 
 class CommandLine:
-    """`maze-run` in an empty directory, with runners that only remember their configuration."""
+    """`maze-run` in an empty directory, with runners that only record their configuration."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -21,16 +21,16 @@ class CommandLine:
         self.train: Any = lambda config: 1.0
 
     def __call__(self, *argv: str) -> int:
-        """The exit code for these arguments."""
+        """Return the exit code for these arguments."""
         return main(argv)
 
     def runner_of(self, config: Any) -> SimpleNamespace:
-        """What takes the place of a runner of training or of rollouts."""
+        """Return a replacement of a training or rollout runner."""
         self.configs.append(config)
         return SimpleNamespace(run=lambda: self.outcome(self.train(config)), resumption=None)
 
     def outcome(self, value: Any) -> SimpleNamespace:
-        """What a run returns."""
+        """Return the result of a run."""
         return SimpleNamespace(
             best_metric=value, missing=(), summary=SimpleNamespace(return_mean=value)
         )
@@ -41,13 +41,13 @@ class CommandLine:
         (self.folder / path).write_text(text)
 
     def files(self) -> list[str]:
-        """Everything below the working directory."""
+        """Return all paths below the working directory."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
 
 
 @pytest.fixture
 def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """The command line in an empty directory."""
+    """Return the command line in an empty directory."""
     command_line = CommandLine(tmp_path)
     for where, name in (("train", "make_runner"), ("rollout", "RolloutRunner")):
         module = ModuleType(f"maze_train.run.{where}")

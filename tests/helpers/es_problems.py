@@ -1,4 +1,4 @@
-"""Importable environments and policies for tests of populations."""
+"""Importable environments and policies for tests of ES populations."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from maze_train.workers.process_pool import LocalProcesses
 
 SIGMA = 0.5
 LIMIT = 140
-"""Steps of the longest episodes of `WalkEnv`, more than twice as many as noise is drawn for."""
+"""Maximum episode length of `WalkEnv`; more than twice the number of steps that noise is drawn for."""
 
 PLAIN = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.0)
 SAMPLED = MemberSettings(seed=5, deterministic=False, action_noise_stddev=0.0)
 
 
 class WalkEnv(ActorEnv):
-    """A walk that ends where it comes far from its start: after a few steps, or very many.
+    """Random walk that ends far from its start, after a few steps or up to `LIMIT` steps.
 
     Args:
         obs: Key of `actor_envs.OBSERVATIONS`.
@@ -61,7 +61,7 @@ class WalkEnv(ActorEnv):
             self.observation_space = spaces.Dict({"a": box, "b": spaces.Discrete(7), "c": other})
 
     def observe(self):
-        """What the agent sees: where it is, the time, its last action."""
+        """Return the observation: position, time and last action."""
         self.mark = self.place
         found = super().observe()
         self.legal = found.get("action_mask") if isinstance(found, dict) else None
@@ -77,7 +77,7 @@ class WalkEnv(ActorEnv):
         return self.observe(), {}
 
     def step(self, action):
-        """Step; the action says where to, more or less."""
+        """Move by an amount that depends on the action."""
         assert self.action_space.contains(action), action
         assert self.legal is None or self.legal[action - 1], action
         parts = action.values() if isinstance(action, dict) else [action]
@@ -92,7 +92,7 @@ class WalkEnv(ActorEnv):
 
 
 class UnequalEnv(ActorEnv):
-    """Every fourth episode or so is a hundred times as long as others."""
+    """Environment in which about every fourth episode is a hundred times as long as the others."""
 
     def reset(self, *, seed=None, options=None):
         """Begin an episode."""
@@ -102,10 +102,10 @@ class UnequalEnv(ActorEnv):
 
 
 class SpoiltEnv(WalkEnv):
-    """Gives a number that is not finite after some steps of some episodes, or at once.
+    """Environment that returns a non-finite value in some episodes.
 
     Args:
-        where: `obs`, `reward`, or `first`: the first observation.
+        where: Where the value is returned: `obs` or `reward` (at step 3), or `first` (at reset).
     """
 
     def __init__(self, where):
@@ -119,7 +119,7 @@ class SpoiltEnv(WalkEnv):
         return (obs * np.nan if self.is_bad and self.where == "first" else obs), info
 
     def step(self, action):
-        """Step, or spoil it."""
+        """Step; return a non-finite value if this step of the episode is due."""
         obs, reward, *rest = super().step(action)
         if self.is_bad and self.t == 3:
             return (obs, math.inf, *rest) if self.where == "reward" else (obs * np.nan, 1.0, *rest)
@@ -137,7 +137,7 @@ POLICIES = {
 
 
 def model_maker(make, policy="plain"):
-    """What builds a small policy for environments, in whatever process."""
+    """Return a function that builds a small policy in any process."""
     settings = dict(POLICIES[policy])
     mode, wrapper = settings.pop("mode", "none"), settings.pop("wrapper", None)
     config = ModelConfig(**{"hidden_sizes": [6], **settings})
@@ -149,7 +149,7 @@ def model_maker(make, policy="plain"):
 
 @torch.no_grad()
 def set_version(model, version):
-    """Give a policy weights with which it acts in many ways, and statistics, by a number."""
+    """Set random weights and statistics from a seed; the weights give diverse actions."""
     generator = torch.Generator().manual_seed(version)
     for param in model.parameters():
         param.copy_(torch.randn(param.shape, generator=generator))
@@ -166,14 +166,14 @@ def set_version(model, version):
 
 
 def model_for(make, policy="plain", version=1):
-    """A policy for environments, with weights of a version."""
+    """Return a policy for an environment, with the weights of `version`."""
     model = model_maker(make, policy)()
     set_version(model, version)
     return model
 
 
 def make_table(count=5_000):
-    """Noise for small policies."""
+    """Return a noise table for small policies."""
     return SharedNoiseTable(count, seed=3)
 
 
@@ -181,11 +181,11 @@ class Members:
     """Members of a population in this process.
 
     Args:
-        make: Builds an environment.
-        num_envs: Members that play at a time.
+        make: Function that builds an environment.
+        num_envs: Number of members that play in parallel.
         model: The policy.
-        settings: How members act.
-        on_non_finite: What to do about numbers that are not finite.
+        settings: Settings of the members.
+        on_non_finite: What to do if a value is NaN or infinite.
     """
 
     def __init__(self, make, num_envs, model, settings=PLAIN, on_non_finite="raise"):
@@ -199,7 +199,7 @@ class Members:
         self.player = EpisodeRunner(self.episodes, self.agent)
 
     def begin(self, members, iteration=2, sigma=SIGMA):
-        """Begin an iteration with the policy as it is now, with some of its members."""
+        """Begin an iteration with the current policy and some of its members."""
         self._writer.publish(iteration)
         self.episodes.drop()
         self.agent.begin_round(sigma)
@@ -207,7 +207,7 @@ class Members:
             self.episodes.add([self._draws.task(iteration, member)])
 
     def play(self, members, **iteration):
-        """Play some members of an iteration; results by member, in the order of their ends."""
+        """Play some members of an iteration; return the results by member, in the order of completion."""
         self.begin(members, **iteration)
         found = []
         while self.episodes.load:
@@ -217,16 +217,16 @@ class Members:
 
 
 class Rollouts:
-    """A population somewhere, and the policy that it gets.
+    """Distributed rollouts of a population, with the policy they use.
 
     Args:
-        make: Builds an environment.
-        n_workers: How many processes; 0: all play in this one.
-        num_envs: Environments of all workers together.
+        make: Function that builds an environment.
+        n_workers: Number of worker processes; 0 plays in this process.
+        num_envs: Total number of environments of all workers.
         policy: Key of `es_problems.POLICIES`.
-        settings: How members act.
-        on_non_finite: What to do about numbers that are not finite.
-        **processes: Settings of the processes.
+        settings: Settings of the members.
+        on_non_finite: What to do if a value is NaN or infinite.
+        **processes: Settings of the worker processes.
     """
 
     def __init__(
@@ -255,22 +255,22 @@ class Rollouts:
         self.of.begin(self.model, make_model)
 
     def generate(self, expected=6, iteration=2, idle=lambda: None):
-        """The pairs of an iteration, to be closed."""
+        """Return the pairs of an iteration as a context manager that closes the generator."""
         return closing(self.of.generate_rollouts(iteration, SIGMA, expected, idle))
 
     def take(self, count=6, expected=6, iteration=2):
-        """The first pairs of an iteration, to the bit."""
+        """Return the first pairs of an iteration as bytes."""
         with self.generate(expected, iteration) as pairs:
             return [pair_bits(pair) for pair in islice(pairs, count)]
 
     def close(self):
-        """End it."""
+        """Close the workers and the noise table."""
         self.of.close()
         self.table.close()
 
 
 def bits(episode):
-    """All that is reported of an episode, to the bit."""
+    """Return all reported values of an episode as bytes."""
     numbers = np.array([episode.episode_return, episode.fitness, episode.success]).tobytes()
     flags = (episode.end, episode.video)
     found = [episode.number, episode.seed, numbers, episode.length, *flags]
@@ -286,21 +286,21 @@ def bits(episode):
 
 
 def pair_bits(pair):
-    """All that the result of a pair says, to the bit."""
+    """Return all values of the result of a pair as bytes."""
     return (pair.pair, pair.noise_index, *map(bits, pair.members))
 
 
-# -- What tests of played episodes share: environments, policies of users, comparisons to the bit --
+# -- played episodes: environments, custom policies, bitwise comparisons ---------------------------
 
 
 RECORDED = PlaySettings(record=True)
 
 
 class RememberingPolicy:
-    """Its actions follow from all that it saw in the episode, and from chance.
+    """Policy whose actions depend on all observations of the episode and on random numbers.
 
     Args:
-        kind: `discrete` (1, 2, 3), `box` or `dict`: key of `actor_envs.ACTIONS`.
+        kind: Action space, a key of `actor_envs.ACTIONS`: `discrete` (1, 2, 3), `box` or `dict`.
     """
 
     def __init__(self, kind="discrete"):
@@ -309,12 +309,12 @@ class RememberingPolicy:
         self.reset(0)
 
     def reset(self, seed):
-        """Forget, and draw other numbers."""
+        """Forget all observations and seed the generator."""
         self.random = np.random.default_rng(seed)
         self.seen.clear()
 
     def act(self, observation):
-        """An action."""
+        """Return an action."""
         self.seen.append(observation["a"] if isinstance(observation, dict) else observation)
         total = float(np.sum(self.seen)) + self.random.normal()
         choice = int(10.0 * abs(math.sin(total))) % 3
@@ -325,31 +325,31 @@ class RememberingPolicy:
 
 
 class ReusingEnv(WalkEnv):
-    """Gives the same array again and again, and writes into the actions that it got."""
+    """Environment that reuses its observation array and overwrites the actions it receives."""
 
     memory: Any = None
 
     def observe(self):
-        """What the agent sees, in the memory of what it saw before."""
+        """Return the observation in the array of the first observation."""
         found = super().observe()
         self.memory = found if self.memory is None else self.memory
         self.memory[:] = found
         return self.memory
 
     def step(self, action):
-        """Step, and spoil the action."""
+        """Step, then overwrite the action."""
         result = super().step(action.copy())
         action[:] = 7.0
         return result
 
 
 class PictureEnv(UnequalEnv):
-    """Shows its time as the grey of a picture.
+    """Environment that renders its time as a gray level.
 
     Args:
         shape: Height and width.
-        render_mode: As in gymnasium.
-        endless: Whether its episodes never end.
+        render_mode: As in Gymnasium.
+        endless: Seeds whose episodes never end.
     """
 
     def __init__(self, shape=(33, 50), render_mode="rgb_array", endless=()):
@@ -357,24 +357,24 @@ class PictureEnv(UnequalEnv):
         self.shape, self.render_mode, self.endless = shape, render_mode, endless
 
     def reset(self, *, seed=None, options=None):
-        """Begin an episode of three or six steps, or an endless one."""
+        """Begin an episode of three or six steps, or an endless episode."""
         found = super().reset(seed=seed, options=options)
         self.length = -1 if seed in self.endless else 3 if self.length < 6 else 6
         return found
 
     def render(self):
-        """A picture."""
+        """Return a picture."""
         return np.full((*self.shape, 3), 40 * min(self.t, 6), np.uint8)
 
 
 def model_problem(obs, actions, policy, deterministic=False):
-    """Environment and agent of a model."""
+    """Return functions that build an environment and an agent with a model."""
     make = partial(WalkEnv, obs, actions)
     return make, partial(model_agent, model_for(make, policy), deterministic=deterministic)
 
 
 def user_problem(obs, actions):
-    """Environment and agent of a recurrent policy."""
+    """Return functions that build an environment and an agent with a recurrent policy."""
     policy = partial(RememberingPolicy, actions)
     return partial(WalkEnv, obs, actions), partial(PolicyAgent, policy)
 
@@ -392,23 +392,23 @@ PROBLEMS = {
     "user": partial(user_problem, "box", "discrete"),
     "user dict": partial(user_problem, "dict", "dict"),
 }
-"""Functions that give what builds an environment, and what builds an agent."""
+"""Each function returns a function that builds an environment and one that builds an agent."""
 
 
 def closing_env():
-    """A class of environments, and the list of those that were closed."""
+    """Return a class of environments and the list of its closed instances."""
     closed = []
     return type("ClosingEnv", (WalkEnv,), {"close": lambda self: closed.append(self)}), closed
 
 
 class Episodes:
-    """Episodes of an agent that are played somewhere, with the calls of `Rollouts`.
+    """Played episodes of an agent, with the same methods as `Rollouts`.
 
     Args:
-        make_agent: Builds the agent.
+        make_agent: Function that builds the agent.
         settings: How episodes are played.
 
-    The others are those of `Rollouts`.
+    The other arguments are the same as for `Rollouts`.
     """
 
     def __init__(
@@ -429,16 +429,16 @@ class Episodes:
         self.close = self.of.close
 
     def generate(self, expected):
-        """The episodes of the first seeds, to be closed."""
+        """Return the episodes of the first seeds as a context manager that closes the generator."""
         return closing(self.of.play(range(expected)))
 
     def take(self, count):
-        """They, to the bit."""
+        """Return the episodes of the first seeds as bytes."""
         with self.generate(count) as episodes:
             return [bits(episode) for episode in episodes]
 
 
 def play_alone(make, make_agent, seeds, settings=RECORDED, **kwargs):
-    """Bits of episodes that are played one after the other in this process."""
+    """Return the bytes of episodes that are played one by one in this process."""
     with RolloutPlayer(make, make_agent, settings, num_envs=1, **kwargs) as player:
         return [bits(episode) for episode in player.play(seeds)]

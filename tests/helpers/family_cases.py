@@ -50,27 +50,27 @@ UNCLIPPED = [name for name in BOUNDED if name.startswith(("beta", "squashed"))]
 
 
 def build(case: str) -> tuple[Distribution, Any]:
-    """The family of a case and its space."""
+    """Return the family of a case and its space."""
     override, space = CASES[case]
     return distribution_for(space, {type(space).__name__: override}), space
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Standard normal float64 numbers of a fixed seed."""
+    """Return standard normal float64 values for a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def draw(family: Distribution, params: torch.Tensor, seed: int = 0) -> Any:
-    """Samples for params [..., param_size]."""
+    """Return samples for params [..., param_size]."""
     generator = torch.Generator().manual_seed(seed)
     return family.sample(params, family.draw_noise(params.shape[:-1], generator))
 
 
 def torch_parts(case: str, params: torch.Tensor) -> Iterator[td.Distribution]:
-    """Independent distributions of torch over the parts of one action [n, D], in float64.
+    """Yield PyTorch distributions of the components of one action for params [n, D], in float64.
 
-    Those of squashed and beta families are over the action of the environment.
+    For the squashed and beta families, they are distributions of the environment's action.
     """
     space = CASES[case][1]
     if isinstance(space, MultiDiscrete):

@@ -21,7 +21,7 @@ RUN = Path("run")
 
 
 def disk_full() -> None:
-    """From the second checkpoint on the disk is full."""
+    """Simulate a full disk from the second checkpoint on."""
     original = checkpoints.write_synced
 
     def write(path: Path, data: bytes) -> None:
@@ -34,7 +34,7 @@ def disk_full() -> None:
 
 
 def disk_full_for_a_while() -> None:
-    """Rows and checkpoints of the second and third epoch cannot be written."""
+    """Simulate a full disk for the rows and checkpoints of the second and third epoch."""
     full = False
     write_line, write_file = tracker.csv_text, checkpoints.write_synced
 
@@ -64,7 +64,7 @@ def disk_full_for_a_while() -> None:
 
 
 def after_epoch(epoch: int, function: Any) -> None:
-    """Call a function once, after the row of an epoch was written."""
+    """Call a function once, after the row of an epoch is written."""
     original = Tracker.write
 
     def write(self: Tracker, row: Any) -> None:
@@ -76,28 +76,28 @@ def after_epoch(epoch: int, function: Any) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory at once, also while someone writes into it."""
+    """Remove a directory atomically, even if another process writes into it."""
     path.rename("removed")
     shutil.rmtree("removed", ignore_errors=True)
 
 
 def checkpoints_vanish() -> None:
-    """Someone removes the checkpoints while the run continues."""
+    """Remove the checkpoints while the run continues."""
     after_epoch(3, lambda: remove(RUN / "checkpoints"))
 
 
 def run_dir_vanishes() -> None:
-    """Someone removes the whole directory while the run continues."""
+    """Remove the run directory while the run continues."""
     after_epoch(3, lambda: remove(RUN))
 
 
 def run_dir_is_moved() -> None:
-    """Someone gives the whole directory another name while the run continues."""
+    """Rename the run directory while the run continues."""
     after_epoch(3, lambda: RUN.rename("moved"))
 
 
 def run_dir_is_half_removed() -> None:
-    """Someone begins to remove the directory, and is stopped by what the run writes into it."""
+    """Remove some files of the run directory, as an interrupted `rm` does."""
 
     def begin() -> None:
         for path in (RUN / ".lock", RUN / "config.yaml", RUN / "metrics.csv"):
@@ -108,7 +108,7 @@ def run_dir_is_half_removed() -> None:
 
 
 def read_only() -> None:
-    """The checkpoints cannot be written any more; for the superuser as well."""
+    """Make checkpoints impossible to write, even for root."""
 
     def replace() -> None:
         remove(RUN / "checkpoints")
@@ -118,7 +118,7 @@ def read_only() -> None:
 
 
 def nan_gradients() -> None:
-    """One minibatch of the eighth update has a loss that is not finite."""
+    """Multiply the value loss of one minibatch of the eighth update by NaN."""
     original, calls = PPOLearner.value_loss, 0
 
     def value_loss(self: Any, *args: Any) -> Any:
@@ -132,7 +132,7 @@ def nan_gradients() -> None:
 
 
 def ctrl_c_in_a_gradient_step() -> None:
-    """All processes get Ctrl-C in the twentieth step of SAC."""
+    """Send SIGINT to all processes in the twentieth gradient step of SAC."""
     original, calls = SACLearner.compute_loss_for_module, 0
 
     def compute_loss(*args: Any) -> Any:

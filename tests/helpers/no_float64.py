@@ -1,4 +1,4 @@
-"""A simulated device of the type `mps`: computes on the CPU, without float64, like the real one."""
+"""Simulated device of type `mps`: computes on the CPU and, like the real one, without float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OnMps(torch.Tensor):
         if inner.dtype == torch.float64:
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
         sizes = inner.size(), inner.stride(), inner.storage_offset()
-        # To PyTorch it is on the CPU, because this build has no autograd on other devices.
+        # PyTorch sees a CPU tensor, because this build has no autograd on other devices.
         tensor = torch.Tensor._make_wrapper_subclass(cls, *sizes, dtype=inner.dtype)
         tensor.inner = inner
         return tensor
@@ -40,7 +40,7 @@ class _Operations(TorchDispatchMode):
 
 
 class SimulatedMps(TorchFunctionMode):
-    """While active, tensors can be created on `mps` and moved there."""
+    """Mode in which tensors can be created on `mps` and moved there."""
 
     def __enter__(self) -> SimulatedMps:
         torch.__future__.set_overwrite_module_params_on_conversion(True)

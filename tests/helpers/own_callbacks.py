@@ -10,11 +10,11 @@ from maze_train import Callback
 
 
 class Diary(Callback):
-    """Notes what is called; counts updates, and adds the count to the metrics.
+    """Callback that records its calls, counts updates, and adds the count to the metrics.
 
     Args:
-        fails_in: Method that raises.
-        at: Update after which it does so.
+        fails_in: Name of the method that raises an error.
+        at: Number of updates after which it raises.
         records: Whether it adds metrics.
     """
 
@@ -25,7 +25,7 @@ class Diary(Callback):
 
     def note(self, name: str, run: Any) -> None:
         self.calls.append(name)
-        np.random.rand()  # noqa: NPY002 (training must not notice)
+        np.random.rand()  # noqa: NPY002 (must not affect training)
         if name == self.fails_in and run.progress.updates >= self.at:
             raise ZeroDivisionError(f"at update {run.progress.updates}")
 
@@ -59,10 +59,10 @@ class Diary(Callback):
 
 
 class Changes(Callback):
-    """Changes settings after updates.
+    """Callback that changes settings after updates.
 
     Args:
-        changes: Number of an update, name of a setting, and its new value.
+        changes: Lists of an update number, the name of a setting and its new value.
     """
 
     def __init__(self, changes: list[Any]) -> None:
@@ -75,7 +75,7 @@ class Changes(Callback):
 
 
 class Logs(Callback):
-    """Logs one of each kind after evaluations."""
+    """Callback that logs an image, a histogram, a video and a text after evaluations."""
 
     def on_evaluation_end(self, run: Any) -> None:
         run.log_image("image", np.linspace(0, 1, 12).reshape(3, 4))
@@ -85,7 +85,7 @@ class Logs(Callback):
 
 
 class StopAtReturn(Callback):
-    """Ends training after the first evaluation with a mean return that is enough."""
+    """Callback that stops training once the mean evaluation return is high enough."""
 
     def __init__(self, least: float) -> None:
         self.least = least
@@ -96,7 +96,7 @@ class StopAtReturn(Callback):
 
 
 class StopAt(Callback):
-    """Ends training after an update; its state are the updates that it saw."""
+    """Callback that stops training after an update; its state is the list of updates seen."""
 
     def __init__(self, update: int, reason: str = "enough") -> None:
         self.update, self.reason = update, reason

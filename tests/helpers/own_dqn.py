@@ -62,7 +62,7 @@ class DQNModel(nn.Module):
 def build_model(
     config: Any, observation_space: Any, action_space: Any, seed: int, temperature: float
 ) -> DQNModel:
-    """The model for the spaces of an environment."""
+    """Build the model for the spaces of an environment."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         hidden = (config.hidden_sizes or [32])[0]
@@ -70,7 +70,7 @@ def build_model(
 
 
 class DQNLearner(OffPolicyLearner[DQNConfig]):
-    """Squared error of the one-step target of the target network."""
+    """Learner with the squared error to one-step targets of the target network."""
 
     def compute_loss_for_module(self, module_id: str, batch: Any, statistics: Any) -> torch.Tensor:
         model: Any = self.modules[module_id]

@@ -6,29 +6,29 @@ from typing import Any
 
 
 class Counting:
-    """Remembers: its actions are -1, 0, 1 in turn."""
+    """Stateful policy with the actions -1, 0, 1 in turn."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
         self.t = 0
 
     def reset(self, seed: int) -> None:
-        """Begin again."""
+        """Reset the counter."""
         self.t = 0
 
     def act(self, observation: Any) -> int:
-        """The next one in turn."""
+        """Return the next action."""
         self.t += 1
         return (self.first + self.t - 1) % 3 - 1
 
 
 def always_one(observation: Any) -> int:
-    """The same action always."""
+    """Return action 1 for every observation."""
     return 1
 
 
 class TakesOne:
-    """Takes one stone of a heap."""
+    """Policy that takes one stone from a heap."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         self._contains = observation_space.contains
@@ -39,14 +39,14 @@ class TakesOne:
 
 
 class AlwaysOne(TakesOne):
-    """Takes action 1."""
+    """Policy that takes action 1."""
 
     def act(self, observation: Any) -> int:
         return 1
 
 
 class CountsTurns(TakesOne):
-    """Takes one stone of a heap, and knows how many turns it had in the episode."""
+    """Policy that takes one stone from a heap and counts its turns in the episode."""
 
     def reset(self) -> None:
         self.turns = 0
@@ -59,6 +59,6 @@ class CountsTurns(TakesOne):
 
 
 class Nothing:
-    """Cannot act."""
+    """Policy without `act`."""
 
     def __init__(self, *spaces: Any) -> None: ...

@@ -24,7 +24,7 @@ from maze_train.training.trainer import Trainer, TrainerServices
 
 
 class ShortOrLongEnv(gymnasium.Env):
-    """Half of the episodes end after 1 step, the others after 12; rewards depend on actions."""
+    """Environment whose episodes end after 1 or 12 steps; rewards depend on the actions."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(3)
@@ -49,7 +49,7 @@ class ShortOrLongEnv(gymnasium.Env):
 
 
 class GreedyOfGlobals(ShortOrLongEnv):
-    """Draws from every global generator, and lets the numbers into its observations."""
+    """Environment that draws from every global generator for its observations."""
 
     def observe(self):
         drawn = random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002
@@ -57,7 +57,7 @@ class GreedyOfGlobals(ShortOrLongEnv):
 
 
 class GreedyConstructor(GreedyOfGlobals):
-    """Draws from a global generator when it is built."""
+    """Environment that draws from a global generator in its constructor."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ class GreedyConstructor(GreedyOfGlobals):
 
 
 def make_model(seed=0, sharp=True):
-    """A small policy; a sharp one acts differently in different states."""
+    """Return a small policy; a sharp policy acts differently in different states."""
     env = ShortOrLongEnv
     config = ModelConfig(hidden_sizes=[8])
     model = build_actor_critic(config, env.observation_space, env.action_space, seed)
@@ -77,19 +77,19 @@ def make_model(seed=0, sharp=True):
 
 
 def vector(env, n):
-    """So many environments in this process."""
+    """Return n environments in this process."""
     return SequentialVectorEnv([env] * n)
 
 
 def seed_globals(seed=0):
-    """Put the global generators to a known place."""
+    """Seed the global generators."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.manual_seed(seed)
 
 
 def make_ppo(env=ShortOrLongEnv, model=None, algorithm=None, **services):
-    """A PPO trainer on two environments, 2 updates of 2 x 8 steps per epoch."""
+    """Return a PPO trainer on two environments, with 2 updates of 2 x 8 steps per epoch."""
     model = model or make_model(sharp=False)
     settings = {"n_rollout_steps": 8, "batch_size": 8, "n_optimization_epochs": 2, "lr": 3e-3}
     config = PPOAlgorithmConfig(epoch_length=2, **{**settings, **(algorithm or {})})
@@ -100,7 +100,7 @@ def make_ppo(env=ShortOrLongEnv, model=None, algorithm=None, **services):
 
 
 class NoLearners:
-    """Stands where learners are not looked at."""
+    """Placeholder for learners in tests that do not use them."""
 
     def foreach_learner(self, function):
         return []
@@ -116,7 +116,7 @@ class NoLearners:
 
 
 class CountingTrainer(Trainer):
-    """Takes 10 steps per update, sees nothing, learns nothing; remembers its progress."""
+    """Trainer that counts 10 steps per update without learning, and records its progress."""
 
     def __init__(self, epoch_length=2, model=None, on_update=None, **services):
         config = PPOAlgorithmConfig(epoch_length=epoch_length)
@@ -137,7 +137,7 @@ class CountingTrainer(Trainer):
 
 
 class ScriptedEvaluator(Evaluator):
-    """Returns the scores that it was given, one after the other, then the last again."""
+    """Evaluator that returns the given scores in turn, then repeats the last one."""
 
     def __init__(self, scores=(0.0,), name="eval/episode_return_mean"):
         self.scores, self.name, self.calls, self.closed = list(scores), name, 0, 0

@@ -1,4 +1,4 @@
-"""Environments with arbitrary spaces; observations and ends are random but seeded."""
+"""Environments with arbitrary spaces; observations and episode ends are random but seeded."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NAMES = ("arm", "gear", "speed", "goal", "10", "2")
 
 
 class RandomSpaceEnv(gymnasium.Env[Any, Any]):
-    """Random observations of given spaces; refuses every action that is not legal.
+    """Environment with random observations of given spaces that raises on illegal actions.
 
-    The reward, in [-1, 1], is a function of the observation and the action that answers it.
-    Episodes end terminal, cut off, or both.
+    The reward, in [-1, 1], is a function of the observation and the action taken on it.
+    Episodes are terminated, truncated, or both.
 
     Args:
-        observation_space: Any space that can sample. A Dict with the key `action_mask` (see
-            `mask_spaces`) tells which actions are legal.
+        observation_space: Any space that can be sampled. In a Dict, the key `action_mask` (see
+            `mask_spaces`) holds the mask of legal actions.
         action_space: Any space.
-        end_probability: Probability of each of the two ends in a step.
-        refuses_illegal: Whether an action that the mask forbids is an error.
+        end_probability: Probability of a termination, and of a truncation, in each step.
+        refuses_illegal: Whether a masked action raises an error.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class RandomSpaceEnv(gymnasium.Env[Any, Any]):
         reward = math.sin(self.mark + 3.0 * number_of(action))
         self.t += 1
         terminated = bool(self.np_random.random() < self.end_probability)
-        # The checker of gymnasium wants the first step of an episode not to be the last one.
+        # The checker of Gymnasium requires episodes of more than one step.
         truncated = self.t > 1 and bool(self.np_random.random() < self.end_probability)
         return self.observe(), reward, terminated, truncated, {}
 
     def observe(self) -> Any:
-        """A new observation, with a mask that leaves each part at least one action."""
+        """Return a new observation; its mask allows at least one action of each component."""
         observation = self.observation_space.sample()
         if has_mask(self.observation_space):
             self.masks = random_masks(self.action_space, self.np_random)
@@ -80,7 +80,7 @@ class RandomSpaceEnv(gymnasium.Env[Any, Any]):
 
 
 def number_of(value: Any) -> float:
-    """One number in [-1, 1] for a value of any space."""
+    """Return one value in [-1, 1] for a value of any space."""
     if isinstance(value, dict):
         return number_of(tuple(value.values()))
     if isinstance(value, tuple):
@@ -92,7 +92,7 @@ def number_of(value: Any) -> float:
 
 
 def choices_of(action_space: spaces.Space[Any]) -> dict[str, list[int]]:
-    """Numbers of actions of all choices that can be masked, by part."""
+    """Return the numbers of actions of all choices that can be masked, by component."""
     found = {}
     for key, leaf in flat_spaces(action_space).items():
         if isinstance(leaf, spaces.Discrete):
@@ -103,14 +103,14 @@ def choices_of(action_space: spaces.Space[Any]) -> dict[str, list[int]]:
 
 
 def has_mask(observation_space: spaces.Space[Any]) -> bool:
-    """Whether observations tell which actions are legal."""
+    """Return whether observations contain an action mask."""
     return isinstance(observation_space, spaces.Dict) and MASK in observation_space.spaces
 
 
 def random_masks(
     action_space: spaces.Space[Any], rng: np.random.Generator
 ) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """Which actions of each choice are legal, by part; at least one of each choice is."""
+    """Return random masks by component; each choice has at least one legal action."""
     masks: dict[str, list[Any]] = {}
     for key, counts in choices_of(action_space).items():
         masks[key] = [rng.random(n) < 0.4 for n in counts]
@@ -120,7 +120,7 @@ def random_masks(
 
 
 def as_observed(mask_space: spaces.Space[Any], masks: dict[str, list[Any]]) -> Any:
-    """The masks as the observation holds them: in one array, or one for each part."""
+    """Return the masks in the format of the observation: one array, or one per component."""
     if isinstance(mask_space, spaces.Dict):
         return {key: as_observed(mask_space[key], {key: masks[key]}) for key in mask_space}
     rows = [row for part in masks.values() for row in part]
@@ -133,7 +133,7 @@ def is_legal(
     mask_space: spaces.Space[Any],
     masks: dict[str, list[Any]],
 ) -> bool:
-    """Whether the observed masks allow an action."""
+    """Return whether the observed masks allow an action."""
     spaces_by_key = flat_spaces(action_space)
     values = dict(FlatView(action_space).read(action))
     keys = list(mask_space) if isinstance(mask_space, spaces.Dict) else list(masks)
@@ -151,7 +151,7 @@ small_shapes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
 
 @st.composite
 def boxes(draw: Any) -> spaces.Box:
-    """Boxes of 0 to 3 dimensions, with bounds on both sides, on one, on none, or each its own."""
+    """Boxes of 0 to 3 dimensions, with bounds on both sides, on one, on none, or mixed."""
     shape = draw(small_shapes)
     if draw(st.booleans()):
         return _float_box(draw, shape)
@@ -189,7 +189,7 @@ def _float_box(draw: Any, shape: tuple[int, ...]) -> spaces.Box:
 
 @st.composite
 def images(draw: Any) -> spaces.Box:
-    """Bytes of 8 to 40 pixels, channels first, last, or none."""
+    """Byte images of 8 to 40 pixels, channels first, last, or none."""
     sides = (draw(st.integers(8, 40)), draw(st.integers(8, 40)))
     channels = draw(st.integers(1, 4))
     shapes = (sides, (channels, *sides), (*sides, channels))
@@ -227,7 +227,7 @@ leaves = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries())
 
 
 def nested(children: Any) -> Any:
-    """Dict and Tuple spaces over one to three spaces; keys sorted, or in their own order."""
+    """Dict and Tuple spaces of one to three spaces; keys sorted or in insertion order."""
     pairs = st.lists(
         st.tuples(st.sampled_from(NAMES), children),
         min_size=1,
@@ -242,7 +242,7 @@ def nested(children: Any) -> Any:
 
 
 def shallow(leaf: Any) -> Any:
-    """Leaves alone, and nested to a depth of 1, 2 or 3."""
+    """Leaf spaces, and spaces nested to a depth of 1, 2 or 3."""
     one = nested(leaf)
     two = nested(st.one_of(leaf, one))
     three = nested(st.one_of(leaf, two))
@@ -254,7 +254,7 @@ action_spaces = shallow(leaves)
 
 @st.composite
 def observation_spaces(draw: Any) -> spaces.Space[Any]:
-    """Spaces of observations; one in twelve holds an image, which costs time."""
+    """Observation spaces; one in twelve may contain an image, since images are slow."""
     if draw(st.integers(0, 11)):
         return draw(shallow(leaves))
     return draw(shallow(st.one_of(images(), images(), discretes)))
@@ -262,7 +262,7 @@ def observation_spaces(draw: Any) -> spaces.Space[Any]:
 
 @st.composite
 def mask_spaces(draw: Any, action_space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """One array over all choices, or a Dict of arrays for some parts."""
+    """One mask array for all choices, or a Dict of arrays for some components."""
     choices = choices_of(action_space)
     if "" not in choices and draw(st.booleans()):
         keys = draw(st.lists(st.sampled_from(list(choices)), min_size=1, unique=True))
@@ -287,7 +287,7 @@ def _mask_leaf(draw: Any, action_space: spaces.Space[Any], counts: list[int]) ->
 
 @st.composite
 def space_pairs(draw: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Observation and action space; where it is possible, one in three has a mask."""
+    """Observation and action space; if possible, one in three pairs has a mask."""
     action_space = draw(action_spaces)
     observation_space = draw(observation_spaces())
     if not choices_of(action_space) or draw(st.integers(0, 2)):

@@ -1,6 +1,6 @@
-"""Updates of evolution strategies, written from the paper: loops over members and over entries.
+"""Reference updates of evolution strategies, written from the paper with loops over members.
 
-Nothing of the package is called; steps are those of PyTorch, all else is lists of Python floats.
+Calls nothing of the package. The optimizer is PyTorch's; all else uses lists of Python floats.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 def slow_ranks(returns: list[float]) -> list[float]:
-    """Share of the others that an entry beats, where an equal one is beaten by half; minus 1/2."""
+    """Return the fraction of other entries that each entry beats (ties count half), minus 1/2."""
     utilities = []
     for i, own in enumerate(returns):
         rank = 0.0
@@ -24,7 +24,7 @@ def slow_ranks(returns: list[float]) -> list[float]:
 
 
 def slow_normalized(returns: list[float]) -> list[float]:
-    """Deviations from the mean in units of the standard deviation."""
+    """Return the distances from the mean in units of the standard deviation."""
     m = len(returns)
     mean = math.fsum(returns) / m
     std = math.sqrt(math.fsum((r - mean) ** 2 for r in returns) / m)
@@ -32,7 +32,7 @@ def slow_normalized(returns: list[float]) -> list[float]:
 
 
 def slow_gradient(utilities: list[list[float]], noise: list[list[float]]) -> list[float]:
-    """Average of u * eps over all 2 n policies, the second of a pair with the noise -eps."""
+    """Return the mean of u * eps over all 2 n policies; in each pair, the second has noise -eps."""
     policies = []
     for (plus, minus), eps in zip(utilities, noise, strict=True):
         policies += [(plus, eps), (minus, [-e for e in eps])]
@@ -45,17 +45,17 @@ SHAPINGS = {"centered_ranks": slow_ranks, "normalized": slow_normalized, "raw": 
 
 
 def norm(vector):
-    """Euclidean length."""
+    """Return the Euclidean norm."""
     return math.sqrt(math.fsum(x * x for x in vector))
 
 
 class SlowES:
-    """A learner that keeps its optimizer from one update to the next.
+    """Reference learner that keeps its optimizer between updates.
 
     Args:
-        params: All parameters that can be trained, which are copied.
+        params: All trainable parameters; they are copied.
         config: Settings of the algorithm.
-        make_optimizer: Makes what steps, which is an optimizer of PyTorch.
+        make_optimizer: Function that builds a PyTorch optimizer.
     """
 
     def __init__(self, params, config, make_optimizer):
@@ -64,11 +64,11 @@ class SlowES:
 
     @property
     def theta(self):
-        """All entries as one list."""
+        """Return all parameters as one list."""
         return [x for param in self.params for x in param.detach().flatten().tolist()]
 
     def update(self, returns, noise, lr):
-        """One step from the returns (plus, minus) and the noise of each pair; gives the metrics."""
+        """Update from the returns (plus, minus) and the noise of each pair; return the metrics."""
         config, old = self.config, self.theta
         flat = [r for pair in returns for r in pair]
         utilities = SHAPINGS[config.fitness_shaping](flat)
@@ -78,7 +78,7 @@ class SlowES:
         length = norm(descent)
         bound = config.max_grad_norm
         if bound:
-            share = bound / (length + 1e-6)  # as torch has it
+            share = bound / (length + 1e-6)  # as in PyTorch
             descent = [g * min(share, 1.0) for g in descent]
         has_gradient = any(ascent)
         if has_gradient:

@@ -1,7 +1,7 @@
-"""Reference for the members of a population, as a plain loop.
+"""Reference implementation of the members of a population as a plain loop.
 
-One member after the other: a copy of the policy gets θ + σε or θ - σε, its own environment is
-reset with the seed of the pair, and the copy acts until the episode ends.
+Plays one member after the other: a copy of the policy gets θ + σε or θ - σε, its environment
+is reset with the seed of the pair, and the copy acts until the episode ends.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ STEPS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class SlowMember:
-    """What one member did."""
+    """Result of one member."""
 
     fitness: float
     length: int
     success: float
     lost: bool
     observed: list[Any]
-    """What was acted on, the normalised entries of each observation as float64."""
+    """Normalized entries of each observation acted on, as float64."""
 
 
 def slow_draw(seed, iteration, pair, count, dim):
-    """Index of the noise, seed of the episode and seed of the actions of a pair.
+    """Return the noise index, the episode seed and the action seed of a pair.
 
     Args:
         seed: Seed of the run.
         iteration: Number of the iteration.
         pair: Number of the pair.
-        count: Numbers in the noise table.
+        count: Number of values in the noise table.
         dim: Number of parameters.
     """
     key = (iteration, pair // PAIRS_AT_ONCE)
@@ -56,16 +56,16 @@ def slow_draw(seed, iteration, pair, count, dim):
 
 
 def slow_members(make, model, table, settings, members, iteration, noise_stddev):
-    """Play members one after the other.
+    """Play members one by one; return the results by member.
 
     Args:
-        make: Builds an environment.
+        make: Function that builds an environment.
         model: The policy θ.
-        table: The noise.
-        settings: How members act.
-        members: Their numbers.
+        table: Noise table.
+        settings: Settings of the members.
+        members: Numbers of the members.
         iteration: Number of the iteration.
-        noise_stddev: σ.
+        noise_stddev: Standard deviation σ of the noise.
     """
     found = {}
     for member in members:
@@ -94,7 +94,7 @@ def set_parameters(params, vector):
 
 @torch.no_grad()
 def slow_episode(env, model, settings, env_seed, action_seed):
-    """One episode."""
+    """Play one episode; return its result."""
     actions = FlatView(env.action_space)
     noises = slow_noise(model.distribution, settings, action_seed)
     state = torch.zeros(1, getattr(model, "state_size", 0))
@@ -121,7 +121,7 @@ def slow_episode(env, model, settings, env_seed, action_seed):
 
 
 def slow_noise(distribution, settings, seed):
-    """Random numbers for sampling and those to add, step by step."""
+    """Yield the sampling noise and the additive noise of each step."""
     generator = torch.Generator().manual_seed(seed)
     example = distribution.mode(torch.zeros(1, distribution.param_size))
     added = sum(leaf.numel() for leaf in tree_leaves(example) if leaf.is_floating_point())
@@ -133,7 +133,7 @@ def slow_noise(distribution, settings, seed):
 
 
 def act(distribution, params, settings, noise, added):
-    """The action of a member, as flat arrays with a leading dimension of 1."""
+    """Return the action of a member as flat arrays with a leading dimension of 1."""
     if settings.deterministic:
         actions = distribution.mode(params)
     else:
@@ -151,23 +151,23 @@ def act(distribution, params, settings, noise, added):
 
 
 def in_form_of(view, action):
-    """An action as the environment takes it."""
+    """Return an action in the format of the environment."""
     return action[0] if view.is_single else view.build({k: leaf[0] for k, leaf in action.items()})
 
 
 def batched(space, value):
-    """An observation as tensors with a leading dimension of 1."""
+    """Return an observation as tensors with a leading dimension of 1."""
     leaves = {key: np.asarray(leaf)[None] for key, leaf in FlatView(space).read(value)}
     return as_tensors(flat_space(space), leaves.get("", leaves))
 
 
 def is_finite(space, value):
-    """Whether an observation holds finite numbers only."""
+    """Return whether all values of an observation are finite."""
     return all(np.isfinite(leaf).all() for _, leaf in FlatView(space).read(value))
 
 
 def normalised_entries(model, obs):
-    """What statistics are taken of, `[entries]` float64; empty without a normaliser."""
+    """Return the entries used for statistics, `[entries]` float64; empty without a normalizer."""
     normalizer = find_normalizer(model)
     keys = [] if normalizer is None else normalizer.keys
     leaves = obs if isinstance(obs, dict) else {"": obs}

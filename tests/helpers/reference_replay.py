@@ -1,4 +1,4 @@
-"""A slow replay buffer: a list of rows, each a list of steps; and streams of experience for it."""
+"""Reference replay buffer, a list of rows of steps, and streams of random transitions for tests."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ BOX_ACTION = torch.zeros(2)
 FRAME = (2, 3)
 KINDS = ("terminated", "truncated", "both", "ignored")
 WITH_WAITING = (*KINDS, "waiting", "waiting", "waiting", "waiting")
-"""Also rows in which an agent waits, as a `TurnSplitter` gives them."""
+"""Kinds of rows, including rows in which an agent waits, as `TurnSplitter` returns them."""
 DICT_ACTION = {"move": torch.zeros((), dtype=torch.int64), "turn": torch.zeros(3)}
 SPACES = {"box": (BOX, BOX_ACTION), "dict": (DICT, DICT_ACTION)}
 
 
 @dataclass
 class Step:
-    """What one environment did in one row."""
+    """Step of one environment in one row."""
 
     obs: dict
     action: dict | None = None
@@ -47,7 +47,7 @@ class Step:
 
 
 class ReferenceReplay:
-    """Keeps every row, looks at the last ones only, and walks in plain Python."""
+    """Replay buffer in plain Python that keeps every row and samples the last ones only."""
 
     def __init__(self, rows, num_envs, n_steps, gamma):
         self.rows, self.num_envs, self.n_steps, self.gamma = rows, num_envs, n_steps, gamma
@@ -55,7 +55,7 @@ class ReferenceReplay:
         self.continues = False
 
     def add(self, rows):
-        """Rows `[T + 1][B]` of steps; the last one has observations only."""
+        """Add rows `[T + 1][B]` of steps; the last row has observations only."""
         if self.continues:
             self.steps.pop()
         self.steps += rows
@@ -65,7 +65,7 @@ class ReferenceReplay:
         self.continues = False
 
     def transitions(self):
-        """What can be sampled, in the order of rows and environments."""
+        """Return all transitions that can be sampled, by row and environment."""
         first = max(0, len(self.steps) - 1 - self.rows)
         return [
             self.walk(row, env)
@@ -75,7 +75,7 @@ class ReferenceReplay:
         ]
 
     def walk(self, row, env):
-        """obs, action, reward, discount, next_obs of the steps from a row on."""
+        """Return obs, action, reward, discount, next_obs of the n-step transition from a row on."""
         start = self.steps[row][env]
         reward, discount = 0.0, 1.0
         for taken in self.rows_from(row, env):
@@ -88,7 +88,7 @@ class ReferenceReplay:
         return start.obs, start.action, reward, discount, next_obs
 
     def rows_from(self, row, env):
-        """Rows of up to n steps, which end with the episode; those in between are waiting."""
+        """Return the rows of up to n steps of an episode, without rows in which the agent waits."""
         found = []
         while len(found) < self.n_steps:
             step = self.steps[row][env]
@@ -101,13 +101,13 @@ class ReferenceReplay:
         return found
 
     def after(self, row, env):
-        """The observation after a step."""
+        """Return the observation after a step."""
         step = self.steps[row][env]
         return self.steps[row + 1][env].obs if step.final_obs is None else step.final_obs
 
 
 class Stream:
-    """Random experience, in which every observation is unlike all others (but for 8 bits)."""
+    """Stream of random steps with distinct observations (8-bit values repeat after 251)."""
 
     def __init__(
         self, rng, num_envs, space=BOX, action=BOX_ACTION, ends=0.3, kinds=KINDS, frame_stack=None
@@ -119,14 +119,14 @@ class Stream:
         self.obs = [self.first_obs(env) for env in range(num_envs)]
 
     def first_obs(self, env):
-        """The observation that an episode begins with; frames of stacks differ."""
+        """Return the first observation of an episode; the frames of a stack differ."""
         obs = self.new_obs()
         for key, n in self.frame_stack.items():
             obs[key] = np.stack([obs[key][0] + frame for frame in range(n)]).astype(obs[key].dtype)
         return obs
 
     def next_obs(self, env):
-        """The observation that a step leads to; stacks of frames continue."""
+        """Return the observation after a step; frame stacks continue."""
         obs = self.new_obs()
         for key in self.frame_stack:
             obs[key] = np.concatenate([self.obs[env][key][1:], obs[key][-1:]])
@@ -151,21 +151,21 @@ class Stream:
         self.obs = [self.first_obs(env) for env in range(self.num_envs)]
 
     def steps(self, num_steps):
-        """Rows `[T + 1][B]`."""
+        """Return `num_steps` rows and a last row of observations, `[T + 1][B]`."""
         rows = [[self.step(env) for env in range(self.num_envs)] for _ in range(num_steps)]
         return [*rows, [Step(obs) for obs in self.obs]]
 
     def rollout(self, rows):
-        """The rollout that rows of steps are."""
+        """Return rows of steps as a rollout."""
         return rollout_of(rows, self.space, self.action)
 
     def step(self, env):
-        """One step of one environment; ends of all kinds, and rows that are no transitions."""
+        """Return a random step of one environment: any end, or a row that is not a transition."""
         kind = "continues"
         if self.rng.random() < self.ends:
             kind = self.rng.choice(self.kinds)
         step = Step(self.obs[env], self.new_action(), float(self.rng.normal()))
-        if kind == "waiting":  # its observation is that of the next turn
+        if kind == "waiting":  # has the observation of the next turn
             step.waits = True
             return step
         step.valid = kind != "ignored"
@@ -180,7 +180,7 @@ class Stream:
 
 
 class StackStream(Stream):
-    """Observations with a stack of frames under `image`, and a number under `level`."""
+    """Stream of observations with a stack of frames under `image` and a scalar under `level`."""
 
     def __init__(self, rng, num_envs, n=3, padding="random", skipping=0.1, **settings):
         self.padding, self.skipping = padding, skipping
@@ -220,7 +220,7 @@ def stacked(tree_rows, has_keys):
 
 
 def rollout_of(rows, space=BOX, action=BOX_ACTION):
-    """The rollout that rows of steps are."""
+    """Return rows of steps as a rollout."""
     steps = rows[:-1]
     has_obs_keys, has_action_keys = isinstance(space, spaces.Dict), isinstance(action, dict)
 
@@ -233,7 +233,7 @@ def rollout_of(rows, space=BOX, action=BOX_ACTION):
         for env, step in enumerate(row)
         if step.final_obs is not None
     ]
-    finals = finals[::-1]  # their order is of no account
+    finals = finals[::-1]  # any order is allowed
     obs = stacked([[step.obs for step in row] for row in rows], has_obs_keys)
     final_obs = tree_map(lambda x: x[0, :0], obs)
     if finals:
@@ -253,7 +253,7 @@ def rollout_of(rows, space=BOX, action=BOX_ACTION):
 
 
 def rollout_of_one(step, next_obs):
-    """The rollout of a lone step."""
+    """Return a rollout with a single step."""
 
     def tree(leaves):
         leaves = {key: torch.as_tensor(leaf) for key, leaf in leaves.items()}
@@ -264,7 +264,7 @@ def rollout_of_one(step, next_obs):
 
 
 def make(rows, num_envs, kind="box", *, buffer=UniformReplayBuffer, seed=0, stream=(), **settings):
-    """A buffer, its reference and experience for both."""
+    """Return a buffer, its reference and a stream of steps for both."""
     rng, stream = np.random.default_rng(seed), dict(stream)
     if kind == "stacks":
         stream = StackStream(rng, num_envs, **stream)
@@ -277,7 +277,7 @@ def make(rows, num_envs, kind="box", *, buffer=UniformReplayBuffer, seed=0, stre
 
 
 def filled(*arguments, lengths=(7, 30, 5), **settings):
-    """The same with some experience."""
+    """Return the same as `make`, with rollouts of these lengths added."""
     made = make(*arguments, **settings)
     for _ in added(*made, lengths):
         pass
@@ -285,7 +285,7 @@ def filled(*arguments, lengths=(7, 30, 5), **settings):
 
 
 def added(buffer, reference, stream, lengths):
-    """Add rollouts of these lengths to both buffers (-1: an interruption), and yield after each."""
+    """Add rollouts of these lengths to both buffers (-1: an interruption); yield after each."""
     for length in lengths:
         if length < 1:
             for owner in (buffer, reference, stream):
@@ -298,7 +298,7 @@ def added(buffer, reference, stream, lengths):
 
 
 def everything(buffer):
-    """All transitions of a buffer, in the order of rows and environments."""
+    """Return all transitions of a buffer, by row and environment."""
     memory = buffer._memory
     positions = np.arange(memory.oldest * buffer.num_envs, memory.head * buffer.num_envs)
     positions = positions[memory.is_transition(positions)]
@@ -306,7 +306,7 @@ def everything(buffer):
 
 
 def assert_equal_to(found, expected):
-    """Transitions match a reference; after terminal steps any observation is right."""
+    """Check transitions against a reference; after terminal steps any next observation is allowed."""
     assert len(found.indices) == len(expected)
     for i, (obs, action, reward, discount, next_obs) in enumerate(expected):
         assert_same_leaves(found.obs, i, obs)
@@ -318,7 +318,7 @@ def assert_equal_to(found, expected):
 
 
 def assert_same_leaves(tree, i, expected):
-    """Entry i of a tree is what is expected by key."""
+    """Check that entry i of a tree equals the expected values by key."""
     leaves = tree if isinstance(tree, dict) else {"": tree}
     assert leaves.keys() == expected.keys()
     for key, leaf in leaves.items():

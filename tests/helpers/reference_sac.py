@@ -1,4 +1,4 @@
-"""SAC written from the papers, sample by sample, with autograd."""
+"""Reference SAC, written from the papers, sample by sample, with autograd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DISCRETE_SHARE = 0.98
 
 
 class SlowPart:
-    """One part of an action with its slice of parameters, noise and critic outputs."""
+    """One action component with its slices of parameters, noise and critic outputs."""
 
     def __init__(self, space, params, choices):
         self.space, self.params, self.choices = space, params, choices
@@ -28,7 +28,7 @@ class SlowPart:
         return [int(n) for n in getattr(self.space, "nvec", [getattr(self.space, "n", 0)])]
 
     def sample(self, row, noise):
-        """Squashed action in [-1, 1] and its log-density, of one row of parameters."""
+        """Return the squashed action in [-1, 1] and its log-density for one row of parameters."""
         size = math.prod(self.space.shape)
         mean, log_std = row[:size], row[size:].clamp(-20.0, 2.0)
         normal = Normal(mean, log_std.exp())
@@ -37,7 +37,7 @@ class SlowPart:
         return squashed, (normal.log_prob(u) - torch.log(1.0 - squashed**2)).sum()
 
     def groups(self, row):
-        """Probabilities of the alternatives of each choice, of one row of parameters."""
+        """Return the probabilities of each choice for one row of parameters."""
         if isinstance(self.space, spaces.MultiBinary):
             ons = [Bernoulli(logits=logit).probs for logit in row]
             return [torch.stack([1.0 - on, on]) for on in ons]
@@ -45,7 +45,7 @@ class SlowPart:
 
 
 def slow_parts(action_space, distribution):
-    """The parts of an action space, with where their parameters and noise lie."""
+    """Return the components of an action space with the slices of their parameters and noise."""
     families = getattr(distribution, "parts", {"": distribution})
     leaves = flat_spaces(action_space)
     found, at, noise_at, choice_at = {}, 0, 0, 0
@@ -61,7 +61,7 @@ def slow_parts(action_space, distribution):
 
 
 def soft_value(parts, row, noise, alphas, lowest_of):
-    """V(s) of one state, and the entropy estimate of each part; `lowest_of` maps features to q."""
+    """Return V(s) of a state and the entropy of each component; `lowest_of` maps features to q."""
     features, bonus, entropies = [], 0.0, []
     for part, alpha in zip(parts.values(), alphas, strict=True):
         if part.is_box:
@@ -86,7 +86,7 @@ def soft_value(parts, row, noise, alphas, lowest_of):
 
 
 def target_entropy(part, row):
-    """What the temperature of a part steers at, in one state."""
+    """Return the target entropy of a component in one state."""
     if part.is_box:
         return -float(math.prod(part.space.shape))
     legal = [int((p > 0).sum()) for p in part.groups(row[part.params])]
@@ -94,7 +94,7 @@ def target_entropy(part, row):
 
 
 def chosen(parts, actions, i):
-    """Features of the stored action i, and the critic outputs that it takes."""
+    """Return the features of stored action i and the critic outputs that it selects."""
     features, picks = [], []
     for key, part in parts.items():
         action = (actions[key] if isinstance(actions, dict) else actions)[i]
@@ -112,16 +112,16 @@ def chosen(parts, actions, i):
 
 
 def row_of(tree, i):
-    """Sample i alone, with its batch dimension."""
+    """Return sample i with a batch dimension of 1."""
     if isinstance(tree, dict):
         return {key: leaf[i : i + 1] for key, leaf in tree.items()}
     return tree[i : i + 1]
 
 
 def step_each(losses):
-    """Steps of optimizers on their own losses; all gradients are those before the steps.
+    """Step each optimizer with its loss; all gradients are computed before the first step.
 
-    Returns what learners report of it.
+    Returns the statistics that learners report.
     """
     groups = [optimizer.param_groups[0]["params"] for optimizer, _ in losses]
     gradients = [
@@ -137,7 +137,7 @@ def step_each(losses):
 
 
 def of_critics(values):
-    """What is reported of the values of actions, one list per sample with those of all critics."""
+    """Return the statistics of action values, given as one list of critic values per sample."""
     found = {"critic_value": sum(map(sum, values)) / (len(values) * len(values[0]))}
     if len(values[0]) > 1:
         found["critic_spread"] = sum(max(own) - min(own) for own in values) / len(values)
@@ -145,20 +145,20 @@ def of_critics(values):
 
 
 def tagged(statistics):
-    """Statistics of learners by tag."""
+    """Return statistics of learners by tag."""
     values = {name: torch.as_tensor(value).detach() for name, value in statistics.items()}
     return {f"train/{name}": float(value) for name, value in values.items()}
 
 
 @torch.no_grad()
 def move(target, source, tau):
-    """A target towards the network that is trained."""
+    """Move the target network towards the trained network."""
     for a, b in zip(target.parameters(), source.parameters(), strict=True):
         a.copy_((1 - tau) * a + tau * b)
 
 
 class SlowSAC:
-    """A copy of a model with three plain optimizers; `step` is one gradient step."""
+    """Copy of a model with three plain optimizers; `step` is one gradient step."""
 
     def __init__(self, model, action_space, config):
         self.model = copy.deepcopy(model)
@@ -177,7 +177,7 @@ class SlowSAC:
         )
 
     def step(self, batch, noise_of_next, noise):
-        """One gradient step; returns all that a learner reports of it, by tag."""
+        """Take one gradient step; return all statistics of the learner by tag."""
         model, n = self.model, len(batch.rewards)
         values, entropy, targets = [], 0.0, 0.0
         alphas = model.log_temperatures.detach().exp()

@@ -10,7 +10,7 @@ from maze_train.core.types import leaves_by_key
 
 
 def columns_of(rollout):
-    """The leaves of the columns that are there, by name."""
+    """Return the leaves of all columns that are set, by name."""
     return {
         f"{column.name}/{key}": leaf
         for column in fields(rollout)
@@ -20,7 +20,7 @@ def columns_of(rollout):
 
 
 def assert_same_rollouts(found, expected):
-    """Refuse other columns, forms and dtypes, and another bit."""
+    """Check that columns, types, dtypes and values are identical."""
     ours, theirs = columns_of(found), columns_of(expected)
     assert list(ours) == list(theirs)
     for name, leaf in ours.items():

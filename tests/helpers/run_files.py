@@ -24,10 +24,10 @@ def write_run(
     updates: int | None = None,
     **settings: Any,
 ) -> Path:
-    """Write a run with one row per value: 1,000 steps and 10 seconds each.
+    """Write a run with one row per value, each of 1,000 steps and 10 seconds.
 
-    `stop_reason` None: it has not ended; `updates`: at the end that its summary tells. Settings
-    have double underscores for dots.
+    If `stop_reason` is None, the run has not ended. `updates` is the number of updates in its
+    summary. In `settings`, double underscores stand for dots.
     """
     dotted = {key.replace("__", "."): value for key, value in settings.items()}
     given = {"algorithm": "ppo", "env": "CartPole-v1", "seed": 0, **dotted}

@@ -1,4 +1,4 @@
-"""Simulators in tensors and in JAX, one for each supported interface."""
+"""PyTorch and JAX simulators, one for each supported interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maze_train.simulators.tensors import TensorSimulator
 
 
 class ArraysOfSimulator(SimulatorVectorEnv):
-    """Takes seeds as they are: what presents it as a third-party environment draws them."""
+    """Vector environment that passes seeds on unchanged; its third-party wrapper draws them."""
 
     def _reset_envs(self, seed, options):
         self._before = self._columns(self.simulator.reset_arrays(seed).items())
@@ -23,16 +23,16 @@ class ArraysOfSimulator(SimulatorVectorEnv):
 
 
 def cartpole_of_arrays(num_envs, max_episode_steps=500):
-    """The same numbers as `TensorCartPole`, for `env.backend=native`."""
+    """Return an environment with the same results as `TensorCartPole`, for `env.backend=native`."""
     poles = TensorSimulator(TensorCartPole(num_envs, "cpu", max_episode_steps), "poles")
-    return VectorWrapper(ArraysOfSimulator(poles))  # behind which no simulator is found
+    return VectorWrapper(ArraysOfSimulator(poles))  # hides the simulator
 
 
 class Robot:
-    """In the style of Isaac Lab: groups of observations, resets inside of the step, a log.
+    """Simulator with the Isaac Lab API: observation groups, resets within the step, and a log.
 
-    It keeps its observations in place, gives no last ones, and has no state. Episode e of
-    environment i has 3 + (i + e) % 3 steps; those of odd numbers are terminated.
+    Updates its observations in place, returns no final observations, and has no saved state.
+    Episode e of environment i has 3 + (i + e) % 3 steps; odd episodes are terminated.
     """
 
     def __init__(self, num_envs, device="cpu", style="five results"):
@@ -69,7 +69,7 @@ class Robot:
 
 
 class PointState(NamedTuple):
-    """A point on a line, as a functional environment of JAX keeps it."""
+    """State of a point on a line in a functional JAX environment."""
 
     obs: Any
     reward: Any
@@ -78,10 +78,10 @@ class PointState(NamedTuple):
 
 
 class GymnaxPoint:
-    """The same in the style of gymnax and Craftax: spaces are methods, functions give keys."""
+    """`Point` with the API of gymnax and Craftax: spaces are methods, functions take keys."""
 
     class Params(NamedTuple):
-        """Parameters, which limit episodes as those of Craftax do."""
+        """Parameters with an episode limit under the name that Craftax uses."""
 
         max_timesteps: int = 6
 
@@ -109,7 +109,7 @@ class GymnaxPoint:
 
 
 class Point:
-    """Functional, in the style of Brax: the action moves a point, which falls off at 1."""
+    """Functional environment with the API of Brax; the action moves a point, and x > 1 ends it."""
 
     def __init__(self, max_episode_steps=6):
         import jax

@@ -1,4 +1,4 @@
-"""Functions that tests run in the processes of torchrun."""
+"""Callbacks and environments that tests use in processes of torchrun."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 class EndsProcess(Callback):
-    """Sends a signal to one rank after an update, in the first attempt.
+    """Callback that sends a signal to one rank after an update, in the first attempt only.
 
     Args:
-        rank: The rank.
-        update: The update.
-        number: The signal.
+        rank: Rank of the process.
+        update: Number of updates after which the signal is sent.
+        number: Signal number.
     """
 
     def __init__(self, rank: int, update: int, number: int = signal.SIGKILL) -> None:
@@ -33,7 +33,7 @@ class EndsProcess(Callback):
 
 
 class Fails(Callback):
-    """Raises in one rank."""
+    """Callback that raises an error in one rank."""
 
     def on_update_end(self, run: TrainingView) -> None:
         """Raise an error."""
@@ -42,7 +42,7 @@ class Fails(Callback):
 
 
 class FailingEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole that raises in one rank."""
+    """CartPole that raises an error in one rank."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))

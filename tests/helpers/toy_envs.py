@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class CountingEnv(gymnasium.Env[Any, Any]):
-    """Observes (episode seed mod 1000, step); reward is the step; ends as it is reported.
+    """Environment that observes (episode seed mod 1000, step) and rewards the step number.
 
-    Other environments differ from it in what they observe, give and tell.
+    Subclasses change observations, rewards or infos.
     """
 
     def __init__(self, length: int = 5, truncate: bool = False) -> None:
@@ -61,7 +61,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
 
 
 class AwkwardEnv(CountingEnv):
-    """Reuses one read-only float64 buffer for its observations."""
+    """Environment that reuses one read-only float64 buffer for its observations."""
 
     def observe(self) -> Any:
         if not hasattr(self, "buffer"):
@@ -73,7 +73,7 @@ class AwkwardEnv(CountingEnv):
 
 
 class JitterEnv(CountingEnv):
-    """Observes something that does not follow from the seed, after the first observation."""
+    """Environment whose observations after reset do not follow from the seed."""
 
     def observe(self) -> Any:
         obs = super().observe()
@@ -82,7 +82,7 @@ class JitterEnv(CountingEnv):
 
 
 class NestedEnv(CountingEnv):
-    """Nested random observations, and nested actions that come back in the reward."""
+    """Environment with nested random observations, and nested actions that determine the reward."""
 
     def __init__(self, length: int = 7) -> None:
         super().__init__(length)
@@ -101,7 +101,7 @@ class NestedEnv(CountingEnv):
     def reward(self, action: Any) -> float:
         gear, arm = action
         reward = float(gear) + float(arm["force"].sum())
-        arm["force"] += 100.0  # An environment may spoil the action that it was given.
+        arm["force"] += 100.0  # Environments may overwrite the actions they receive.
         return reward
 
 
@@ -120,13 +120,13 @@ FAILURES = {
 
 
 class FailingEnv(CountingEnv):
-    """Fails at a step of its episodes, or when it is built or reset.
+    """Environment that fails at a step of its episodes, in its constructor or at reset.
 
     Args:
-        how: One of `FAILURES`, or `constructor`, `spaces`, `reset`, `nan`.
-        at: The step.
-        marker: File that it makes when it fails; it does not fail where there is one.
-        length: Steps of an episode.
+        how: A key of `FAILURES`, or `constructor`, `spaces`, `reset`, `nan`.
+        at: Number of the failing step in the episode.
+        marker: File created at a failure; if the file exists, the environment does not fail.
+        length: Number of steps of an episode.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class FailingEnv(CountingEnv):
 
 
 class OddInfoEnv(CountingEnv):
-    """Returns infos whose types and shapes differ between environments."""
+    """Environment whose infos differ in types and shapes between instances."""
 
     def __init__(self, index: int, kind: Any = None) -> None:
         super().__init__(length=1)
@@ -169,7 +169,7 @@ class OddInfoEnv(CountingEnv):
 
 
 class LivesEnv(CountingEnv):
-    """Tells how many lives are left, by the number of steps."""
+    """Environment that reports the remaining lives by step in its infos."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class LivesEnv(CountingEnv):
 
 
 class SpoiltEnv(CountingEnv):
-    """Observes a dict; spoils a part of it, or the reward, at a step of its first episodes."""
+    """Environment with dict observations and a non-finite value at a step of its first episodes."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class SpoiltEnv(CountingEnv):
 
 
 class AddOne(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Adds a number to every observation."""
+    """Wrapper that adds a constant to every observation."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], amount: float = 1.0) -> None:
         super().__init__(env)
@@ -232,12 +232,12 @@ class AddOne(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def not_an_env() -> str:
-    """A factory that returns something else."""
+    """Return a string instead of an environment."""
     return "hello"
 
 
 class ThreadCountingEnv(CountingEnv):
-    """Imports torch or OpenCV when it is built, and observes how many threads that then uses."""
+    """Environment that imports torch or OpenCV and observes its number of threads."""
 
     def __init__(self, package: str) -> None:
         super().__init__()
@@ -249,14 +249,14 @@ class ThreadCountingEnv(CountingEnv):
 
 
 class LateTorchEnv(CountingEnv):
-    """Imports torch in its first reset; observes whether it did so, and a random value."""
+    """Environment that imports torch at reset; observes whether it was new, and a random value."""
 
     def observe(self) -> Any:
         is_new = "torch" not in sys.modules
         return np.array([is_new, importlib.import_module("torch").rand(())], np.float32)
 
 
-# -- Vector environments in every place, and comparisons of their steps ----------------------------
+# -- Vector environments of all backends, and comparisons of their steps ---------------------------
 
 
 START_METHODS = ["fork", "forkserver"]
@@ -268,23 +268,23 @@ AS_IN_TRAINING = {"copy": False, "step_infos": False}
 
 
 def here(factories: Any, **settings: Any) -> Any:
-    """Environments in this process, with the settings of training."""
+    """Return environments in this process, with the settings of training."""
     return SequentialVectorEnv(factories, **{**AS_IN_TRAINING, **settings})
 
 
 def workers(factories: Any, **settings: Any) -> Any:
-    """Environments in two others, unless `n_workers` says how many."""
+    """Return environments in two worker processes, unless `n_workers` is given."""
     settings = {"n_workers": 2, "start_method": "fork", **AS_IN_TRAINING, **settings}
     return SubprocVectorEnv(factories, **settings)
 
 
 def restarted(factories: Any, **settings: Any) -> Any:
-    """Environments in two others, which are started again when they fail."""
+    """Return environments in worker processes that are restarted when they fail."""
     return workers(factories, on_worker_failure="restart", **settings)
 
 
 def foreign(factories: Any, mode: Any = AutoresetMode.SAME_STEP) -> Any:
-    """A vector environment of gymnasium, presented as ours."""
+    """Return a vector environment of Gymnasium, wrapped as a third-party environment."""
     return foreign_env(SyncVectorEnv(factories, autoreset_mode=mode), **AS_IN_TRAINING)
 
 
@@ -297,18 +297,18 @@ OTHER_MODES = [
 
 
 def columns(tree: Any) -> dict[str, Any]:
-    """Arrays by key; a lone array has the key ''."""
+    """Return arrays by key; a single array has the key ''."""
     return tree if isinstance(tree, dict) else {"": tree}
 
 
 def play(vector: Any, steps: int) -> None:
-    """Random steps."""
+    """Take random steps."""
     for _ in range(steps):
         vector.step(vector.action_space.sample())
 
 
 def state_after(factories: Any, steps: int) -> Any:
-    """The state of environments in this process after some random steps."""
+    """Return the state of environments in this process after random steps."""
     with here(factories) as one:
         one.reset(seed=5)
         play(one, steps)
@@ -316,7 +316,7 @@ def state_after(factories: Any, steps: int) -> Any:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal keys, dtypes and bytes."""
+    """Check that keys, dtypes and bytes are equal."""
     assert columns(one).keys() == columns(other).keys()
     for key, column in columns(one).items():
         expected = np.asarray(columns(other)[key])
@@ -325,14 +325,14 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def assert_equal_steps(one: Any, other: Any) -> None:
-    """Two steps gave the same bytes and the same infos."""
+    """Check that two steps returned the same bytes and infos."""
     for a, b in zip(one[:4], other[:4], strict=True):
         assert_same(a, b)
     assert_same_infos(one[4], other[4])
 
 
 def assert_same_infos(ours: Any, theirs: Any) -> None:
-    """Same keys, dtypes and values at every level."""
+    """Check that keys, dtypes and values are equal at every level."""
     assert sorted(ours) == sorted(theirs)
     for key, value in theirs.items():
         if isinstance(value, dict):
