@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Script(MultiAgentEnv):
-    """Plays turns that were written down, and remembers the actions that it got.
+    """Environment that plays given turns and records the actions.
 
-    Agents `a` observes two numbers, `b` a Tuple with a mask of its three actions; `c` one of five
-    categories that are counted from 2.
+    Agent `a` observes two values, `b` a Tuple with a mask of its three actions, `c` one of five
+    categories that start at 2.
     """
 
     possible_agents: Sequence[str] = ("a", "b", "c")
@@ -57,14 +57,14 @@ class Script(MultiAgentEnv):
 
 
 class Heaps(MultiAgentEnv):
-    """Two players in turn take 1 to 3 stones from a heap; the one who takes the last one wins.
+    """Nim: two players take 1 to 3 stones in turn; the player who takes the last stone wins.
 
-    A referee is born when five stones or fewer are left; it acts together with the player, adds a
-    stone or not, and is truncated after two turns. Observations are one buffer per agent.
+    A referee joins when at most five stones are left; it acts together with the player, may add a
+    stone, and is truncated after two turns. Observations reuse one buffer per agent.
 
     Args:
-        most: The heap has from 6 to that many stones.
-        render_mode: `rgb_array` shows the heap.
+        most: Maximum initial number of stones; the minimum is 6.
+        render_mode: `rgb_array` renders the heap.
     """
 
     possible_agents: Sequence[str] = ("first", "second", "referee")
@@ -123,13 +123,13 @@ class Heaps(MultiAgentEnv):
 
 
 class HeapsFromBehind(Heaps):
-    """The same game, with its agents in another order."""
+    """`Heaps` with its agents in a different order."""
 
     possible_agents: Sequence[str] = ("referee", "second", "first")
 
 
 class LuckyHeaps(Heaps):
-    """The heap is drawn by chance that no seed controls; the state can be reported."""
+    """`Heaps` whose initial heap does not depend on the seed; the environment has a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,9 +148,9 @@ class LuckyHeaps(Heaps):
 
 
 class Pushers(MultiAgentEnv):
-    """Two push a cart at the same time, with Boxes of one and of two numbers, for 2 to 6 steps.
+    """Two agents push a cart simultaneously, with Boxes of one and two entries, for 2 to 6 steps.
 
-    Each is rewarded for a cart on its own side. The right one lets go a step before the end.
+    Each agent is rewarded for a cart on its side. The right agent ends a step before the left one.
     """
 
     possible_agents: Sequence[str] = ("left", "right")
@@ -177,7 +177,7 @@ class Pushers(MultiAgentEnv):
 
 
 class Peek(MultiAgentEnv):
-    """Each of two sees a bit, and gets as reward the bit that the other one sees."""
+    """Each of two agents observes a bit; its reward is the bit of the other agent."""
 
     possible_agents: Sequence[str] = ("left", "right")
 
@@ -199,7 +199,7 @@ class Peek(MultiAgentEnv):
 
 
 class Onlookers(Peek):
-    """Has a third agent with other spaces, who changes nothing."""
+    """`Peek` with a third agent that has different spaces and no effect."""
 
     possible_agents: Sequence[str] = ("left", "right", "judge")
 
@@ -213,9 +213,9 @@ class Onlookers(Peek):
 
 
 class Fuelled(MultiAgentEnv):
-    """Agents with names that differ by `_`; the first one ends before the other one.
+    """Environment with agent names that differ by `_`; the first agent ends before the other.
 
-    It gets 1, the other one 4 in a step; both tell in their last infos how that went.
+    Rewards per step are 1 and 4; both agents report success in their last infos.
     """
 
     possible_agents = ("a", "_a")
@@ -243,7 +243,7 @@ class Fuelled(MultiAgentEnv):
 
 
 class Rochambeau(MultiAgentEnv):
-    """Two players choose one of three at once, and each choice beats the one before it, in turn."""
+    """Rock, paper, scissors: two players choose simultaneously."""
 
     possible_agents: Sequence[str] = ("left", "right")
 
@@ -267,7 +267,7 @@ class Rochambeau(MultiAgentEnv):
 
 
 class Pairs(Rochambeau):
-    """Two against two choose 0 or 1 at once; the pair with the larger sum wins, both of it."""
+    """Two teams of two choose 0 or 1 simultaneously; the team with the larger sum wins."""
 
     possible_agents: Sequence[str] = ("red_0", "blue_0", "red_1", "blue_1")
     teams: Mapping[str, Sequence[str]] = {"red": ["red_*"], "blue": ["blue_*"]}
@@ -283,6 +283,6 @@ class Pairs(Rochambeau):
 
 
 class Loners(Pairs):
-    """The same game without teams."""
+    """`Pairs` without teams."""
 
     teams: Mapping[str, Sequence[str]] = {}

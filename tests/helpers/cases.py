@@ -1,4 +1,4 @@
-"""Reduction of test cases: sweeps over values, and cases for `make test-all`."""
+"""Helpers that reduce the number of test cases: sweeps, and cases for `make test-all` only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def sweep(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test with each of some values, as `pytest.mark.parametrize` does, but as one case.
+    """Run a test with each of some values as a single case, unlike `pytest.mark.parametrize`.
 
-    It is for products of values that take the same way through the code. The test asks for no
-    fixture that remembers something.
+    Use it for products of values with the same code path. The test must not use fixtures with
+    state.
     """
     all_values = list(values)
 
@@ -40,12 +40,12 @@ def sweep(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], C
 
 
 def everyday(count: int, values: Iterable[Any], *, are_rows: bool = False) -> list[Any]:
-    """Mark all but the first values as `exhaustive`: `make test` leaves them out.
+    """Mark all but the first values as `exhaustive`, so that `make test` skips them.
 
     Args:
-        count: How many values are tried every day.
-        values: Values of one parameter, or of several.
-        are_rows: Whether each value is a row, with one entry for each of several parameters.
+        count: Number of values that `make test` runs.
+        values: Values of one parameter, or rows for several parameters.
+        are_rows: Whether each value is a row with one entry per parameter.
     """
     found = list(values)
     rest = found[count:] if are_rows else [(value,) for value in found[count:]]
@@ -53,7 +53,7 @@ def everyday(count: int, values: Iterable[Any], *, are_rows: bool = False) -> li
 
 
 def small_discrete(n: int, start: int) -> spaces.Discrete:
-    """A Discrete space of type uint8; int64 where gymnasium (< 1.3) has no other."""
+    """Return a Discrete space of dtype uint8; int64 if Gymnasium (< 1.3) has no other."""
     if "dtype" not in inspect.signature(spaces.Discrete.__init__).parameters:
         return spaces.Discrete(n, start=start)
     return spaces.Discrete(n, start=start, dtype=np.uint8)

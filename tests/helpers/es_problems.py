@@ -40,7 +40,7 @@ from maze_train.workers.process_pool import LocalProcesses
 
 SIGMA = 0.5
 LIMIT = 140
-"""Maximum episode length of `WalkEnv`; more than twice the number of steps that noise is drawn for."""
+"""Maximum episode length of `WalkEnv`; more than two blocks of steps that noise is drawn for."""
 
 PLAIN = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.0)
 SAMPLED = MemberSettings(seed=5, deterministic=False, action_noise_stddev=0.0)
@@ -207,7 +207,7 @@ class Members:
             self.episodes.add([self._draws.task(iteration, member)])
 
     def play(self, members, **iteration):
-        """Play some members of an iteration; return the results by member, in the order of completion."""
+        """Play some members of an iteration; return results by member, in order of completion."""
         self.begin(members, **iteration)
         found = []
         while self.episodes.load:

@@ -14,14 +14,14 @@ from gymnasium import spaces
 
 
 class FaultyEnv(gymnasium.Env[Any, Any]):
-    """Counts its steps; goes wrong at a step, once if a marker file says so.
+    """Environment that fails at a step, only once if a marker file is given.
 
     Args:
-        fault: What happens: raise, kill, hang, nan_observation, inf_reward, constructor, chance,
+        fault: Kind of fault: raise, kill, hang, nan_observation, inf_reward, constructor, chance,
             or nothing.
-        at: At which step of an episode.
-        marker: File that is made when it happened; it does not happen again then.
-        length: Steps of an episode.
+        at: Step of the episode at which the fault occurs.
+        marker: File created at the first fault; it prevents further faults.
+        length: Number of steps of an episode.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -35,7 +35,7 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
             raise RuntimeError("the model file is missing")
 
     def is_due(self) -> bool:
-        """Whether it happens now; if it is to happen once, it is noted that it did."""
+        """Return whether the fault occurs now; create the marker."""
         if self.marker is None:
             return True
         try:

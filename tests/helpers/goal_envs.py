@@ -15,11 +15,11 @@ REACH = 0.15
 
 
 class PointToGoal(gymnasium.Env[Any, Any]):
-    """A point in a square that walks to a goal: -1 for each step that does not reach it.
+    """Point in a square that moves to a goal; the reward is -1 until the goal is reached.
 
     Args:
-        length: Steps after which an episode is truncated.
-        ends: Whether a step that reaches the goal ends the episode.
+        length: Number of steps after which an episode is truncated.
+        ends: Whether reaching the goal terminates the episode.
     """
 
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -68,7 +68,7 @@ class PointToGoal(gymnasium.Env[Any, Any]):
 
 
 class PairToGoals(MultiAgentEnv):
-    """Two such points; the right one moves in every second turn, or when it is left alone."""
+    """Two points; the right one moves in every second turn, or if it is the only one left."""
 
     possible_agents = ("left", "right")
 
@@ -103,6 +103,6 @@ class PairToGoals(MultiAgentEnv):
 
 
 class NoReward(gymnasium.Env[Any, Any]):
-    """Goals, and nothing that says what they are worth."""
+    """Environment with goals but without `compute_reward`."""
 
     action_space, observation_space = PointToGoal.action_space, PointToGoal.observation_space

@@ -1,7 +1,7 @@
-"""A stand-in for the HTTP side of the Hugging Face hub: repositories in memory, on this machine.
+"""Local HTTP server with the API of the Hugging Face hub; repositories are kept in memory.
 
-It has what the hub's library asks for to make a repository, a branch and a commit, to list files
-and to download them. Files are stored whole; nothing is large enough for another kind of storage.
+It implements the requests of the hub's library for creating repositories, branches and commits,
+and for listing and downloading files. Files are stored whole; there is no large-file storage.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 OWNER_TOKEN = "hf_" + "o" * 30
-"""The token that may write, and read what is private."""
+"""Token with write access and read access to private repositories."""
 
 
 @dataclass
 class Repository:
-    """Files by commit, and the commits at which branches are."""
+    """Files by commit, and the latest commit of each branch."""
 
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
 
     def commit(self, branch: str, files: dict[str, bytes]) -> str:
-        """Make these the files of a branch, and return the name of the commit."""
+        """Set the files of a branch; return the name of the commit."""
         text = repr((len(self.commits), sorted(files.items())))
         name = hashlib.sha1(text.encode()).hexdigest()
         self.commits[name] = files
@@ -36,12 +36,12 @@ class Repository:
         return name
 
     def files(self, revision: str = "main") -> dict[str, bytes]:
-        """The files of a branch or of a commit."""
+        """Return the files of a branch or a commit."""
         return self.commits[self.branches.get(revision, revision)]
 
 
 class HubServer(ThreadingHTTPServer):
-    """The hub. Its address is `url`, what it was asked is in `requests`."""
+    """The hub server. Its address is `url`; `requests` lists the requests it received."""
 
     daemon_threads = True
 
@@ -50,7 +50,7 @@ class HubServer(ThreadingHTTPServer):
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
         self.sizes: dict[str, int] = {}
-        """Sizes that are reported for files, in place of their own."""
+        """Reported file sizes that replace the actual ones."""
         self.is_down = False
 
     @property
@@ -59,7 +59,7 @@ class HubServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def publish(self, name: str, files: dict[str, bytes]) -> Repository:
-        """Make a repository with these files."""
+        """Create a repository with these files."""
         self.repositories[name] = Repository()
         self.repositories[name].commit("main", files)
         return self.repositories[name]
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, url)
 
     def _found(self, name: str, revision: str) -> Repository | None:
-        """A repository that may be seen and has a revision; else the refusal is sent."""
+        """Return a repository if it is visible and has the revision; else send an error."""
         found = self.server.repositories.get(name)
         if found is None or (found.private and not self._is_owner):
             self._send(404, {"error": "not found"}, X_Error_Code="RepoNotFound")
@@ -188,5 +188,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _oid(data: bytes) -> str:
-    """Name of a file's content, as git has it."""
+    """Return the git object id of a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

@@ -1,4 +1,4 @@
-"""Runs in processes that are killed, and comparison of their files."""
+"""Training in processes that are killed, and comparison of the resulting files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from maze_train.core.state import StatePart
 
 PARTS = Path(__file__).parent
 CONTEXT = multiprocessing.get_context("forkserver")
-# Children are forked from a process that has everything imported: they begin in milliseconds.
+# Children are forked from a process with all imports, so they start in milliseconds.
 CONTEXT.set_forkserver_preload(
     [
         "maze_train.run.runner",
@@ -31,7 +31,7 @@ CONTEXT.set_forkserver_preload(
     ]
 )
 
-# Clocks, and what must differ.
+# Clocks, and values that must differ.
 NOT_COMPARED = {"wall_time_s", "_epoch_began_s"}
 
 MOMENTS: dict[str, tuple[str, str]] = {
@@ -52,11 +52,11 @@ CALLS = {
     "saving": 2,
     "renaming": 2,
 }
-"""The call in each phase of a run at which the process is killed, in the middle of it."""
+"""Call in each phase of a run during which the process is killed."""
 
 
 def kill_at(moment: str, call: int) -> None:
-    """Have this process killed at a call of what a moment stands for."""
+    """Kill this process with SIGKILL at the given call of the function of `MOMENTS[moment]`."""
     where, name = MOMENTS[moment]
     module, _, owner_name = where.partition(":")
     owner: Any = __import__(module, fromlist=["_"])
@@ -76,7 +76,7 @@ def kill_at(moment: str, call: int) -> None:
 
 
 def train_here(settings: dict[str, Any], output: str, moment: str = "", call: int = 0) -> None:
-    """Train in this process, which may be killed meanwhile."""
+    """Train in this process; optionally kill it at a call."""
     sys.path.insert(0, str(PARTS))
     with open(output, "a") as file:
         os.dup2(file.fileno(), 1)
@@ -90,7 +90,7 @@ def train_here(settings: dict[str, Any], output: str, moment: str = "", call: in
 
 
 def run_in_child(settings: dict[str, Any], moment: str = "", call: int = 0) -> int:
-    """Train in a child; returns its exit code, which is -9 after SIGKILL."""
+    """Train in a child process; return its exit code, -9 after SIGKILL."""
     output = f"{settings['run_dir']}.txt"
     child = CONTEXT.Process(target=train_here, args=(settings, output, moment, call))
     child.start()
@@ -101,7 +101,7 @@ def run_in_child(settings: dict[str, Any], moment: str = "", call: int = 0) -> i
 
 
 def rows_of(run_dir: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv without times."""
+    """Return the rows of metrics.csv without times."""
     with (run_dir / "metrics.csv").open() as file:
         return [
             {name: cell for name, cell in row.items() if not name.startswith("time/")}
@@ -110,7 +110,7 @@ def rows_of(run_dir: Path) -> list[dict[str, str]]:
 
 
 def final_state(run_dir: Path) -> dict[str, Any]:
-    """The state that the last checkpoint holds."""
+    """Return the state in the last checkpoint."""
     from maze_train.training.checkpoints import CheckpointStore
 
     checkpoint = CheckpointStore(run_dir / "checkpoints").load()
@@ -119,7 +119,7 @@ def final_state(run_dir: Path) -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any, path: str = "state") -> list[str]:
-    """Where two states differ, down to the last bit; clocks are left out."""
+    """Return the bitwise differences of two states; clocks are ignored."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         keys = [key for key in one if key not in NOT_COMPARED]
         keys = [key for key in keys if not str(key).startswith("time/")]
@@ -141,7 +141,7 @@ def differences(one: Any, other: Any, path: str = "state") -> list[str]:
 
 
 def assert_equal_runs(run_dir: Path, other: Path) -> None:
-    """Every metric, weight, generator and counter, and the best policy, are the same."""
+    """Check that metrics, final state and best policy are identical."""
     assert rows_of(run_dir) == rows_of(other)
     found = differences(final_state(run_dir), final_state(other))
     assert found == [], found
@@ -150,7 +150,7 @@ def assert_equal_runs(run_dir: Path, other: Path) -> None:
 
 
 def command_here(argv: list[str], output: str, prepare: str) -> None:
-    """Run `maze-run` in this process, the first of a group, prepared by a function of `faults`."""
+    """Run `maze-run` as the leader of a new session, after calling a function of `faults`."""
     os.setsid()
     sys.path.insert(0, str(PARTS))
     with open(output, "w") as file:
@@ -167,13 +167,13 @@ def command_here(argv: list[str], output: str, prepare: str) -> None:
 
 
 def maze_run(output: Path, *argv: str, prepare: str = "", signals: tuple[Any, ...] = ()) -> Any:
-    """Run `maze-run` in a child, which leaves no process.
+    """Run `maze-run` in a child process, and check that no process remains.
 
     Args:
-        output: File for what it prints.
-        *argv: Its arguments.
-        prepare: Name of a function in `faults` that is called in the child first.
-        signals: Pairs of a file and a signal: it is sent to all processes when the file is there.
+        output: File for the output of the command.
+        *argv: Arguments of the command.
+        prepare: Name of a function in `faults` that the child calls first.
+        signals: Pairs of a file and a signal that all processes receive once the file exists.
 
     Returns:
         Exit code and output.
@@ -190,7 +190,7 @@ def maze_run(output: Path, *argv: str, prepare: str = "", signals: tuple[Any, ..
 
 
 def wait_for(path: Path, child: Any) -> None:
-    """Wait until a file is there."""
+    """Wait until a file exists."""
     deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline and child.is_alive():
         time.sleep(0.01)

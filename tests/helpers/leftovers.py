@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OF_PROCESSES = ("socket", "pipe", "/memfd:maze_train", "/dev/shm/")
-"""How the names of files begin by which processes work together."""
+"""Prefixes of file names that processes use to communicate."""
 
 
 def open_files() -> Counter[str]:
-    """Find the sockets, pipes and shared memory that this process has open or mapped."""
+    """Return the sockets, pipes and shared memory that this process has open or mapped."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     files = [" ".join(reversed(line.split(maxsplit=5)[4:])) for line in maps]
     for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing itself
+        with suppress(OSError):  # descriptor of the listing itself
             link = os.readlink(f"/proc/self/fd/{descriptor}")
             files.append(f"{link} {os.stat(int(descriptor)).st_ino}")
     return Counter(name for name in files if name.startswith(OF_PROCESSES))
 
 
 def listening(pids: list[int]) -> set[str]:
-    """Find the addresses on which processes listen, as /proc writes them."""
+    """Return the addresses on which processes listen, in the format of /proc."""
     sockets = set()
     for pid in pids:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -50,7 +50,7 @@ def listening(pids: list[int]) -> set[str]:
 
 
 def stat(pid: int | str) -> list[str]:
-    """Read state, parent, group and more of a process; empty without the process."""
+    """Return state, parent, group and more of a process; empty if the process does not exist."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -58,12 +58,12 @@ def stat(pid: int | str) -> list[str]:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits to be asked how it ended."""
+    """Return whether a process has exited, including zombies."""
     return stat(pid)[:1] in ([], ["Z"])
 
 
 def left_of(pids: list[int], seconds: float) -> list[int]:
-    """Wait for the end of processes; returns those that are left."""
+    """Wait for processes to exit; return the remaining ones."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if not has_ended(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -71,7 +71,7 @@ def left_of(pids: list[int], seconds: float) -> list[int]:
 
 
 def members(group: int) -> dict[int, int]:
-    """Find the living processes of a group, each with its parent."""
+    """Return the living processes of a group with their parents."""
     found = {int(pid): stat(pid) for pid in os.listdir("/proc") if pid.isdigit()}
     return {
         pid: int(fields[1])
@@ -81,13 +81,13 @@ def members(group: int) -> dict[int, int]:
 
 
 def cpu_seconds(group: int) -> float:
-    """Sum the time that the processes of a group have computed, on however busy a machine."""
+    """Return the CPU time of the processes of a group."""
     ticks = [sum(map(int, stat(pid)[11:15])) for pid in members(group)]
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def left_in(group: int, seconds: float = 30.0) -> dict[int, int]:
-    """Wait for the end of all processes of a group; returns those that are left."""
+    """Wait for all processes of a group to exit; return the remaining ones."""
     deadline = time.monotonic() + seconds
     while (left := members(group)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -96,7 +96,7 @@ def left_in(group: int, seconds: float = 30.0) -> dict[int, int]:
 
 @contextmanager
 def run_owner(code: str, folder: Path, *arguments: str) -> Iterator[tuple[Popen[str], list[int]]]:
-    """Run a script that prints the processes it has started; in the end all of them are ended."""
+    """Run a script that prints the ids of its child processes; kill all of them at the end."""
     script = folder / "parent.py"
     script.write_text(code)
     owner = Popen(

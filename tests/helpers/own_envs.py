@@ -12,14 +12,14 @@ from gymnasium import spaces
 
 
 def newest(name: str) -> str:
-    """Return the newest id of an environment of gymnasium; older releases have older ones."""
+    """Return the id of the latest version of an environment of Gymnasium."""
     known = gymnasium.registry.values()
     own = [spec for spec in known if spec.name == name and spec.namespace is None]
     return max(own, key=lambda spec: spec.version or 0).id
 
 
 def vector(low: float = -1.0, size: int = 3) -> spaces.Box:
-    """Some numbers; each environment has its own spaces, which it seeds."""
+    """Return a vector space; each environment seeds its spaces, so they are not shared."""
     return spaces.Box(low, 1.0, (size,), np.float32)
 
 
@@ -58,9 +58,9 @@ ACTION_SPACES: dict[str, Any] = {
 
 
 class SpacesEnv(gymnasium.Env[Any, Any]):
-    """Random observations of a named space; refuses actions not in its space, or not legal.
+    """Environment with random observations of a named space; raises on invalid or illegal actions.
 
-    The reward is the sum of the action. A class attribute counts the environments that are open.
+    The reward is the sum of the action. A class attribute counts the open environments.
     """
 
     open_envs: ClassVar[int] = 0
@@ -98,20 +98,20 @@ class SpacesEnv(gymnasium.Env[Any, Any]):
 
 
 def mask_of(obs: Any) -> Any:
-    """The legal choices that an observation tells; None: it tells none."""
+    """Return the mask of legal choices in an observation, or None."""
     mask = obs.get("action_mask") if isinstance(obs, dict) else None
     return mask["choice"] if isinstance(mask, dict) else mask
 
 
 def total(action: Any) -> float:
-    """The sum of all numbers of an action."""
+    """Return the sum of all values of an action."""
     if isinstance(action, dict):
         return total(tuple(action.values()))
     return sum(map(total, action)) if isinstance(action, tuple) else float(np.sum(action))
 
 
 class FaultyEnv(SpacesEnv):
-    """Goes wrong at a step, counted over all episodes of one environment."""
+    """Environment that fails at a step, counted over all episodes."""
 
     def __init__(self, fault: str = "raise", at: int = 50) -> None:
         super().__init__()
@@ -135,12 +135,12 @@ class FaultyEnv(SpacesEnv):
 
 
 def make_env(length: int = 3) -> SpacesEnv:
-    """A factory of environments."""
+    """Create an environment."""
     return SpacesEnv(length=length)
 
 
 class Scaled(gymnasium.RewardWrapper[Any, Any]):
-    """Multiplies rewards."""
+    """Wrapper that scales rewards."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], factor: float = 2.0) -> None:
         super().__init__(env)
@@ -151,7 +151,7 @@ class Scaled(gymnasium.RewardWrapper[Any, Any]):
 
 
 class Curriculum(SpacesEnv):
-    """Each episode is rewarded more than the one before; gives its state."""
+    """Environment with state whose rewards increase with each episode."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

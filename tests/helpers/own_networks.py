@@ -11,7 +11,7 @@ __all__ = ["OddNet", "OwnNet", "Remembers", "Rule", "Wrapper", "own"]
 
 
 class OwnNet(nn.Module):
-    """A network for observations of one dimension, and for actions where it judges them."""
+    """Network for vector observations and, as a Q-function, actions."""
 
     def __init__(self, observation_space, output_size, action_size=0, width=4):
         super().__init__()
@@ -45,12 +45,12 @@ class TwoOutputs(OwnNet):
 
 
 def not_a_module(**arguments):
-    """A factory that returns something else."""
+    """Return a string instead of a module."""
     return "hello"
 
 
 class OddNet(nn.Module):
-    """A frozen layer, statistics of batches, and a layer that is used twice."""
+    """Network with a frozen layer, batch norm, and a layer that is used twice."""
 
     def __init__(self, observation_space, output_size):
         super().__init__()
@@ -66,7 +66,7 @@ class OddNet(nn.Module):
 
 
 class Wrapper(nn.Module):
-    """Hands everything on."""
+    """Wrapper that delegates everything to the model."""
 
     def __init__(self, model):
         super().__init__()
@@ -78,7 +78,7 @@ class Wrapper(nn.Module):
 
 
 class Rule(Wrapper):
-    """Prefers action 0 where the first entry of the observation is above a threshold."""
+    """Wrapper that prefers action 0 if the first entry of the observation exceeds a threshold."""
 
     def __init__(self, model, strength=2.0):
         super().__init__(model)
@@ -95,7 +95,7 @@ class Rule(Wrapper):
 
 
 class Remembers(nn.Module):
-    """A rule above a recurrent policy, which counts steps besides."""
+    """Wrapper of a recurrent policy that also counts steps."""
 
     def __init__(self, model, extra=1):
         super().__init__()
@@ -117,5 +117,5 @@ class Remembers(nn.Module):
 
 
 def own(name, **settings):
-    """Configuration of a network above."""
+    """Return the configuration of a network of this module."""
     return {"_target_": f"{__name__}.{name}", **settings}

@@ -26,7 +26,7 @@ from maze_train import (
 
 
 class OwnNet(torch.nn.Module):
-    """a custom network, for policy, critic or trunk."""
+    """Custom network, for policy, critic or trunk."""
 
     def __init__(self, observation_space: Any, output_size: int, width: int = 7) -> None:
         super().__init__()
@@ -42,21 +42,21 @@ class OwnNet(torch.nn.Module):
 
 
 class NarrowNet(OwnNet):
-    """A network with a wrong number of outputs."""
+    """Network with a wrong number of outputs."""
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         return super().forward(obs)[..., :1]
 
 
 class LastAction(Categorical):
-    """A distribution whose most likely action is always the last one."""
+    """Distribution whose mode is always the last action."""
 
     def mode(self, params: torch.Tensor) -> torch.Tensor:
         return torch.full(params.shape[:-1], params.shape[-1] - 1)
 
 
 class Halved(ValueTransform):
-    """h(x) = x / 2; counts how often it is asked."""
+    """h(x) = x / 2; counts its calls."""
 
     calls: ClassVar[int] = 0
 
@@ -69,7 +69,7 @@ class Halved(ValueTransform):
 
 
 class CountingEvaluator(Evaluator):
-    """Reports how often it was called."""
+    """Evaluator that returns its number of calls."""
 
     closed: ClassVar[int] = 0
 
@@ -86,7 +86,7 @@ class CountingEvaluator(Evaluator):
 
 
 class Numbers(Evaluator):
-    """Reports what it is given."""
+    """Evaluator that returns the given value."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
@@ -96,7 +96,7 @@ class Numbers(Evaluator):
 
 
 class LineWriter(MetricsWriter):
-    """Appends the number of the epoch to a file."""
+    """Writer that appends the epoch number to a file."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -108,17 +108,17 @@ class LineWriter(MetricsWriter):
 
 @dataclass(kw_only=True)
 class OwnPPOConfig(PPOAlgorithmConfig):
-    """PPO with its own setting."""
+    """PPO with a custom setting."""
 
     name: ClassVar[str] = "own_ppo"
     learner_class: ClassVar[str] = "own_parts.OwnPPOLearner"
 
     penalty: float = 0.1
-    """Something that the learner reads."""
+    """Value that the learner reads."""
 
 
 class OwnPPOLearner(PPOLearner):
-    """Notes its setting in each update."""
+    """Learner that records its setting at each update."""
 
     seen: ClassVar[list[float]] = []
 
@@ -128,11 +128,11 @@ class OwnPPOLearner(PPOLearner):
 
 
 class DiaryEnv(gymnasium.Env[Any, Any]):
-    """Writes down all that happens; episodes of 1 to 6 steps end terminal, cut off, or both.
+    """Environment that logs all steps; episodes of 1 to 6 steps are terminated, truncated, or both.
 
     Args:
-        directory: Each environment writes a file there: one line for each beginning of an episode
-            and for each step.
+        directory: Each environment writes a file there, with one line per episode start
+            and per step.
         action: `box` or `tuple`.
     """
 
@@ -175,7 +175,7 @@ class DiaryEnv(gymnasium.Env[Any, Any]):
 
 
 def diaries(directory: Path) -> list[tuple[int, dict[tuple[float, ...], Any]]]:
-    """For each environment its number of steps, and its transitions by their observation."""
+    """Return, for each environment, the number of steps and the transitions by observation."""
     found = []
     for path in directory.iterdir():
         transitions: dict[tuple[float, ...], Any] = {}
@@ -191,7 +191,7 @@ def diaries(directory: Path) -> list[tuple[int, dict[tuple[float, ...], Any]]]:
 
 
 class KeptReplay(UniformReplayBuffer):
-    """A replay buffer that can be looked at after a run."""
+    """Replay buffer that tests can inspect after a run."""
 
     made: ClassVar[list[KeptReplay]] = []
 
@@ -207,7 +207,7 @@ class KeptReplay(UniformReplayBuffer):
 
 
 class AlwaysFirst:
-    """Acts on Discrete spaces; notes how many observations it got."""
+    """Policy for Discrete spaces that records the number of observations it receives."""
 
     seen: ClassVar[list[int]] = []
 
@@ -220,7 +220,7 @@ class AlwaysFirst:
 
 
 def demonstrations(n_episodes: int, reward: float = 100.0) -> list[Trajectory]:
-    """Episodes of `own_envs.SpacesEnv`, three steps each."""
+    """Return episodes of `own_envs.SpacesEnv` with three steps each."""
     return [
         Trajectory(
             obs=np.full((4, 3), 0.25 * i, np.float32),
@@ -236,5 +236,5 @@ def demonstrations(n_episodes: int, reward: float = 100.0) -> list[Trajectory]:
 def own_loss(
     learner: Any, module_id: str, batch: Any, statistics: Any, scale: float = 1.0
 ) -> dict[str, torch.Tensor]:
-    """The loss of the algorithm, scaled, as one named term."""
+    """Return the scaled loss of the algorithm as one named term."""
     return {"own": scale * learner.compute_loss_for_module(module_id, batch, statistics)}

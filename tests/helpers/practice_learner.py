@@ -1,4 +1,4 @@
-"""A learner that fits lines, small enough to follow by hand."""
+"""A small learner that fits lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADAM = {"_target_": "torch.optim.Adam"}
 
 @dataclass(kw_only=True)
 class LineSettings(GradientSettings):
-    """Settings of the learner below."""
+    """Settings of `LineLearner`."""
 
     lr: Any = 0.1
     gradient_accumulation: int = 1
@@ -26,13 +26,13 @@ class LineSettings(GradientSettings):
 
 
 def make_module(seed=0):
-    """A linear model of two inputs."""
+    """Return a linear model with two inputs."""
     torch.manual_seed(seed)
     return nn.Linear(2, 1)
 
 
 def make_data(seed=0, size=10):
-    """Inputs and targets, `[size, 3]`."""
+    """Return random inputs and targets, `[size, 3]`."""
     return torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
 
 

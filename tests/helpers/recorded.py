@@ -41,7 +41,7 @@ def record(
 def one_episode(
     env: gymnasium.Env[Any, Any], act: Callable[[Any], Any], seed: int, max_steps: int
 ) -> Trajectory:
-    """One episode, cut off after that many steps."""
+    """Return one episode, truncated after `max_steps`."""
     obs, _ = env.reset(seed=seed)
     observations, actions, rewards = [obs], [], []
     terminated = truncated = False
@@ -63,7 +63,7 @@ def one_episode(
 
 
 def stacked(space: gymnasium.Space[Any], values: list[Any]) -> Any:
-    """Values of a space as arrays, one or one for each leaf."""
+    """Return values of a space as an array, or as one array per leaf."""
     flat = [flatten_value(space, value) for value in values]
     view = FlatView(space)
     if view.is_single:
@@ -75,5 +75,5 @@ def stacked(space: gymnasium.Space[Any], values: list[Any]) -> Any:
 
 
 def cartpole_heuristic(obs: Any) -> int:
-    """Keeps the pole up for a long time: pushes where it leans and falls."""
+    """Push the cart to the side where the pole leans and falls."""
     return int(3 * obs[2] + obs[3] > 0)

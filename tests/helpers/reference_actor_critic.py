@@ -1,8 +1,8 @@
-"""Updates of A2C, PPO and IMPALA, written from the papers: sums over episodes and over samples.
+"""Reference updates of A2C, PPO and IMPALA, written from the papers with sums over samples.
 
-Nothing of the package is called but the networks, one step of one environment at a time:
-log-probabilities, entropies, advantages, losses and the decoding of the critic are formulas for one
-sample. Gradients are those of autograd, clipping and most steps those of torch.
+Apart from the networks, nothing of the package is called, and environments are stepped one by one.
+Log-probabilities, entropies, advantages, losses and values are computed by formulas for single
+samples. Gradients come from autograd; clipping and most optimizers come from PyTorch.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from maze_train.spaces.describe import flat_spaces
 
 @dataclass
 class Critic:
-    """What the critic's output means: a number, h of Pohlen et al., categories of MuZero."""
+    """Interpretation of the critic output: a value, h of Pohlen et al., or categories of MuZero."""
 
     epsilon: float | None = None
     support: tuple[int, int] | None = None
 
     def h(self, x):
-        """The transform as the paper prints it."""
+        """The transform as printed in the paper."""
         if self.epsilon is None:
             return x
         return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + self.epsilon * x
 
     def h_inverse(self, y):
-        """Its inverse as the paper prints it."""
+        """The inverse transform as printed in the paper."""
         e = self.epsilon
         if e is None:
             return y
@@ -42,18 +42,18 @@ class Critic:
         return math.copysign(root**2 - 1, y)
 
     def predict(self, raw):
-        """The prediction on the transformed scale, with gradient."""
+        """Return the prediction on the transformed scale, with gradient."""
         if self.support is None:
             return raw[0]
         total = sum(x.exp() for x in raw)
         return sum((self.support[0] + k) * x.exp() / total for k, x in enumerate(raw))
 
     def value(self, raw):
-        """The state value, a number."""
+        """Return the state value as a float."""
         return self.h_inverse(self.predict(raw).item())
 
     def loss(self, raw, target, old, clip):
-        """Loss of one sample; target and old value are on the transformed scale."""
+        """Return the loss of one sample; target and old value are on the transformed scale."""
         if self.support is not None:
             low, high = self.support
             inside = min(max(target, low), high)
@@ -73,9 +73,9 @@ class Critic:
 
 
 def slow_log_prob_and_entropy(space, params, action):
-    """Joint log-probability of one action and entropy, from the definitions.
+    """Return the joint log-probability of one action and the entropy, from the definitions.
 
-    Params of a joint distribution: those of the network part by part, then the free ones.
+    Parameters of a joint distribution: the network outputs by component, then the free parameters.
     """
     parts = flat_spaces(space)
     actions = action if isinstance(action, dict) else {"": action}
@@ -106,26 +106,26 @@ def slow_log_prob_and_entropy(space, params, action):
 
 
 def net_size(space):
-    """How many numbers the network computes for one part of the action."""
+    """Return the number of network outputs for one component of the action."""
     if isinstance(space, spaces.Box):
         return math.prod(space.shape)
     return int(space.n) if isinstance(space, spaces.Discrete) else int(space.nvec.sum())
 
 
 def at(tree, *index):
-    """One element of a tensor or of every tensor of a mapping, as a batch of one."""
+    """Return one element of a tensor, or of every tensor of a mapping, as a batch of one."""
     if isinstance(tree, dict):
         return {key: x[index].unsqueeze(0) for key, x in tree.items()}
     return tree[index].unsqueeze(0)
 
 
 def element(tree, *index):
-    """One action."""
+    """Return one action."""
     return {k: x[index] for k, x in tree.items()} if isinstance(tree, dict) else tree[index]
 
 
 def normalized(advantages):
-    """Mean 0 and sample standard deviation 1; a single advantage stays."""
+    """Scale to mean 0 and sample standard deviation 1; a single advantage is unchanged."""
     n = len(advantages)
     if n < 2:
         return advantages
@@ -135,13 +135,13 @@ def normalized(advantages):
 
 
 def scaled(advantages):
-    """Root mean square 1."""
+    """Scale to root mean square 1."""
     size = math.sqrt(sum(a * a for a in advantages) / len(advantages))
     return [a / (size + 1e-8) for a in advantages]
 
 
 class Step(NamedTuple):
-    """What the networks say about one step; all but `value` has a gradient."""
+    """Network outputs for one step; all but `value` have gradients."""
 
     log_prob: torch.Tensor
     entropy: torch.Tensor
@@ -150,7 +150,7 @@ class Step(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What the loss takes as given; target and old value are on the scale of the critic."""
+    """Fixed inputs of the loss; target and old value are on the scale of the critic."""
 
     advantage: float
     target: float
@@ -158,7 +158,7 @@ class Sample(NamedTuple):
 
 
 class SlowRMSprop:
-    """RMSProp of TensorFlow 1: the mean square starts at 1, epsilon is under the root."""
+    """RMSProp of TensorFlow 1: the mean square starts at 1, epsilon is inside the square root."""
 
     def __init__(self, params, lr, alpha, eps, momentum=0.0):
         self.params, self.eps, self.alpha, self.momentum = list(params), eps, alpha, momentum
@@ -181,7 +181,7 @@ class SlowRMSprop:
 
 
 def make_optimizer(model, config):
-    """The optimizer that the settings name, with the epsilon of the field."""
+    """Return the configured optimizer; the default epsilon is 1e-5."""
     settings = {"lr": 0.0, **config.optimizer}
     name = settings.pop("_target_").rsplit(".", 1)[1]
     if name == "RMSpropTF":
@@ -192,13 +192,13 @@ def make_optimizer(model, config):
 
 
 class SlowLearner:
-    """A learner that keeps its optimizer from one update to the next.
+    """Reference learner that keeps its optimizer between updates.
 
     Args:
-        model: Any actor-critic network; its weights change.
+        model: Any actor-critic network; it is updated in place.
         action_space: The action space.
         config: Settings of the algorithm.
-        critic: Meaning of the critic's output.
+        critic: Interpretation of the critic's output.
     """
 
     def __init__(self, model, action_space, config, critic=None):
@@ -206,13 +206,13 @@ class SlowLearner:
         self.critic = critic or Critic()
         self.updates = 0
         self.optimizer = make_optimizer(model, config)
-        # Ratios to the policy that acted, which for A2C and PPO is the one that learns.
+        # Only IMPALA uses importance ratios; A2C and PPO train the policy that acts.
         self.has_ratios = hasattr(config, "vtrace_clip_rho_threshold")
 
     # -- networks --------------------------------------------------------------------------------
 
     def inputs(self, obs, hidden=()):
-        """What networks read: without masks and hidden keys, normalised by the formula."""
+        """Return the network inputs: normalized, without masks and hidden keys."""
         if isinstance(obs, dict):
             obs = {key: x for key, x in obs.items() if key not in ("action_mask", *hidden)}
         normalizer = self.model.normalizer
@@ -232,18 +232,18 @@ class SlowLearner:
         return {k: scaled(x, k) for k, x in obs.items()} if isinstance(obs, dict) else scaled(obs)
 
     def features(self, obs, state):
-        """Features of one observation, and what is remembered after it."""
+        """Return the features of one observation and the recurrent state after it."""
         x = self.inputs(obs, self.model.critic_keys)
         if self.model.trunk is not None:
             x = self.model.trunk(x)
         return (x, None) if self.model.rnn is None else self.model.rnn.step(x, state)
 
     def raw_value(self, x, obs):
-        """Output of the critic: of the features, or of all observations if it reads more."""
+        """Return the critic output; a centralized critic reads all observations, not features."""
         return self.model.critic(self.inputs(obs) if self.model.critic_keys else x)[0]
 
     def policy_terms(self, params, obs, action):
-        """Log-probability and entropy; with a mask, of the legal actions alone."""
+        """Return log-probability and entropy; with a mask, only legal actions count."""
         if not isinstance(obs, dict) or "action_mask" not in obs:
             return slow_log_prob_and_entropy(self.space, params, action)
         legal = obs["action_mask"][0].bool()
@@ -253,10 +253,10 @@ class SlowLearner:
         return log_prob, -(probabilities * probabilities.log()).sum()
 
     def run(self, rollout, stored):
-        """Steps by place, under the current weights; values of all rows, and of last observations.
+        """Return steps by position under the current weights; store all values and final values.
 
-        Sequences of `sequence_length` steps, through which gradients flow, begin with the memory
-        that is stored there, or with the one that these networks have from the first row on.
+        Gradients flow through sequences of `sequence_length` steps. A sequence starts with the
+        stored recurrent state, or with the state computed by these networks from the first row on.
         """
         steps, self.values, self.finals = {}, {}, {}
         positions = rollout.final_positions.tolist()
@@ -284,11 +284,11 @@ class SlowLearner:
         return steps
 
     def length(self, rollout):
-        """Steps of a sequence."""
+        """Return the number of steps of a sequence."""
         return self.config.sequence_length or rollout.num_steps
 
     def units(self, rollout):
-        """The places of each unit that minibatches are made of: transitions, or sequences."""
+        """Return the positions of each unit of minibatches: a transition, or a sequence."""
         length = 1 if rollout.hidden_states is None else self.length(rollout)
         return [
             places
@@ -300,7 +300,7 @@ class SlowLearner:
     # -- targets ---------------------------------------------------------------------------------
 
     def samples(self, rollout, ratios):
-        """V-trace in episodes that are cut apart; with ratios of 1 it is GAE."""
+        """Compute V-trace per episode; with ratios of 1 it equals GAE."""
         config, columns = self.config, np.zeros((6, rollout.num_steps, rollout.num_envs))
         for (t, b), ratio in ratios.items():
             following = self.finals[t, b] if (t, b) in self.finals else self.values[t + 1, b]
@@ -319,10 +319,10 @@ class SlowLearner:
     # -- the update ------------------------------------------------------------------------------
 
     def update(self, rollout, orders, critic_only=False, **changes):
-        """Take steps until a minibatch moves too far; returns their number and first the ratios.
+        """Take gradient steps up to the KL limit; return the initial ratios and the step count.
 
-        `orders` holds, for each pass, its minibatches as lists of numbers of units; `changes` are
-        the current values of settings that are scheduled.
+        `orders` has the minibatches of each pass as lists of unit indices; `changes` has the
+        current values of scheduled settings.
         """
         now = {**vars(self.config), **changes}
         self.optimizer.param_groups[0]["lr"] = now["lr"]
@@ -351,7 +351,7 @@ class SlowLearner:
         return ratios, taken
 
     def statistics(self, rollout, ratios, now):
-        """What is reported before the first step."""
+        """Return the statistics that are reported before the first step."""
         values = np.array([self.values[place] for place in ratios])
         targets = np.array([float(self.targets[place]) for place in ratios])
         found = {
@@ -375,7 +375,7 @@ class SlowLearner:
         return found
 
     def reported(self):
-        """Everything that a learner reports of the last update, by tag."""
+        """Return all statistics of the last update by tag."""
         means = {name: sum(values) / len(values) for name, values in self.sums.items()}
         norms = {"gradient_steps": len(self.norms), "grad_norm": np.mean(self.norms)}
         if bound := self.config.max_grad_norm:
@@ -385,7 +385,7 @@ class SlowLearner:
         return {f"train/{k}": float(v) for k, v in {**self.known, **means, **norms}.items()}
 
     def loss(self, batch, now, critic_only):
-        """The loss of a minibatch, and how far the policy has moved."""
+        """Return the loss of a minibatch and the approximate KL divergence."""
         total, kl, clip = torch.zeros(()), 0.0, now.get("clip_range")
         advantages = [sample.advantage for _, sample in batch.values()]
         if now["normalize_advantage"]:
@@ -413,7 +413,7 @@ class SlowLearner:
         return total / len(batch) if now.get("loss_reduction", "mean") == "mean" else total, kl
 
     def step(self, loss):
-        """One step of the optimizer."""
+        """Take one optimizer step."""
         self.optimizer.zero_grad()
         loss.backward()
         params = [p for p in self.model.parameters() if p.grad is not None]
@@ -424,24 +424,24 @@ class SlowLearner:
 
 
 def is_ignored(rollout, t, b):
-    """Whether the row is no transition."""
+    """Return whether the row is not a transition."""
     return rollout.valid is not None and not bool(rollout.valid[t, b])
 
 
 def begins_after(rollout, t, b):
-    """Whether row t + 1 is the first one of an episode."""
+    """Return whether row t + 1 is the first row of an episode."""
     ended = rollout.terminated[t, b] or rollout.truncated[t, b]
     return bool(ended) or is_ignored(rollout, t, b)
 
 
 def is_last(rollout, t, b):
-    """Whether nothing after step t belongs to it: its episode ended or was lost, or row T."""
+    """Return whether step t is the last of its episode or of the rollout, or a gap follows."""
     last_row = t == rollout.num_steps - 1
     return last_row or begins_after(rollout, t, b) or is_ignored(rollout, t + 1, b)
 
 
 def transitions(rollout, steps=None, envs=None):
-    """Places (t, b) of transitions, in order of time: all of them, or those of some."""
+    """Return the positions (t, b) of transitions in time order, for all or some steps and envs."""
     every = (
         (t, b) for t in steps or range(rollout.num_steps) for b in envs or range(rollout.num_envs)
     )

@@ -306,7 +306,7 @@ def everything(buffer):
 
 
 def assert_equal_to(found, expected):
-    """Check transitions against a reference; after terminal steps any next observation is allowed."""
+    """Check transitions against a reference; terminal steps may have any next observation."""
     assert len(found.indices) == len(expected)
     for i, (obs, action, reward, discount, next_obs) in enumerate(expected):
         assert_same_leaves(found.obs, i, obs)

@@ -1,4 +1,4 @@
-"""Slow estimators, written from the definitions: loops over episodes, flags in place of arrays.
+"""Reference estimators, written from the definitions with loops over episodes.
 
 They share no formula with the package: advantages are explicit sums, returns are mixtures of
 n-step returns, and an episode end is a `break`.
@@ -24,7 +24,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass
 class Trajectory:
-    """Columns of a rollout, [T, B]; next_values is v of the true successor."""
+    """Columns of a rollout, [T, B]; next_values are the values of the true successors."""
 
     rewards: FloatArray
     values: FloatArray
@@ -33,15 +33,15 @@ class Trajectory:
     truncated: BoolArray
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One column as a tensor."""
+        """Return one column as a tensor."""
         return torch.from_numpy(getattr(self, name).copy())
 
 
 def make_trajectory(num_steps: int, num_envs: int, seed: int = 0) -> Trajectory:
-    """Random rewards and values; a fourth of the rows is terminal, a fourth is truncated.
+    """Return random rewards and values; a quarter of the rows is terminal, a quarter is truncated.
 
-    Inside of episodes the next value is the value of the next row; at an end it is the value of
-    a last observation that appears in no row.
+    Within episodes the next value is the value of the next row; at an episode end it is the value
+    of a final observation that is in no row.
     """
     rng = np.random.default_rng(seed)
     rewards, values, next_values = rng.normal(size=(3, num_steps, num_envs))
@@ -52,7 +52,7 @@ def make_trajectory(num_steps: int, num_envs: int, seed: int = 0) -> Trajectory:
 
 
 def slow_recurrence(inputs: FloatArray, decays: FloatArray) -> FloatArray:
-    """acc_t = x_t + d_t * acc_{t+1}, one row after the other."""
+    """acc_t = x_t + d_t * acc_{t+1}, computed row by row."""
     result = np.zeros_like(inputs)
     following = np.zeros_like(inputs[0])
     for t in range(len(inputs) - 1, -1, -1):
@@ -77,7 +77,7 @@ def slow_advantages(data: Trajectory, gamma: float, gae_lambda: float) -> FloatA
 
 
 def _n_step_return(data: Trajectory, gamma: float, b: int, start: int, stop: int) -> float:
-    """Rewards of the rows start .. stop - 1, then the value after them unless it is terminal."""
+    """Return the discounted rewards of rows start .. stop - 1 plus the bootstrap value."""
     total = 0.0
     for k in range(start, stop):
         total += gamma ** (k - start) * data.rewards[k, b]
@@ -87,7 +87,7 @@ def _n_step_return(data: Trajectory, gamma: float, b: int, start: int, stop: int
 
 
 def slow_returns(data: Trajectory, gamma: float, gae_lambda: float) -> FloatArray:
-    """(1 - lambda) * sum of lambda^(n-1) * (n-step return), the rest on the longest return."""
+    """(1 - lambda) * sum of lambda^(n-1) * (n-step return); the longest return has the rest."""
     num_steps, num_envs = data.rewards.shape
     result = np.zeros((num_steps, num_envs))
     for b in range(num_envs):
@@ -102,11 +102,11 @@ def slow_returns(data: Trajectory, gamma: float, gae_lambda: float) -> FloatArra
     return result
 
 
-# -- Slow losses, written from the papers: one sample at a time, cases in place of min and max -----
+# -- losses, written from the papers for one sample at a time --------------------------------------
 
 
 def slow_surrogate(log_ratios: FloatArray, advantages: FloatArray, clip_range: float) -> float:
-    """Negative mean of the smaller of the plain and the clipped objective."""
+    """Return the negative mean of the minimum of the unclipped and the clipped objective."""
     total = 0.0
     for log_ratio, advantage in zip(log_ratios.flat, advantages.flat, strict=True):
         ratio = math.exp(log_ratio)
@@ -118,7 +118,7 @@ def slow_surrogate(log_ratios: FloatArray, advantages: FloatArray, clip_range: f
 def slow_clipped_value_loss(
     values: FloatArray, old_values: FloatArray, targets: FloatArray, clip_range: float
 ) -> float:
-    """Mean of the larger of the plain and the clipped squared error."""
+    """Return the mean of the maximum of the unclipped and the clipped squared error."""
     total = 0.0
     for value, old, target in zip(values.flat, old_values.flat, targets.flat, strict=True):
         clipped = old + min(max(value - old, -clip_range), clip_range)
@@ -127,7 +127,7 @@ def slow_clipped_value_loss(
 
 
 def slow_two_hot(scalar: float, low: int, high: int) -> FloatArray:
-    """Two neighbouring integers share the weight in inverse proportion to their distance."""
+    """Return weights of the two neighbouring integers, in inverse proportion to their distance."""
     scalar = min(max(scalar, low), high)
     below = math.floor(scalar)
     result = np.zeros(high - low + 1)
@@ -138,7 +138,7 @@ def slow_two_hot(scalar: float, low: int, high: int) -> FloatArray:
 
 
 def slow_two_hot_loss(logits: FloatArray, targets: FloatArray, low: int, high: int) -> float:
-    """Mean cross-entropy of softmax(logits) under the two-hot target, row by row."""
+    """Return the mean cross-entropy of softmax(logits) and the two-hot targets, row by row."""
     total = 0.0
     for row, target in zip(logits, targets, strict=True):
         normalizer = sum(math.exp(logit) for logit in row)
@@ -147,7 +147,7 @@ def slow_two_hot_loss(logits: FloatArray, targets: FloatArray, low: int, high: i
     return total / len(logits)
 
 
-# -- V-trace written from the paper, as sums -------------------------------------------------------
+# -- V-trace, written from the paper as sums -------------------------------------------------------
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -155,7 +155,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass
 class Steps:
-    """Arguments of V-trace, [T, ...] each, in its order."""
+    """Arguments of V-trace in order, [T, ...] each."""
 
     log_rhos: FloatArray
     discounts: FloatArray
@@ -166,7 +166,7 @@ class Steps:
 
 
 def make_steps(shape: tuple[int, ...], seed: int, scale: float = 2.0) -> Steps:
-    """Random steps: a fifth of the discounts and a fifth of the lambdas are 0."""
+    """Return random steps; a fifth of the discounts and a fifth of the lambdas are 0."""
     rng = np.random.default_rng(seed)
     log_rhos = scale * rng.normal(size=shape)
     rewards, values, next_values = rng.normal(size=(3, *shape))
@@ -181,10 +181,10 @@ def _clipped(ratio: float, threshold: float | None) -> float:
 def slow_vtrace(
     steps: Steps, rho_bar: float | None, pg_rho_bar: float | None, c_bar: float | None
 ) -> tuple[FloatArray, FloatArray]:
-    """Targets by eq. 1: V(x_s) + sum over t >= s of gamma^(t-s) (c_s ... c_(t-1)) delta_t.
+    """Targets of eq. 1: V(x_s) + sum over t >= s of gamma^(t-s) (c_s ... c_(t-1)) delta_t.
 
-    Advantages by section 4.2: rho_s (r_s + gamma q_(s+1) - V(x_s)), where q mixes the target of the
-    next state with its value, by lambda.
+    Advantages of section 4.2: rho_s (r_s + gamma q_(s+1) - V(x_s)), where q mixes the target and
+    the value of the next state by lambda.
     """
     shape = steps.rewards.shape
     columns = [column.reshape(len(column), -1).T for column in vars(steps).values()]

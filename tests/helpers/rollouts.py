@@ -12,16 +12,16 @@ RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
 
 
 def play(**settings: Any) -> Any:
-    """A rollout of a moment."""
+    """Run a short rollout."""
     return run_rollout(**{"n_episodes": 5, "progress": "quiet", "output_dir": "out", **settings})
 
 
 def rows(directory: str | Path = "out") -> list[dict[str, str]]:
-    """The rows of evaluation.csv."""
+    """Return the rows of evaluation.csv."""
     with Path(directory, "evaluation.csv").open() as file:
         return list(csv.DictReader(file))
 
 
 def numbers() -> list[int]:
-    """The numbers of the episodes in evaluation.csv."""
+    """Return the episode numbers in evaluation.csv."""
     return [int(row["number"]) for row in rows()]

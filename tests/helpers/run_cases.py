@@ -1,4 +1,4 @@
-"""Table of short runs for tests of every run: `CASES`."""
+"""Table of short runs for tests of all kinds of runs: `CASES`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OFF_POLICY: dict[str, Any] = {
     "algorithm.n_rollout_steps": 2,
     "algorithm.batch_size": 8,
     "algorithm.initial_buffer_size": 40,
-    "algorithm.replay_buffer_size": 200,  # it wraps
+    "algorithm.replay_buffer_size": 200,  # wraps around
     "runner.concurrency": 2,
     "total_steps": 4 * 64,
 }
@@ -90,7 +90,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "algorithm.n_epochs": 4,
     },
 }
-"""Four epochs of each."""
+"""Settings of each algorithm for four epochs."""
 
 FORK = {"runner": "local", "runner.start_method": "fork"}
 LOCAL = {**FORK, "runner.n_workers": 2}
@@ -103,7 +103,7 @@ DEMONSTRATIONS = {"_target_": "run_cases.demonstrations"}
 
 
 def changing(*changes: Any) -> dict[str, Any]:
-    """Settings of a run whose callback changes settings after updates."""
+    """Return the settings of a run whose callback changes settings after updates."""
     changes = tuple(list(change) for change in changes)
     return {"callbacks": [{"_target_": "own_callbacks.Changes", "changes": list(changes)}]}
 
@@ -249,10 +249,10 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.class_weights": "balanced",
     },
 }
-"""Settings by algorithm and what is particular."""
+"""Settings of each case, in addition to the settings of its algorithm."""
 
 HEAPS = {"_target_": "agent_envs.Heaps"}
-"""Players act in turn; a referee comes and goes, with other spaces."""
+"""Players act in turn; a referee with different spaces joins and leaves."""
 RECURRENT = {
     "model.rnn": {"cell": "gru", "size": 6},
     "algorithm.n_rollout_steps": 12,
@@ -261,19 +261,19 @@ RECURRENT = {
 FEW = {
     "algorithm.n_rollout_steps": 3,
     "algorithm.epoch_length": 8,
-    "algorithm.replay_buffer_size": 90,  # it wraps
+    "algorithm.replay_buffer_size": 90,  # wraps around
 }
 CENTRALIZED = {"model.centralized_critic": True}
 
 
 def meets_snapshots(**opponents: Any) -> dict[str, Any]:
-    """Settings with which the players meet snapshots of their policy."""
+    """Return settings in which the players play against snapshots of their policy."""
     players = {"agents": ["first", "second"], "opponents": opponents}
     return {"policies": {"main": players, "judge": {"agents": ["referee"]}}}
 
 
 def meets(**foe: Any) -> dict[str, Any]:
-    """Settings with which one player meets another policy."""
+    """Return settings in which one player plays against another policy."""
     players = {"main": {"agents": ["first"]}, "foe": {"agents": ["second"], **foe}}
     return {"policies": {**players, "judge": {"agents": ["referee"]}}}
 
@@ -288,7 +288,7 @@ OF_AGENTS: dict[str, dict[str, Any]] = {
     "dqn": {
         **FEW,
         **NORMALISED,
-        # Agents act at random beyond an epoch, which ends while an action is repeated.
+        # The warm-up continues beyond an epoch, which ends during a repeated action.
         "algorithm.replay_buffer_size": 200,
         "algorithm.initial_buffer_size": 160,
         "algorithm.initial_action_repeat": 5,
@@ -318,7 +318,7 @@ OF_AGENTS: dict[str, dict[str, Any]] = {
     "ppo, league, centralised": {**EACH_EPOCH, **CENTRALIZED},
     "ppo, league, memory": {**EACH_EPOCH, **RECURRENT},
 }
-"""The same for several agents. Every turn of an episode may fall between two rollouts."""
+"""Cases with several agents. Any turn of an episode may fall between two rollouts."""
 CASES |= {
     f"agents: {case}": {
         "env": HEAPS,
@@ -332,19 +332,19 @@ CASES |= {
 
 
 def algorithm_of(case: str) -> str:
-    """The algorithm that a case is about."""
+    """Return the algorithm of a case."""
     return case.removeprefix("agents: ").partition(",")[0]
 
 
 def demonstrations(path: str = "") -> list[Trajectory]:
-    """One demonstration on CartPole."""
+    """Return one demonstration on CartPole."""
     rng = np.random.default_rng(0)
     obs, actions = rng.normal(size=(8, 4)).astype(np.float32), rng.integers(0, 2, 7)
     return [Trajectory(obs, actions, np.ones(7), terminated=True, truncated=False)]
 
 
 def data_for(case: str, directory: Path) -> Path:
-    """Episodes that a clone learns from; those that are there stay."""
+    """Return the dataset of BC; existing episodes are reused."""
     if not case.startswith("agents"):
         return directory if directory.exists() else record_cartpole(directory)
     if not directory.exists():
@@ -359,7 +359,7 @@ def record_cartpole(directory: Path, n_episodes: int = 10, **how: Any) -> Path:
 
 
 def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
-    """Settings of a run; the data set of BC lies next to its directory."""
+    """Return the settings of a run; the dataset of BC is next to the run directory."""
     algorithm = algorithm_of(case)
     given = {**SMALL, "algorithm": algorithm, **ALGORITHMS[algorithm], **CASES[case]}
     if algorithm == "bc":
@@ -368,17 +368,17 @@ def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
 
 
 def start(case: str, run_dir: Path, **changes: Any) -> Any:
-    """Start a run of four epochs, or of as many as the changes say."""
+    """Start a run of four epochs, unless the changes set another length."""
     return train(**settings(case, run_dir, **changes))
 
 
 def words(given: dict[str, Any]) -> list[str]:
-    """Settings as arguments of `maze-run`."""
+    """Return settings as arguments of `maze-run`."""
     return [f"{key}={_word(value)}" for key, value in given.items()]
 
 
 def _word(value: Any) -> str:
-    """A value as Hydra reads it."""
+    """Format a value for Hydra."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}:{_word(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, list):
@@ -387,16 +387,16 @@ def _word(value: Any) -> str:
 
 
 go_on = functools.partial(train, trust=OWN)
-"""Continues a run."""
+"""Resume a run."""
 
 
 def parts_of(checkpoint: Path) -> dict[str, int]:
-    """The inodes of the large pieces of a checkpoint by name."""
+    """Return the inodes of the large parts of a checkpoint by name."""
     return {path.name: path.stat().st_ino for path in checkpoint.glob("part_*")}
 
 
 def assert_same_training(run_dir: Path, other: Path) -> None:
-    """Every number is the same, but how many steps ES made in vain."""
+    """Check that all results are identical, except the number of steps that ES discards."""
     dropped = "population/steps_dropped"
     rows, others = ([{**row, dropped: ""} for row in rows_of(path)] for path in (run_dir, other))
     assert len(rows) >= 3

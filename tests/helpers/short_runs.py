@@ -68,11 +68,11 @@ ES: dict[str, Any] = {
 ALGORITHMS = {"ppo": PPO, "a2c": A2C, "sac": SAC, "impala": IMPALA, "es": ES}
 
 FORK = {"runner": "local", "runner.start_method": "fork"}
-"""Processes that begin at once: they inherit what is imported."""
+"""Worker processes that start quickly, because they inherit all imports."""
 
 
 def settings(algorithm: str = "ppo", **overrides: Any) -> dict[str, Any]:
-    """Settings of a run on a toy environment that takes a moment."""
+    """Return the settings of a short run on a toy environment."""
     env = {"_target_": "own_envs.SpacesEnv"}
     found = {"env": env, **SMALL, **ALGORITHMS[algorithm], "run_dir": "run", **overrides}
     if algorithm == "es":
@@ -81,12 +81,12 @@ def settings(algorithm: str = "ppo", **overrides: Any) -> dict[str, Any]:
 
 
 def short_run(run_dir: str | Path | None = "run", algorithm: str = "ppo", **overrides: Any) -> Any:
-    """Such a run."""
+    """Train with the settings of `settings`."""
     return train(**settings(algorithm, **overrides, run_dir=run_dir))
 
 
 def rows(run_dir: str | Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv without times, as text."""
+    """Return the rows of metrics.csv as text, without times."""
     with (Path(run_dir) / "metrics.csv").open() as file:
         return [
             {name: cell for name, cell in row.items() if not name.startswith("time/")}
@@ -95,22 +95,22 @@ def rows(run_dir: str | Path) -> list[dict[str, str]]:
 
 
 def summary(run_dir: str | Path) -> dict[str, Any]:
-    """What summary.json says."""
+    """Return the content of summary.json."""
     found: dict[str, Any] = json.loads((Path(run_dir) / "summary.json").read_text())
     return found
 
 
 def written_config(run_dir: str) -> dict[str, Any]:
-    """What config.yaml says."""
+    """Return the content of config.yaml."""
     found: dict[str, Any] = yaml.safe_load(Path(run_dir, "config.yaml").read_text())
     return found
 
 
 def everything(path: Path) -> list[str]:
-    """All files and directories below a path."""
+    """Return all files and directories below a path."""
     return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
 
 
 def file_contents(path: str | Path) -> dict[Path, bytes]:
-    """All files below a path with their contents."""
+    """Return all files below a path with their contents."""
     return {p: p.read_bytes() for p in Path(path).rglob("*") if p.is_file()}

@@ -10,7 +10,7 @@ from maze_train.core.step_end import StepEnd
 
 
 def ends_of(terminated, truncated=None, gaps=None, gap=StepEnd.DROPPED):
-    """Codes of flags `[T, B]`: rows that are `gaps` are no transitions, and terminated wins."""
+    """Return the codes of flags `[T, B]`; rows in `gaps` are not transitions; terminated wins."""
     end = torch.as_tensor(terminated).byte()
     if truncated is not None:
         end[torch.as_tensor(truncated).bool() & (end == 0)] = StepEnd.TRUNCATED
@@ -20,6 +20,6 @@ def ends_of(terminated, truncated=None, gaps=None, gap=StepEnd.DROPPED):
 
 
 def with_gaps(rollout, gaps, gap=StepEnd.DROPPED):
-    """The rollout with rows that are no transitions."""
+    """Return the rollout with additional rows that are not transitions."""
     end = rollout.end.masked_fill(gaps, gap)
     return replace(rollout, end=end, has_gaps=None)

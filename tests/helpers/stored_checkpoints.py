@@ -1,4 +1,4 @@
-"""Checkpoints to damage: a store, failing disks, killed processes."""
+"""Checkpoints for tests of damage: a store, failing disks, killed processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 class Segments:
-    """An owner of large pieces; knows which of them were read."""
+    """State with large parts; records which parts are read."""
 
     def __init__(self, n=3, size=4):
         self.size = size
@@ -33,12 +33,12 @@ class Segments:
         self.reads = []
 
     def change(self, i, value):
-        """A piece with another content has another version."""
+        """Change a part; its version changes, too."""
         self.changes += 1
         self.values[i], self.versions[i] = float(value), self.changes
 
     def part(self, i):
-        """One piece as it is now."""
+        """Return the current state of one part."""
 
         def read():
             self.reads.append(i)
@@ -47,12 +47,12 @@ class Segments:
         return StatePart(str(self.versions[i]), read)
 
     def state_dict(self):
-        """The pieces within lists and dicts."""
+        """Return the parts within lists and dicts."""
         parts = [self.part(i) for i in range(len(self.values))]
         return {"changes": self.changes, "segments": {"first": parts[0], "more": tuple(parts[1:])}}
 
     def load_state_dict(self, state):
-        """Continue with the pieces, and with their versions."""
+        """Restore the parts and their versions."""
         found = [state["segments"]["first"], *state["segments"]["more"]]
         self.changes = state["changes"]
         self.versions = [int(part.version) for part in found]
@@ -60,7 +60,7 @@ class Segments:
 
 
 def contents(state):
-    """The value of each piece of a state that was loaded."""
+    """Return the value of each part of a loaded state."""
     values = []
     for i, part in enumerate((state["segments"]["first"], *state["segments"]["more"])):
         content = part.read()
@@ -71,7 +71,7 @@ def contents(state):
 
 
 def save(store, epoch, owner=None, *, updates=None, tag="", **more):
-    """A checkpoint after `epoch` epochs of 10 updates; `tag` tells it from others."""
+    """Save a checkpoint after `epoch` epochs of 10 updates; `tag` identifies it."""
     updates = epoch * 10 if updates is None else updates
     state = {"epoch": epoch, "tag": tag, "weight": torch.full((2,), float(epoch))}
     state |= {} if owner is None else owner.state_dict()
@@ -79,7 +79,7 @@ def save(store, epoch, owner=None, *, updates=None, tag="", **more):
 
 
 def saved(directory):
-    """A store after epochs 1 and 2, and the owner of three pieces: the second changed between."""
+    """Return a store with epochs 1 and 2, and the owner of three parts; only part 1 changed."""
     store, _ = make_store(directory)
     owner = Segments()
     save(store, 1, owner)
@@ -90,7 +90,7 @@ def saved(directory):
 
 
 def loaded(store):
-    """Epoch and tag of what is loaded; None for nothing."""
+    """Load a checkpoint; return its epoch and tag, or None."""
     found = store.load()
     if found is None:
         return None
@@ -100,23 +100,23 @@ def loaded(store):
 
 
 def inodes(path):
-    """The files of parts in a checkpoint: name and inode."""
+    """Return the inodes of the part files of a checkpoint by name."""
     return {file.name: file.stat().st_ino for file in path.glob("part_*")}
 
 
 def new_files(path, earlier):
-    """Names of the files of parts that an earlier checkpoint does not share."""
+    """Return the names of part files that an earlier checkpoint does not share."""
     known = set(inodes(earlier).values())
     return [name for name, inode in inodes(path).items() if inode not in known]
 
 
 def refuse_links(*args, **kwargs):
-    """A file system without links."""
+    """Simulate a file system without hard links."""
     raise OSError(errno.EPERM, "Operation not permitted")
 
 
 def make_store(directory, **settings):
-    """A store and the list of its warnings."""
+    """Return a store and the list of its warnings."""
     warnings = []
     kept = {key: settings.pop(key) for key in ("keep_last", "keep_best") if key in settings}
     config = CheckpointConfig(**kept)
@@ -124,12 +124,12 @@ def make_store(directory, **settings):
 
 
 def names(directory):
-    """What is in a directory, hidden things included."""
+    """Return the names of all files in a directory, including hidden files."""
     return sorted(path.name for path in directory.iterdir())
 
 
 def flip(offset, mask):
-    """Flips bits of one byte."""
+    """Return a function that flips bits of one byte of a file."""
 
     def damage(path, whole):
         data = bytearray(whole)
@@ -140,19 +140,19 @@ def flip(offset, mask):
 
 
 class Killed(BaseException):
-    """The process ended here."""
+    """Simulated end of the process."""
 
 
 OPERATIONS = ("replace", "rename", "link", "fsync", "unlink", "rmdir", "mkdir")
 
 
 class Faults:
-    """Counts what is done to the disk, and lets the k-th of it fail.
+    """Disk operations that are counted and of which the k-th fails.
 
     Args:
-        k: Which one fails; -1: none.
-        error: What is raised.
-        mode: before, after: the operation is not done, or done; dead: nothing is done from then on.
+        k: Index of the failing operation; -1: none.
+        error: Exception that is raised.
+        mode: before, after: the operation is not done, or done; dead: all later ones fail, too.
         names: Operations that are counted.
     """
 
@@ -161,7 +161,7 @@ class Faults:
         self.calls = 0
 
     def patch(self, monkeypatch):
-        """Put the faults between the program and the disk."""
+        """Patch the disk operations."""
         for name in set(self.names) - {"open"}:
             monkeypatch.setattr(os, name, self.wrap(name, getattr(os, name)))
         if "open" in self.names:
@@ -175,19 +175,19 @@ class Faults:
         return self
 
     def wrap(self, name, function):
-        """The operation with its fault."""
+        """Return the operation with its fault."""
 
         def call(*args, **kwargs):
             self.calls += 1
             hit = self.calls - 1 == self.k or (self.mode == "dead" and 0 <= self.k < self.calls)
             if hit and self.mode == "after":
-                with suppress(OSError):  # it may fail by itself
+                with suppress(OSError):  # the operation may fail by itself
                     result = function(*args, **kwargs)
                     if name == "open":
                         result.close()
             if hit:
                 if name == "fsync" and os.path.isfile(f"/proc/self/fd/{args[0]}"):
-                    # What was not synced may be lost.
+                    # Unsynced data may be lost.
                     os.ftruncate(args[0], os.fstat(args[0]).st_size // 2)
                 raise self.error
             return function(*args, **kwargs)
@@ -196,7 +196,7 @@ class Faults:
 
 
 def attempt(directory, scenario, faults, **settings):
-    """Run the scenario with faults; returns what it returned, or the exception, and warnings."""
+    """Run the scenario with faults; return its result or the exception, and the warnings."""
     store, warnings = make_store(directory, **settings)
     with pytest.MonkeyPatch.context() as monkeypatch:
         faults.patch(monkeypatch)
@@ -208,6 +208,6 @@ def attempt(directory, scenario, faults, **settings):
 
 
 def restored(directory, backup):
-    """The directory as it was."""
+    """Restore the directory from a backup."""
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(backup, directory)

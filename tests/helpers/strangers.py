@@ -44,15 +44,15 @@ WORDS = [f"{key}={value}".replace(" ", "") for key, value in SMALL.items()]
 
 
 class Command(NamedTuple):
-    """A way to read a run directory."""
+    """Command that reads a run directory."""
 
     uses: tuple[str, ...]
-    """Parts that it builds from the configuration there."""
+    """Components that it builds from the configuration there."""
     run: Callable[[], Any]
 
 
 def line(*words: str) -> None:
-    """Call `maze-run`; a failure becomes an exception again, with what it printed."""
+    """Call `maze-run`; raise ConfigError with its exit code if it fails."""
     if code := main(words):
         raise ConfigError("exit", str(code))
 
@@ -91,7 +91,7 @@ COMMANDS = {
 
 @contextmanager
 def another_user(home: Path) -> Iterator[None]:
-    """What is written in the block is signed with another key than that of the user."""
+    """Sign files written in the block with the key of another user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(home))
         yield
@@ -99,7 +99,7 @@ def another_user(home: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two epochs, of another user; this one has a key, too."""
+    """A run of two epochs by another user; the current user has a key, too."""
     assert is_signed(signed(""))
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     with another_user(run_dir.parent):
@@ -110,7 +110,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, next to a module and an option whose use leaves the marker."""
+    """A copy of `trained`, next to a module and an option that create the marker when used."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "hostile", raising=False)
@@ -121,14 +121,14 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def change(run_dir: Path, place: str, value: Any, signature: str = "none") -> None:
-    """Put a value into every configuration of a run directory.
+    """Set a value in every configuration of a run directory.
 
     Args:
-        run_dir: The directory.
+        run_dir: The run directory.
         place: Dotted key of the setting.
-        value: Its value.
-        signature: Signature of what is changed: `none`, `another key`, `copied` (that of this user,
-            of the settings as they were), `own`.
+        value: New value.
+        signature: Signature of the changed file: `none`, `another key`, `copied` (the signature of
+            this user for the original settings), `own`.
     """
     *parents, last = place.split(".")
 
@@ -150,7 +150,7 @@ def change(run_dir: Path, place: str, value: Any, signature: str = "none") -> No
 
 
 def rewrite(run_dir: Path, changed: Callable[[str], str]) -> None:
-    """Change the text of every configuration, those that checkpoints keep included."""
+    """Change the text of every configuration, including those in checkpoints."""
     for path in [run_dir / "config.yaml", *run_dir.glob("*/**/config.yaml")]:
         path.write_text(changed(path.read_text()))
     for path in run_dir.glob("checkpoints/*/MANIFEST.json"):

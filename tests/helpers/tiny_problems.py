@@ -1,6 +1,6 @@
 """Problems of a few steps with a known optimum, one for every kind of space.
 
-Each shows how an environment with such a space is written; the best return is `STEPS` everywhere.
+Each is an example of an environment with such a space; the best return is always `STEPS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STEPS = 3
-"""Steps of an episode; each brings a reward of at most 1."""
+"""Number of steps of an episode; the reward of each step is at most 1."""
 
 QUIET = {"progress": "quiet", "plot": False, "tensorboard": False}
 
@@ -33,7 +33,7 @@ def learn(
     enough: float = math.inf,
     **keys: Any,
 ) -> Any:
-    """Train until a return is enough, with evaluations of that many greedy episodes."""
+    """Train until the mean return of `episodes` greedy evaluation episodes is at least `enough`."""
     return train(
         callbacks=[StopAtReturn(enough)],
         env=env,
@@ -48,14 +48,14 @@ def learn(
 
 
 class Question(gymnasium.Env[Any, Any]):
-    """Asks three questions, one a step; the action is the number of the answer.
+    """Environment that asks three questions, one per step; the action is the answer.
 
-    A right answer brings 1, a wrong one 0, so the best return is 3, and guessing brings 3 / n.
-    A subclass sets both spaces and asks.
+    The reward is 1 for the right answer, else 0. The best return is 3; guessing gives 3 / n.
+    Subclasses define both spaces and `ask`.
     """
 
     def ask(self) -> tuple[Any, int]:
-        """A new observation, and the number of the answer to it."""
+        """Return a new observation and its answer."""
         raise NotImplementedError
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -72,7 +72,7 @@ class Question(gymnasium.Env[Any, Any]):
 
 
 class BoxQuestion(Question):
-    """Box: which entry of a vector is the largest?"""
+    """Box: find the largest entry of a vector."""
 
     observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = spaces.Discrete(4)
@@ -85,7 +85,7 @@ class BoxQuestion(Question):
 
 
 class ImageQuestion(Question):
-    """Bytes: of which colour is the square? Its place says nothing."""
+    """Byte image: name the colour of a square at a random position."""
 
     action_space = spaces.Discrete(3)
 
@@ -104,7 +104,7 @@ class ImageQuestion(Question):
 
 
 class DiscreteQuestion(Question):
-    """Discrete, counted from -2: which number follows two places later?"""
+    """Discrete that starts at -2: name the category two places further."""
 
     observation_space = spaces.Discrete(5, start=-2)
     action_space = spaces.Discrete(5, start=-2)
@@ -115,7 +115,7 @@ class DiscreteQuestion(Question):
 
 
 class MultiDiscreteQuestion(Question):
-    """MultiDiscrete: which of three dice shows the larger number?"""
+    """MultiDiscrete: find the die with the larger value among three."""
 
     observation_space = spaces.MultiDiscrete([2, 2, 2], start=[1, -1, 0])
     action_space = spaces.Discrete(3)
@@ -128,7 +128,7 @@ class MultiDiscreteQuestion(Question):
 
 
 class MultiBinaryQuestion(Question):
-    """MultiBinary: which lamp is dark?"""
+    """MultiBinary: find the lamp that is off."""
 
     observation_space = spaces.MultiBinary((2, 2))
     action_space = spaces.Discrete(4)
@@ -141,7 +141,7 @@ class MultiBinaryQuestion(Question):
 
 
 class DictQuestion(Question):
-    """Dict: which of four doors? One key tells the floor, the other the side."""
+    """Dict: choose one of four doors; one key is the floor, the other the side."""
 
     observation_space = spaces.Dict(
         {"floor": spaces.Discrete(2), "side": spaces.Box(-1.0, 1.0, (1,), np.float32)}
@@ -155,7 +155,7 @@ class DictQuestion(Question):
 
 
 class TupleQuestion(Question):
-    """Tuple: the same with a lamp for each side, and floors counted from 1."""
+    """Tuple: like `DictQuestion`, with one lamp per side and floors that start at 1."""
 
     observation_space = spaces.Tuple((spaces.Discrete(2, start=1), spaces.MultiBinary(2)))
     action_space = spaces.Discrete(4)
@@ -167,7 +167,7 @@ class TupleQuestion(Question):
 
 
 class NestedQuestion(Question):
-    """Dict in Dict, and Tuple in Dict: the same once more, behind things that say nothing."""
+    """Nested Dict and Tuple: like `DictQuestion`, with additional irrelevant entries."""
 
     observation_space = spaces.Dict(
         {
@@ -193,14 +193,14 @@ class NestedQuestion(Question):
 
 
 class Order(gymnasium.Env[Any, Any]):
-    """Gives three orders, one a step, each the number of an action in a list.
+    """Environment that gives three orders, one per step; an order is the index of an action.
 
-    The reward of a discrete part is 1 where it is as ordered and 0 elsewhere; that of a continuous
-    part is 1 - |a - wanted|. It is the mean over all entries and parts, so the best return is 3.
+    The reward of a discrete component is 1 if it equals the wanted value, else 0; the reward of a
+    continuous component is 1 - |a - wanted|. Rewards are averaged, so the best return is 3.
 
     Args:
-        action_space: Space of the actions.
-        wanted: The actions that can be ordered.
+        action_space: The action space.
+        wanted: Actions that can be ordered.
     """
 
     def __init__(self, action_space: spaces.Space[Any], wanted: list[Any]) -> None:
@@ -220,13 +220,13 @@ class Order(gymnasium.Env[Any, Any]):
         return self.give_order(), reward, self.t == STEPS, False, {}
 
     def give_order(self) -> int:
-        """The number of the next order."""
+        """Return the next order."""
         self.order = int(self.np_random.integers(len(self.wanted)))
         return self.order
 
 
 def score(space: spaces.Space[Any], action: Any, wanted: Any) -> float:
-    """How well an action fits an order, at most 1."""
+    """Return how well an action matches an order, at most 1."""
     if isinstance(space, spaces.Dict):
         return float(np.mean([score(space[key], action[key], wanted[key]) for key in space]))
     if isinstance(space, spaces.Tuple):
@@ -248,7 +248,7 @@ QUESTIONS = {
     "Tuple": TupleQuestion,
     "nested Dict": NestedQuestion,
 }
-"""Problems by the kind of observation space; all have Discrete actions."""
+"""Problems by kind of observation space; all have Discrete actions."""
 
 CORNERS = [np.array(pair) for pair in ([0.5, -0.5], [-0.5, 0.5], [0.6, 0.2], [-0.2, -0.6])]
 
@@ -284,14 +284,14 @@ ORDERS = {
         [([0, 1], 2), ([1, 1], 0), ([1, 0], 1)],
     ),
 }
-"""Problems by the kind of action space; all have Discrete observations."""
+"""Problems by kind of action space; all have Discrete observations."""
 
 
 class Recall(gymnasium.Env[Any, Any]):
-    """A signal is shown in the first step, and must be named when the lamp is lit, 3 to 5 steps on.
+    """Memory task: a signal shown at reset must be named when the lamp is lit, 3 to 5 steps later.
 
-    Only the last action counts: 1 for the right number, else 0. Without a memory nothing better
-    than guessing is possible, which brings 1 / 3.
+    Only the last action is rewarded: 1 for the right number, else 0. A policy without recurrent
+    state can only guess, with a mean return of 1 / 3.
     """
 
     SIGNALS = 3

@@ -19,12 +19,12 @@ SPACES = "observations", "actions"
 
 
 class ToyWorker(Worker):
-    """Does what it is reported, and fails in every way.
+    """Worker that executes calls and fails on request.
 
     Args:
-        folder: Where it leaves the file `closed<number>-<process>` when it is closed.
-        first: How the first worker that finds no file `begun` in the folder fails at once.
-        context: Where it lives.
+        folder: Directory for the file `closed<number>-<process>`, created when it is closed.
+        first: How the first worker fails in its constructor; the file `begun` marks it.
+        context: Context of the worker.
     """
 
     def __init__(self, folder: Path, first: str, context: WorkerContext) -> None:
@@ -36,26 +36,26 @@ class ToyWorker(Worker):
         self.drawn = global_draws()
 
     def draws(self) -> list[Any]:
-        """Values that the global generators gave when the worker was made, and give now."""
+        """Return values of the global generators, drawn in the constructor and now."""
         return [*self.drawn, *global_draws()]
 
     def close(self) -> None:
-        """Leave a file."""
+        """Create a file."""
         (self.folder / f"closed{self.context.index}-{os.getpid()}").touch()
 
     def echo(self, *words: Any) -> Any:
-        """The words, and who says them."""
+        """Return the index of the worker and the words."""
         return self.context.index, *words
 
     def process(self) -> int:
-        """The process in which it lives."""
+        """Return the process id."""
         return os.getpid()
 
     def nothing(self) -> None:
-        """Nothing to tell."""
+        """Return None."""
 
     def fail(self, how: str) -> None:
-        """Fail."""
+        """Fail in the given way."""
         if how == "raise":
             raise RuntimeError("the wheel came off")
         if how == "refuse":
@@ -66,36 +66,36 @@ class ToyWorker(Worker):
             time.sleep(600.0)
 
     def walk(self, steps: int, seconds: float = 0.0) -> int:
-        """Count steps one by one, each of which takes a while."""
+        """Count steps one by one, each of which takes `seconds`."""
         for _ in range(steps):
             time.sleep(seconds)
             self.context.count(1)
         return steps
 
     def map(self, memory: Any) -> None:
-        """Keep memory."""
+        """Map shared memory."""
         self.memory = np.frombuffer(memory.buffer, np.uint8)
 
     def write(self, place: int, number: int) -> None:
-        """Write into it."""
+        """Write into the shared memory."""
         self.memory[place] = number
 
     def written(self) -> list[Any]:
-        """The memory, a part of which it may have written."""
+        """Return the slice of the memory that this worker may write."""
         return [] if self.memory is None else [self.memory[self.context.index :][:1]]
 
     def read(self) -> list[int]:
-        """All numbers in it."""
+        """Return all values of the memory."""
         return list(map(int, self.memory))
 
 
 def global_draws() -> list[float]:
-    """A value of the global generators of Python and NumPy."""
+    """Return a value of the global generators of Python and NumPy."""
     return [random.random(), np.random.random()]  # noqa: NPY002
 
 
 def local_class() -> Any:
-    """An object of a class without a name that can be imported."""
+    """Return an instance of a class that cannot be imported."""
 
     class Local:
         value = 5

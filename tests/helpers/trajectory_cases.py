@@ -55,11 +55,11 @@ ODD_SPACES = {
     ),
     "small_discrete": small_discrete(3, 250),
 }
-"""Those that Minari cannot keep as they are."""
+"""Spaces that Minari cannot represent exactly."""
 
 
 def random_tree(space, length, rng):
-    """Random values of a space, `[length, ...]`."""
+    """Return random values of a space, `[length, ...]`."""
     space.seed(int(rng.integers(2**31)))
     view = FlatView(space)
     rows = [dict(view.read(space.sample())) for _ in range(length)]
@@ -71,7 +71,7 @@ def random_tree(space, length, rng):
 
 
 def random_trajectory(observation_space, action_space, length=3, seed=0):
-    """An episode of random numbers; how it ended, and whether its seed is known, varies."""
+    """Return a random episode; the kind of end and whether the seed is known depend on `seed`."""
     rng = np.random.default_rng(seed)
     return Trajectory(
         obs=random_tree(observation_space, length + 1, rng),
@@ -84,7 +84,7 @@ def random_trajectory(observation_space, action_space, length=3, seed=0):
 
 
 def random_trajectories(observation_space, action_space, lengths):
-    """Such episodes of these lengths."""
+    """Return random episodes of these lengths."""
     return [
         random_trajectory(observation_space, action_space, length, seed)
         for seed, length in enumerate(lengths)
@@ -92,7 +92,7 @@ def random_trajectories(observation_space, action_space, lengths):
 
 
 def assert_same(found, expected):
-    """Refuse an episode with another bit, key, shape or data type."""
+    """Check that all values, keys, shapes and dtypes of an episode are identical."""
     for name in ("obs", "actions", "rewards"):
         ours, theirs = getattr(found, name), getattr(expected, name)
         assert isinstance(ours, dict) == isinstance(theirs, dict)
@@ -105,7 +105,7 @@ def assert_same(found, expected):
 
 
 def assert_all_same(found, expected):
-    """Refuse other episodes than the expected ones."""
+    """Check that all episodes are identical to the expected ones."""
     for ours, theirs in zip(found, expected, strict=True):
         assert_same(ours, theirs)
 

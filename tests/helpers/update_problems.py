@@ -44,7 +44,7 @@ PROBLEMS = {
     "dict_action": (BOX, spaces.Dict({"gear": spaces.Discrete(3), "force": ARM.spaces[1]})),
 }
 
-# Numbers whose float32 form is exact: rounding of settings is no part of these tests.
+# Values that are exact in float32, so that rounding of settings does not affect these tests.
 SETTINGS = {"gamma": 0.96875, "gae_lambda": 0.9375, "n_rollout_steps": T}
 SMALL: dict[str, Any] = {
     "algorithm.initial_buffer_size": 16,
@@ -59,20 +59,20 @@ SMALL: dict[str, Any] = {
     "total_steps": 64,
     "seed": 1,
 }
-"""Runs of algorithms with replay that end within seconds."""
+"""Settings of algorithms with replay for runs of a few seconds."""
 
 SEED = 7
 LR = {"a2c": 0.0078125, "ppo": 0.0625, "impala": 0.0078125}
 LEARNERS = {
     "a2c": (A2CLearner, A2CAlgorithmConfig, {}),
-    # Steps are long enough for ratios to be clipped.
+    # The learning rate is large enough for ratios to be clipped.
     "ppo": (PPOLearner, PPOAlgorithmConfig, {"batch_size": 8, "n_optimization_epochs": 2}),
     "impala": (ImpalaLearner, ImpalaAlgorithmConfig, {}),
 }
 
 
 class OwnNet(nn.Module):
-    """A network of a user, with a nonlinearity that no template has."""
+    """Custom network with a nonlinearity that no template has."""
 
     def __init__(self, observation_space, output_size):
         super().__init__()
@@ -84,7 +84,7 @@ class OwnNet(nn.Module):
 
 
 class OwnTemplate(TemplateNet):
-    """A template whose forward pass a user has changed."""
+    """Template subclass with a custom forward pass."""
 
     def __init__(self, observation_space, output_size):
         super().__init__(observation_space, ModelConfig(), [5], output_size, 0.5)
@@ -94,10 +94,10 @@ class OwnTemplate(TemplateNet):
 
 
 def make_model(observation_space, action_space, seed=1, **settings):
-    """A small model whose policy head is not close to zero, so that gradients have a size."""
+    """Return a small model whose policy head has weights far from zero."""
     config = ModelConfig(**{"hidden_sizes": [6, 5], "branch_size": 3, **settings})
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # Own networks are tried out on stored observations.
+    torch.set_default_dtype(torch.float32)  # Custom networks are checked with stored observations.
     model = build_actor_critic(config, observation_space, action_space, seed).double()
     torch.set_default_dtype(default)
     return perturbed(model, seed)
@@ -105,7 +105,7 @@ def make_model(observation_space, action_space, seed=1, **settings):
 
 @torch.no_grad()
 def perturbed(model, seed=1, size=0.3):
-    """The model with parameters that have a size."""
+    """Perturb all parameters of a model with noise of the given size."""
     generator = torch.Generator().manual_seed(seed)
     for param in model.parameters():
         param.add_(size * torch.randn(param.shape, generator=generator))
@@ -113,7 +113,7 @@ def perturbed(model, seed=1, size=0.3):
 
 
 def random_obs(space, shape, generator):
-    """Random observations of a flat space, [*shape, ...]."""
+    """Return random observations of a flat space, [*shape, ...]."""
 
     def leaf(part):
         if part.dtype == np.uint8:
@@ -133,7 +133,7 @@ def random_obs(space, shape, generator):
 
 
 def random_actions(space, shape, generator):
-    """Random actions as a distribution samples them: categories from 0, unclipped numbers."""
+    """Return random actions in stored form: categories from 0, unclipped values."""
 
     def leaf(part):
         if isinstance(part, spaces.Box):
@@ -150,7 +150,7 @@ def random_actions(space, shape, generator):
 
 
 def make_transitions(observation_space, action_space, seed=0, weighted=False):
-    """Seven transitions that were never made, some of them terminal."""
+    """Return seven random transitions, some of them terminal."""
     generator, n = torch.Generator().manual_seed(seed), 7
     obs, next_obs = (random_obs(flat_space(observation_space), (n,), generator) for _ in range(2))
     actions = random_actions(action_space, (n,), generator)
@@ -169,7 +169,7 @@ def make_transitions(observation_space, action_space, seed=0, weighted=False):
 
 
 def make_rollout(observation_space, action_space, seed=0):
-    """A rollout with every kind of episode end: terminal, cut off, both, and in the last row."""
+    """Return a rollout with every kind of episode end, in the last row and before it."""
     generator = torch.Generator().manual_seed(seed)
     terminated = torch.zeros(T, B, dtype=torch.bool)
     truncated = torch.zeros(T, B, dtype=torch.bool)
@@ -188,12 +188,12 @@ def make_rollout(observation_space, action_space, seed=0):
 
 
 def normal(*shape, seed=5):
-    """Normal numbers."""
+    """Return standard normal values."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def log_probs_of(model, rollout):
-    """Log-probabilities of the actions under a feedforward models, `[T, B]`."""
+    """Return the log-probabilities of the actions under a feedforward model, `[T, B]`."""
     obs = {k: x[:-1] for k, x in rollout.obs.items()} if isinstance(rollout.obs, dict) else (
         rollout.obs[:-1]
     )  # fmt: skip
@@ -202,14 +202,14 @@ def log_probs_of(model, rollout):
 
 
 def with_others(model, rollout):
-    """The rollout of a policy that had other log-probabilities, up to a factor of about 5."""
+    """Return the rollout with behaviour log-probabilities changed by a factor of up to about 5."""
     return replace(rollout, log_probs=log_probs_of(model, rollout) + 0.8 * normal(T, B))
 
 
 def with_ignored(rollout):
-    """The rollout with rows that are no transitions, full of garbage.
+    """Return the rollout with gap rows that contain invalid values.
 
-    After a terminal step, after a truncated one, in the first row, and where an episode was lost.
+    Gaps follow a terminal step, a truncated step and a dropped episode; one is in the first row.
     """
     ignored = torch.zeros(T, B, dtype=torch.bool)
     ignored[3, 0] = ignored[2, 1] = ignored[0, 2] = ignored[3, 2] = True
@@ -222,32 +222,32 @@ def with_ignored(rollout):
 
 
 def replayed(rollout, count=1):
-    """The rollout whose last environments were learned from before; their weights are oldest."""
+    """Return the rollout whose last `count` environments were replayed, with the oldest weights."""
     seq_nos = torch.tensor([7] * (B - count) + [0] * count)
     return replace(rollout, weights_seq_no=seq_nos, replayed=torch.arange(B) >= B - count)
 
 
 def make_problem(name="discrete", ignoring=False, **model_settings):
-    """Model, a rollout of another policy, and action space."""
+    """Return a model, a rollout of another policy, and the action space."""
     model = make_model(*PROBLEMS[name], **model_settings)
     rollout = with_others(model, make_rollout(*PROBLEMS[name]))
     return model, with_ignored(rollout) if ignoring else rollout, PROBLEMS[name][1]
 
 
 def make_config(algorithm, **settings):
-    """Settings whose numbers are exact in float32."""
+    """Return settings whose values are exact in float32."""
     _, config_class, own = LEARNERS[algorithm]
     defaults = {"lr": LR[algorithm], "entropy_coef": 0.03125}
     return config_class(**{**SETTINGS, **defaults, **own, **settings})
 
 
 def make_learner(algorithm, model, **settings):
-    """A learner of a model."""
+    """Return a learner of a model."""
     return LEARNERS[algorithm][0](model, make_config(algorithm, **settings), seed=SEED)
 
 
 def orders(slow, rollout, generator):
-    """The minibatches of each pass: all units, or permutations of them that are cut in pieces."""
+    """Yield the minibatches of each pass: all units, or slices of a permutation."""
     config, count = slow.config, len(slow.units(rollout))
     if not hasattr(config, "batch_size"):
         yield [range(count)]
@@ -265,12 +265,12 @@ def orders(slow, rollout, generator):
 
 
 def compare(algorithm, problem, critic=None, progress=None, now=None, updates=1, **settings):
-    """Updates of model and reference alike, with all statistics of each.
+    """Update model and reference, and compare their weights and statistics.
 
     Returns the last statistics and importance weights.
     """
     model, rollout, action_space = problem
-    if algorithm == "ppo":  # as it is collected where the policy that acts learns
+    if algorithm == "ppo":  # as collected if the acting policy is the one being trained
         rollout = replace(rollout, log_probs=None)
     reference, before = copy.deepcopy(model), snapshot(model)
     learner = make_learner(algorithm, model, **settings)
@@ -285,7 +285,7 @@ def compare(algorithm, problem, critic=None, progress=None, now=None, updates=1,
 
 
 def assert_same_weights(model, reference, before=None):
-    """All parameters agree to 1e-9, and have moved."""
+    """Check that all parameters agree to 1e-9 and have changed."""
     theirs = dict(reference.named_parameters())
     for name, param in model.named_parameters():
         torch.testing.assert_close(
@@ -301,5 +301,5 @@ def assert_same_weights(model, reference, before=None):
 
 
 def snapshot(model):
-    """Copies of all parameters by name."""
+    """Return copies of all parameters by name."""
     return {name: param.detach().clone() for name, param in model.named_parameters()}
