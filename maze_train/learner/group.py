@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-from torch import nn
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.events import Statistics
 from maze_train.learner.config import LearnerGroupConfig, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners, Result
-from maze_train.learner.modules import DEFAULT_MODULE, ModuleSource, torch_threads
+from maze_train.learner.modules import torch_threads
 from maze_train.learner.peers import PeerLearners
 from maze_train.learner.update_queue import UpdateQueue
 from maze_train.workers.backends import WorkerBackend
@@ -142,30 +140,10 @@ class LearnerGroup(Learners):
         if self._others is not None:
             self._others.shutdown()
 
-    def add_module(
-        self,
-        module_id: str,
-        module: ModuleSource,
-        *,
-        frozen: bool = False,
-        like: str = DEFAULT_MODULE,
-        overrides: Mapping[str, Any] | None = None,
-    ) -> nn.Module:
-        """Add a module to every learner; see `Learner.add_module`.
-
-        Raises:
-            ConfigError: If `Learner.add_module` raises it, or the module does not support several
-                learners.
-        """
-        how: dict[str, Any] = {"frozen": frozen, "like": like, "overrides": overrides}
-        added = super().add_module(module_id, module, **how)
+    def check_modules(self) -> None:
+        """Raise ConfigError if results would depend on the number of learners."""
         if self._others is not None:
-            try:
-                self._others.check_modules()
-            except Exception:
-                self.first.remove_module(module_id)
-                raise
-        return added
+            self._others.check_modules()
 
     def _change(self) -> None:
         """Synchronise the other learners with the first learner before their next call."""

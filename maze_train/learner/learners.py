@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
 from maze_train.learner.components import check_chosen
@@ -74,12 +75,21 @@ class Learners:
         """Add a module to every learner; see `Learner.add_module`.
 
         Raises:
-            ConfigError: See `Learner.add_module`.
+            ConfigError: If `Learner.add_module` raises it, or the module does not support several
+                learners.
         """
         how: dict[str, Any] = {"frozen": frozen, "like": like, "overrides": overrides}
         added = self.first.add_module(module_id, module, **how)
+        try:
+            self.check_modules()
+        except ConfigError:
+            self.first.remove_module(module_id)
+            raise
         self._change()
         return added
+
+    def check_modules(self) -> None:
+        """Raise ConfigError if results would depend on the number of learners."""
 
     def remove_module(self, module_id: str) -> nn.Module:
         """Remove a module from every learner, and return the module of the first learner."""

@@ -88,8 +88,13 @@ class SingleProcess:
     is_shared = False
     """Whether the run may have several processes."""
 
-    def device(self, name: str) -> str:
-        """Return the device of this process for a device name such as `cuda`."""
+    def device(self, name: str, key: str) -> str:
+        """Return the device of this process for a device name such as `cuda`.
+
+        Args:
+            name: Name of the device.
+            key: Name of the setting for error messages.
+        """
         return name
 
     def first(self, function: Callable[[], T]) -> T:

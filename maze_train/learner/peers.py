@@ -390,8 +390,15 @@ class PeerLearners:
         self._learner.parallel = SingleLearner()
 
 
-def check_modules(learner: Learner[Any, Any, Any], n_learners: int) -> None:
+def check_modules(
+    learner: Learner[Any, Any, Any], n_learners: int, key: str = "learner_group.n_learners"
+) -> None:
     """Check that results do not depend on the number of learners.
+
+    Args:
+        learner: The learner.
+        n_learners: Number of learners (> 1).
+        key: Setting or variable with this number, for the message.
 
     Raises:
         ConfigError: If a layer mixes samples or is stochastic.
@@ -400,7 +407,7 @@ def check_modules(learner: Learner[Any, Any, Any], n_learners: int) -> None:
         for name, layer in module.named_modules():
             if depends_on_others(layer):
                 raise ConfigError(
-                    "learner_group.n_learners",
+                    key,
                     f"{name} is a {type(layer).__name__}, which mixes the samples of a "
                     "minibatch or is stochastic, so results would depend on the number of "
                     "learners; expected 1",

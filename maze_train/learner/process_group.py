@@ -148,8 +148,6 @@ def join(
     """
     if gpu is not None:
         torch.cuda.set_device(gpu)
-        # With this variable, failed operations raise an error instead of ending the process.
-        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     backend, store = "gloo" if gpu is None else "nccl", partial(open_store, address, count)
     make_store = partial(store, timeout_s, listener)
     try:
@@ -181,6 +179,8 @@ def start_group(
         RuntimeError: If a member does not join.
     """
     hook = sys.excepthook
+    # With this variable, failed operations raise an error instead of ending the process.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     try:
         with network_of(host):
             dist.init_process_group(

@@ -87,8 +87,7 @@ class TorchrunProcesses(SingleProcess):
         self._dir_key = _dir_key(number)
         run = f"{attempt}/{number}"
         store.set(f"{run}/{rank}", me)
-        missing = [other for other in range(self.count) if not _waits(store, f"{run}/{other}")]
-        if missing:
+        if missing := _absent(store, [f"{run}/{other}" for other in range(self.count)]):
             problem = f"did not start a run within {MEET_S:g} s; every process must start it"
             raise ConfigError("RANK", problem, missing)
         # NCCL (which connects on first use) exchanges CUDA tensors, gloo all other tensors.
@@ -111,8 +110,12 @@ class TorchrunProcesses(SingleProcess):
         learners = "1 learner" if self.count == 1 else f"{self.count} learners"
         return f"torchrun: {learners}{machines}, one per process ({kinds})"
 
-    def device(self, name: str) -> str:
+    def device(self, name: str, key: str) -> str:
         """Return the device of this process: the GPU of its local rank.
+
+        Args:
+            name: Name of the device.
+            key: Name of the setting for error messages.
 
         Raises:
             ConfigError: If processes would share a GPU.
@@ -120,14 +123,14 @@ class TorchrunProcesses(SingleProcess):
         processes = self.variables.local_count
         if name.startswith("cuda:") and processes > 1:
             problem = f"{processes} processes cannot share a GPU; expected cuda, or cpu"
-            raise ConfigError("algorithm.device", problem, name)
+            raise ConfigError(key, problem, name)
         if name not in ("auto", "cuda") or not torch.cuda.is_available():
             return name
         number, found = self.variables.local_rank, torch.cuda.device_count()
         if number >= found:
             problem = f"{processes} processes need a GPU each, but this machine has only {found}; "
-            problem += f"use --nproc-per-node {found}, or algorithm.device=cpu"
-            raise ConfigError("algorithm.device", problem, name)
+            problem += f"use --nproc-per-node {found}, or {key}=cpu"
+            raise ConfigError(key, problem, name)
         torch.cuda.set_device(number)
         return f"cuda:{number}"
 
@@ -228,20 +231,35 @@ class ProcessShard(Shard):
             raise ProcessesLostError(LOST) from error
 
 
-def make_learners(
-    processes: TorchrunProcesses,
-    learner: Learner[Any, Any, Any],
-    settings: LearnerGroupConfig,
-    place: WorkerBackend,
-) -> Learners:
-    """Return the learner of this process, with minibatches sharded over all processes.
+class ProcessLearners(Learners):
+    """Learner of this process, with minibatches sharded over all processes of torchrun.
+
+    Args:
+        processes: The processes.
+        learner: The learner.
+        settings: Settings of the learner group.
+        place: Not used; torchrun has started the processes.
 
     Raises:
         ConfigError: If the modules do not support several learners.
     """
-    check_modules(learner, processes.count)
-    learner.parallel = ProcessShard(processes)
-    return Learners(learner, settings)
+
+    def __init__(
+        self,
+        processes: TorchrunProcesses,
+        learner: Learner[Any, Any, Any],
+        settings: LearnerGroupConfig,
+        place: WorkerBackend,
+    ) -> None:
+        super().__init__(learner, settings)
+        self._count = processes.count
+        self.check_modules()
+        learner.parallel = ProcessShard(processes)
+
+    def check_modules(self) -> None:
+        """Raise ConfigError if results would depend on the number of processes."""
+        if self._count > 1:
+            check_modules(self.first, self._count, "WORLD_SIZE")
 
 
 def restarted_run(variables: TorchrunVariables) -> str | None:
@@ -279,9 +297,10 @@ def _store(variables: TorchrunVariables) -> Any:
         raise ConfigError("MASTER_ADDR", problem, host) from error
 
 
-def _waits(store: Any, key: str) -> bool:
+def _absent(store: Any, keys: list[str]) -> list[int]:
+    """Wait for all keys; return the indices of the keys that were not set within `MEET_S`."""
     try:
-        store.wait([key], timedelta(seconds=MEET_S))
+        store.wait(keys, timedelta(seconds=MEET_S))
     except RuntimeError:
-        return False
-    return True
+        return [i for i, key in enumerate(keys) if not store.check([key])]
+    return []

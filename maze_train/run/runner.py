@@ -135,7 +135,7 @@ class TrainingRunner:
             env_factory=EnvFactory(config.env),
             place=config.runner.place(),
             seeds=self.seeds,
-            device=find_device(self.processes.device(device), key),
+            device=find_device(self.processes.device(device, key), key),
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             features=self._assembly.building_features(config, self.processes),
             processes=self.processes,

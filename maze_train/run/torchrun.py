@@ -13,7 +13,7 @@ from maze_train.core.notices import CONSOLE
 from maze_train.core.targets import InlineObject
 from maze_train.core.torchrun import TorchrunVariables
 from maze_train.learner.parallel import SingleProcess
-from maze_train.learner.torchrun import TorchrunProcesses, make_learners
+from maze_train.learner.torchrun import ProcessLearners, TorchrunProcesses
 from maze_train.training.features import BuildFeatures
 
 
@@ -34,7 +34,7 @@ def with_exchange(features: BuildFeatures, processes: SingleProcess) -> BuildFea
     assert isinstance(processes, TorchrunProcesses)
     return replace(
         features,
-        make_group=partial(make_learners, processes),
+        make_group=partial(ProcessLearners, processes),
         gather=partial(GatheringCollector, processes),
         make_actors=partial(GatheringActors, processes),
     )

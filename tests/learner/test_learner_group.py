@@ -78,6 +78,7 @@ from maze_train.learner.peers import (
 from maze_train.learner.process_group import Rendezvous
 from maze_train.learner.rows import shard_rows
 from maze_train.learner.shard import Shard
+from maze_train.learner.torchrun import ProcessLearners
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.workers.process_pool import LocalProcesses
@@ -719,6 +720,17 @@ def test_what_several_learners_refuse(monkeypatch):
     with pytest.raises(ConfigError, match=words):
         group.add_module("other", model)
     assert list(group.get_weights()) == ["default"]
+    pair, alone = (SimpleNamespace(rank=0, count=count) for count in (2, 1))
+    rest = LearnerGroupConfig(), LocalProcesses()
+    of_two = ProcessLearners(pair, LineLearner(make_module()), *rest)
+    for add in (
+        lambda: ProcessLearners(pair, LineLearner(model), *rest),
+        lambda: of_two.add_module("other", model),
+    ):
+        with pytest.raises(ConfigError, match="WORLD_SIZE = 2: 1 is a BatchNorm1d"):
+            add()
+    assert list(of_two.get_weights()) == ["default"]
+    ProcessLearners(alone, LineLearner(model), *rest)
     with pytest.raises(ConfigError, match="n_learners"):
         LearnerGroup(LineLearner(make_module()), 0)
     settings = LearnerGroupConfig(n_learners=3, device="cuda")

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from killed_runs import differences, final_state
 
+import maze_train.learner.torchrun
 import maze_train.run.train
 from maze_train import TrainingResult, load_config, train
 from maze_train.cli import main
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 PARTS = Path(__file__).parents[1] / "helpers"
 LIMIT_S = 240
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 SHORT = {
     "total_steps": 480,
     "algorithm.n_rollout_steps": 20,
@@ -348,19 +351,43 @@ def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) 
     variables = TorchrunVariables.read()
     assert variables is not None
     processes, chosen = TorchrunProcesses(variables), []
-    assert processes.device("cpu") == "cpu"
-    with pytest.raises(ConfigError, match="'cuda:0': 2 processes cannot share a GPU"):
-        processes.device("cuda:0")
+    key = "learner_group.device"
+    assert processes.device("cpu", key) == "cpu"
+    with pytest.raises(ConfigError, match=rf"^{key} = 'cuda:0': 2 processes cannot share a GPU"):
+        processes.device("cuda:0", key)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert (processes.device("auto"), chosen) == ("cuda:1", [1])
+    assert (processes.device("auto", key), chosen) == ("cuda:1", [1])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(
-        ConfigError, match="2 processes need a GPU each, but this machine has only 1"
+        ConfigError, match=rf"2 processes need a GPU each, .* has only 1; .*or {key}=cpu"
     ):
-        processes.device("cuda")
+        processes.device("cuda", key)
     processes.leave()
+
+
+def test_processes_that_do_not_start_a_run(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are named after a single wait."""
+    monkeypatch.setattr(maze_train.learner.torchrun, "MEET_S", 1.0)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    variables, start = TorchrunVariables.read(), time.monotonic()
+    assert variables is not None
+    with pytest.raises(ConfigError, match=r"RANK = \[1, 2, 3\]: did not start a run within 1 s"):
+        TorchrunProcesses(variables)
+    assert time.monotonic() - start < 2.5
+
+
+def test_failed_operations_of_nccl_raise_errors(
+    launched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with other learners, the process is not ended."""
+    monkeypatch.setenv(BLOCKING_WAIT, "")
+    monkeypatch.delenv(BLOCKING_WAIT)
+    variables = TorchrunVariables.read()
+    assert variables is not None
+    TorchrunProcesses(variables).leave()
+    assert os.environ[BLOCKING_WAIT] == "1"
 
 
 def test_a_rank_belongs_to_one_process(launched: Any) -> None:
