@@ -13,7 +13,7 @@ from maze_train.cli import main
 
 
 def test_help_lists_choices_and_examples(capfd: pytest.CaptureFixture[str]) -> None:
-    """Algorithms with what they are, groups with their options, keys, examples, exit codes."""
+    """The help lists algorithms, groups with their options, keys, examples and exit codes."""
     assert main(["--help"]) == 0
     text = capfd.readouterr().out
     for part in (
@@ -28,7 +28,7 @@ def test_help_lists_choices_and_examples(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    """`python -m maze_train` is the program, whose name and version `--version` says."""
+    """`python -m maze_train --version` prints the program name and the version."""
     command = [sys.executable, "-m", "maze_train", "--version"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     assert re.fullmatch(r"maze-run \d+\.\d+\.\d+\S*\n", said)
@@ -54,7 +54,7 @@ WRONG = (
 
 @pytest.mark.slow
 def test_heavy_packages_are_imported_late() -> None:
-    """Help and configuration errors come at once because they import little."""
+    """Help and configuration errors are printed quickly because few packages are imported."""
     code = (
         "import sys\nfrom maze_train.cli import main\n"
         "assert main(['--help']) == 0\nprint('loaded:', *sys.modules)\n"

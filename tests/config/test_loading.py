@@ -40,7 +40,7 @@ class Part(BaseSettings):
 
 @dataclass(kw_only=True)
 class LargePart(Part):
-    """A section that someone derived."""
+    """Section derived from `Part`."""
 
     depth: int = 2
     """Depth."""
@@ -48,7 +48,7 @@ class LargePart(Part):
 
 @dataclass(kw_only=True)
 class Settings(BaseSettings):
-    """Every kind of type that settings have."""
+    """Settings with every supported type."""
 
     count: int = 0
     rate: float = 0.0
@@ -66,7 +66,7 @@ class Settings(BaseSettings):
 
 
 def build(**values: Any) -> Settings:
-    """The settings below the path `top`."""
+    """Return the settings built from `values` below the path `top`."""
     return build_dataclass(Settings, values, "top")
 
 
@@ -103,7 +103,7 @@ def build(**values: Any) -> Settings:
     ],
 )
 def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, expected: Any) -> None:
-    """Values in every accepted spelling reach the field with the type that it declares."""
+    """Values in every accepted form are converted to the declared type."""
     value = getattr(build(**{key: given}), key)
     assert value == expected
     assert type(value) is type(expected)
@@ -176,7 +176,7 @@ def test_a_wrong_value_is_refused_with_key_value_and_remedy(
 
 
 def test_the_configuration_shares_no_part_with_its_source() -> None:
-    """Changing the given mapping later leaves the configuration alone."""
+    """Later changes of the given mapping do not affect the configuration."""
     kwargs: dict[str, Any] = {"sizes": [1]}
     settings = build(kwargs=kwargs)
     kwargs["sizes"].append(2)
@@ -184,7 +184,7 @@ def test_the_configuration_shares_no_part_with_its_source() -> None:
 
 
 def test_a_missing_required_field_is_named() -> None:
-    """A field without default that is left out gives a message, no TypeError."""
+    """A missing field without default raises ConfigError instead of TypeError."""
 
     @dataclass(kw_only=True)
     class Required(BaseSettings):
@@ -198,7 +198,7 @@ PPO = {"env": "CartPole-v1", "algorithm": "ppo"}
 
 
 def test_choices_are_names_mappings_or_objects() -> None:
-    """A mapping can name its option or have the class of the default; objects stay as they are."""
+    """A choice is a name, a mapping with a name or with changes of the default, or an object."""
     config = load_config({**PPO, "runner": "local"})
     assert config.env == EnvConfig(id="CartPole-v1")
     assert config.algorithm == PPOAlgorithmConfig(reward_scaling=False)
@@ -213,7 +213,7 @@ def test_choices_are_names_mappings_or_objects() -> None:
 
 
 def test_dotted_keys_set_single_values() -> None:
-    """`algorithm.lr` sets one value of the named option and leaves the given mappings alone."""
+    """`algorithm.lr` changes one value of the named option; the given mappings are not modified."""
     env = {"id": "CartPole-v1"}
     node = {"env": env, "algorithm": "ppo", "algorithm.lr": "1e-2", "env.kwargs.size": 2}
     config = load_config(node)
@@ -223,7 +223,7 @@ def test_dotted_keys_set_single_values() -> None:
 
 
 def test_defaults_come_from_the_algorithm() -> None:
-    """Also for who builds the dataclass, whose arguments are not changed."""
+    """Defaults depend on the algorithm, also for `TrainConfig(...)`; arguments are not modified."""
     runner = DevRunnerConfig()
     config = TrainConfig(
         env=EnvConfig(id="E-v0"), algorithm=ESAlgorithmConfig(), run_dir="run", runner=runner
@@ -256,7 +256,7 @@ def test_defaults_come_from_the_algorithm() -> None:
     ],
 )
 def test_wrong_choices_and_values(changes: dict[str, Any], messages: list[str]) -> None:
-    """The message has the full key, the nearest correct name, or all options with their texts."""
+    """The message contains the full key, and the closest name or all options with descriptions."""
     with pytest.raises(ConfigError) as caught:
         load_config({**PPO, **changes})
     assert all(message in str(caught.value) for message in messages)
@@ -293,7 +293,7 @@ def test_a_configuration_survives_the_way_to_yaml_and_back(node: dict[str, Any])
 
 
 def test_the_dump_names_classes_and_targets() -> None:
-    """Choices carry `_target_`; sections with one class do not."""
+    """Choices have `_target_`; sections with a single class do not."""
     dumped = config_to_dict(load_config({"env": {"_target_": "my.Env"}, "algorithm": "ppo"}))
     assert dumped["env"]["_target_"] == "my.Env"
     assert dumped["algorithm"]["_target_"].endswith("PPOAlgorithmConfig")
@@ -306,7 +306,7 @@ OF_RUNS = [name for name in group_names() if name not in ("experiment", "search"
 
 @pytest.mark.parametrize("group", everyday(4, OF_RUNS))
 def test_options_are_those_of_the_command_line(group: str) -> None:
-    """Read without Hydra, with the options that they change, they have the values that it gives."""
+    """Options read without Hydra, including their overrides of others, match Hydra's result."""
     with initialize_config_module("maze_train.conf", version_base="1.3"):
         for name in list_options(group):
             composed = OmegaConf.to_container(compose("train", [f"{group}={name}"]))
@@ -319,7 +319,7 @@ PRESETS = ["ppo/CartPole-v1-positions", "ppo/HalfCheetah-v5", "es/Pendulum-v1", 
 
 @pytest.mark.parametrize("preset", [*PRESETS, "ppo/connect_four_v3", "sac/Pendulum-v1"])
 def test_a_preset_is_that_of_the_command_line(preset: str) -> None:
-    """With changes of the user over it."""
+    """A preset with changes by the user matches Hydra's result."""
     words = [f"experiment={preset}", "++total_steps=7", "++model.activation=elu", "runner=local"]
     with initialize_config_module("maze_train.conf", version_base="1.3"):
         composed = compose("train", words)
@@ -342,7 +342,7 @@ def test_a_preset_is_that_of_the_command_line(preset: str) -> None:
     ],
 )
 def test_containers_of_omegaconf_are_settings(key: str, value: Any) -> None:
-    """With interpolations, nested or not, as the whole or as single arguments."""
+    """OmegaConf containers, with and without interpolations, are accepted as settings."""
     node = OmegaConf.create({key: value, "count": 7, "name": "n"})
     plain = OmegaConf.to_container(node, resolve=True)
     assert isinstance(plain, dict)
@@ -355,7 +355,7 @@ def test_containers_of_omegaconf_are_settings(key: str, value: Any) -> None:
 
 
 def test_another_environment_takes_the_place_of_that_of_a_preset() -> None:
-    """By its id, and as a class."""
+    """Both an id and a class replace the environment of a preset."""
     config = load_config({"experiment": "ppo/robot", "env": "InvertedPendulum-v5"})
     assert (config.env.id, config.model.activation) == ("InvertedPendulum-v5", "elu")
     config = load_config({"experiment": "ppo/robot", "env": {"id": None, "_target_": "my.Env"}})
@@ -377,7 +377,7 @@ def test_another_environment_takes_the_place_of_that_of_a_preset() -> None:
     ids=str,
 )
 def test_recurrent_ppo_scales_rewards_by_default(algorithm, settings, expected):
-    """Its critic shares the layers of the policy; what is given counts."""
+    """The default of `reward_scaling` for shared recurrent networks; explicit values win."""
     config = load_config({"env": "CartPole-v1", "algorithm": algorithm, **settings})
     assert config.algorithm.reward_scaling == expected
     assert replace(config) == config

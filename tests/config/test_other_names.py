@@ -18,7 +18,7 @@ LOCAL = {**PPO, "runner": "local"}
 
 @pytest.fixture(scope="module")
 def all_keys() -> set[str]:
-    """The settings of rollouts, and of training with every algorithm on `runner=local`."""
+    """Return the settings of rollouts, and of training with every algorithm on `runner=local`."""
     runner = named_option("runner", "local")
     choices = [named_option("algorithm", name) for name in list_options("algorithm")]
     training = [keys_of(TrainConfig, {"algorithm": choice, "runner": runner}) for choice in choices]
@@ -27,7 +27,7 @@ def all_keys() -> set[str]:
 
 @pytest.mark.parametrize("key", other_names())
 def test_every_suggestion_exists(key: str, all_keys: set[str]) -> None:
-    """A setting that is renamed or goes must be so in the table."""
+    """Every suggestion in the table is an existing setting."""
     assert key in all_keys
 
 
@@ -59,13 +59,13 @@ def test_every_suggestion_exists(key: str, all_keys: set[str]) -> None:
 def test_a_word_of_another_library_is_answered_with_ours(
     values: dict[str, Any], key: str, meant: str
 ) -> None:
-    """Of what the table, or another section, has, what exists in this configuration."""
+    """Only settings that exist in the configuration are suggested."""
     with pytest.raises(ConfigError) as caught:
         load_config({**values, key: 1})
     assert str(caught.value).startswith(f"{key} = 1: unknown; did you mean {meant}? allowed: ")
 
 
 def test_a_rollout_is_answered_with_its_own_settings() -> None:
-    """The same word may mean another setting there."""
+    """The same name can correspond to another setting in a rollout."""
     with pytest.raises(ConfigError, match=r"did you mean n_episodes\?"):
         load_rollout_config({"env": "CartPole-v1", "policy": "random", "n_eval_episodes": 1})

@@ -40,7 +40,7 @@ GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tr
     ],
 )
 def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str) -> None:
-    """Choices lose their plus, values get two, everything else stays."""
+    """`+` is removed from choices, `++` is added to values, everything else is unchanged."""
     assert normalise([given], GROUPS, own_groups=("own",)) == [expected]
 
 
@@ -55,7 +55,7 @@ def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str) -
     ],
 )
 def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | None) -> None:
-    """By the shell, and by Hydra after it."""
+    """The shell and Hydra read the quoted path unchanged."""
     written = shell_word("resume", path)
     assert word is None or written == word
     (given,) = shlex.split(written)
@@ -84,13 +84,13 @@ def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | Non
     ],
 )
 def test_a_path_is_taken_letter_by_letter(given: str, paths: Any) -> None:
-    """Quotes are for what Hydra reads as something else: null, lists, and quotes of the user."""
+    """Only text that Hydra would interpret is quoted: not null, lists, or quoted text."""
     (word,) = normalise([given], GROUPS)
     assert OverridesParser.create().parse_override(word).value() == paths
 
 
 def test_commas_divide_the_paths_of_a_sweep() -> None:
-    """With and without what needs quotes."""
+    """Commas separate paths in a sweep, quoted or not."""
     words = ["run_dir=it's,b", "output_dir=a,b", "resume=a"]
     sweep = ["++run_dir='it\\'s',b", "++output_dir=a,b", "++resume=a"]
     assert normalise(words, GROUPS, is_sweep=True) == sweep
@@ -111,7 +111,7 @@ def test_commas_divide_the_paths_of_a_sweep() -> None:
 def test_options_may_stand_anywhere(
     argv: list[str], options: dict[str, Any], overrides: list[str]
 ) -> None:
-    """A value of one whose name looks like an override is none."""
+    """An argument of an option is not an override, even if it looks like one."""
     found = parsed(argv)
     assert found.overrides == overrides
     assert {name: getattr(found, name) for name in options} == options
@@ -126,7 +126,7 @@ def test_options_may_stand_anywhere(
     ],
 )
 def test_an_option_that_is_wrong(argv: list[str], message: str) -> None:
-    """The option is named, with what it takes."""
+    """The error names the option and its allowed values."""
     with pytest.raises(ConfigError, match=f"^{message}"):
         parsed(argv)
 
@@ -142,6 +142,6 @@ def test_an_option_that_is_wrong(argv: list[str], message: str) -> None:
     ],
 )
 def test_messages_show_what_was_typed(message: str, typed: str) -> None:
-    """Hydra's messages have the form that it was given; the user knows his own."""
+    """Errors of Hydra show the arguments as they were typed."""
     argv = ["+seed=0,1", "-m", "env.kwargs.a=b++c", "+algorithm=ppo", "++my_seed=1"]
     assert as_typed(message, argv) == typed

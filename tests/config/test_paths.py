@@ -53,7 +53,7 @@ PATHS: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("setting", PATHS)
 def test_paths_are_expanded(setting: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`~` and variables, everywhere; what is unknown is no name of a new directory."""
+    """`~` and variables are expanded in every path; undefined variables raise ConfigError."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("ROOT", str(tmp_path / "root"))
     read = PATHS[setting]
@@ -64,12 +64,12 @@ def test_paths_are_expanded(setting: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     for name in ("$NOT_SET/a", "~nobody_of_this_name/a", "a/${NOT_SET}"):
         with pytest.raises(ConfigError, match=r"is undefined: set the variable"):
             read(name)
-    (tmp_path / "$NOT_SET").mkdir()  # a directory that is there is found
+    (tmp_path / "$NOT_SET").mkdir()  # existing directories are accepted
     assert read(str(tmp_path / "$NOT_SET")) == str(tmp_path / "$NOT_SET")
 
 
 def test_paths_that_are_not_utf8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They are refused before a run starts, as a setting and as the working directory."""
+    """Such paths raise ConfigError before a run starts, as a setting and as working directory."""
     name = b"l\xe4".decode(errors="surrogateescape")
     for setting in ("run_dir", "rollout run", "output_dir", "study", "compare output"):
         with pytest.raises(ConfigError, match="not a valid path: 'utf-8' codec"):

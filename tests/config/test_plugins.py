@@ -50,7 +50,7 @@ hydra: {searchpath: ["pkg://maze_train.conf"], output_subdir: null, run: {dir: .
 
 @pytest.fixture
 def toy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module that registers `toys/Toy-v3` when it is imported."""
+    """Create a module that registers `toys/Toy-v3` on import; yield its name."""
     (tmp_path / "toy_registry.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     yield "toy_registry"
@@ -74,7 +74,7 @@ def toy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
     ],
 )
 def test_registered_ids_are_options(path: str, is_file: bool, is_dir: bool) -> None:
-    """Only ids that gymnasium knows, and only below `env`."""
+    """Only ids in gymnasium's registry are options, and only below `env`."""
     found = files("maze_train.conf").joinpath(path)
     assert (found.is_file(), found.is_dir()) == (is_file, is_dir)
     if is_file and not Path(str(found)).exists():
@@ -85,7 +85,7 @@ def test_registered_ids_are_options(path: str, is_file: bool, is_dir: bool) -> N
 
 
 def test_any_program_composes_environments_and_presets() -> None:
-    """Without `maze-run`; options are listed with those in folders."""
+    """Programs other than `maze-run` use our options; errors list them, with those in folders."""
     with initialize_config_module("maze_train.conf", version_base="1.3"):
         assert compose("train", ["env=CartPole-v1"]).env.id == "CartPole-v1"
         assert compose("train", ["experiment=ppo/CartPole-v1"]).env.id == "CartPole-v1"
@@ -116,7 +116,7 @@ def test_any_program_composes_environments_and_presets() -> None:
 def test_a_program_of_the_user_has_our_options(
     tmp_path: Path, overrides: str, given: list[str], printed: list[str]
 ) -> None:
-    """From a search path; Gymnasium is imported only where an environment is named."""
+    """Options are found on a search path; Gymnasium is imported only to look up an environment."""
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "my_conf").mkdir()
     (tmp_path / "my_conf/app.yaml").write_text(APP_CONFIG.replace("OVERRIDES", overrides))
@@ -127,20 +127,20 @@ def test_a_program_of_the_user_has_our_options(
 
 
 def test_a_module_before_the_id_is_imported(toy_module: str) -> None:
-    """`module:Id` registers its environments by being imported."""
+    """`module:Id` imports the module, which registers its environments."""
     assert not is_registered("toys/Toy-v3")
     assert is_registered(f"{toy_module}:toys/Toy-v3")
 
 
 def test_a_missing_module_is_a_configuration_error() -> None:
-    """The message names the module."""
+    """The error names the module."""
     with pytest.raises(ConfigError, match="importing no_such_module failed"):
         is_registered("no_such_module:Toy-v0")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")
 def test_atari_games_are_registered() -> None:
-    """`ALE/` ids need no import by the user."""
+    """`ALE/` ids require no import by the user."""
     assert is_registered("ALE/Pong-v5")
 
 
@@ -148,7 +148,7 @@ def test_atari_games_are_registered() -> None:
     importlib.util.find_spec("gymnasium_robotics") is not None, reason="it is installed"
 )
 def test_robots_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their ids need no import by the user; a message names the package that is missing."""
+    """Ids of gymnasium-robotics require no import; an error names the missing package."""
     factory = EnvFactory.from_any("FetchToy-v0")
     with pytest.raises(MissingExtraError, match=r"needs the package 'gymnasium-robotics'"):
         factory()
@@ -164,7 +164,7 @@ def test_robots_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_settings_of_hydra_are_put_back() -> None:
-    """Other applications in the same process keep Hydra's defaults."""
+    """Other applications in the same process use Hydra's defaults."""
     before = ConfigStore.instance().repo["hydra"]["config.yaml"]
     with extended_hydra():
         assert ConfigStore.instance().repo["hydra"]["config.yaml"] is not before

@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = {
-    *("algorithm.device", "env.device", "learner_group.device"),  # devices of PyTorch
-    *("env._target_", "env.id"),  # matters of trust
-    *("algorithm.freeze.params", "algorithm.lr_factors", "algorithm.overrides"),  # of weights
+    *("algorithm.device", "env.device", "learner_group.device"),  # PyTorch devices
+    *("env._target_", "env.id"),  # covered by trust
+    *("algorithm.freeze.params", "algorithm.lr_factors", "algorithm.overrides"),  # names of weights
     *(
         "curriculum.metric",
         "evaluation.metric",
         "tracking.info_keys",
         "tracking.name",
         "tracking.group",
-    ),  # of metrics, and a checked name
-    *("model.critic_obs", "model.normalization.exclude"),  # of observations
-    *("env.teams", "policies", "policies.agents", "policies_to_train"),  # of agents and policies
+    ),  # names of metrics, and a validated name
+    *("model.critic_obs", "model.normalization.exclude"),  # observations
+    *("env.teams", "policies", "policies.agents", "policies_to_train"),  # agents and policies
     *("resume", "trust", "moved"),  # not read from a stored configuration
 }
-"""Settings that take any text which names nothing outside the run."""
+"""Settings whose text never refers to anything outside the run."""
 
 CHANGES = {"curriculum.stages.attributes", "curriculum.stages.calls"}
 NODES = {*PARTS, *CHANGES, "algorithm.loss_function", "env.kwargs"} - REACHES.keys()
-"""Settings with texts at any depth, which are judged by their form."""
+"""Settings with text at any depth, which is checked by its form."""
 
 
 def takes_text(hint: Any) -> bool:
-    """Whether a type includes any text."""
+    """Return whether a type accepts arbitrary text."""
     if hint in (str, Any):
         return True
     is_literal = typing.get_origin(hint) is typing.Literal
@@ -52,14 +52,14 @@ def takes_text(hint: Any) -> bool:
 
 
 def subclasses(cls: type) -> Iterator[type]:
-    """A class and all that derive from it."""
+    """Yield a class and all classes derived from it."""
     yield cls
     for derived in cls.__subclasses__():
         yield from subclasses(derived)
 
 
 def text_settings(cls: type, path: str = "") -> Iterator[str]:
-    """The settings that take any text, of all dataclasses that a configuration may have."""
+    """Yield the settings that accept arbitrary text, for all dataclasses of a configuration."""
     for each in subclasses(cls):
         hints = typing.get_type_hints(each)
         for field in filter(lambda field: field.init, dataclasses.fields(each)):
@@ -73,11 +73,11 @@ def text_settings(cls: type, path: str = "") -> Iterator[str]:
 
 
 def test_every_text_of_every_dataclass_is_judged() -> None:
-    """A new setting has to be entered into one of the tables."""
+    """A new setting must be added to one of the tables."""
     for group in ("algorithm", "runner"):
         for name in list_options(group):
             if target := named_option(group, name).get("_target_"):
-                locate(target)  # the class is known when it was imported
+                locate(target)  # imports the class
     found = {key.replace("policies.model.", "model.") for key in text_settings(TrainConfig)}
     assert {"runner.address", "algorithm.optimizer"} <= found
     assert found - NAMES - REACHES.keys() - NODES == set()
@@ -109,18 +109,18 @@ REACHING: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("settings", "words"), REACHING)
 def test_settings_of_a_stranger(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
-    """They are named with the words that allow them; what the user gives is allowed."""
+    """The error suggests overrides that allow the settings; the user's settings are allowed."""
     with pytest.raises(ConfigError, match="is not signed by you; nothing was accessed") as caught:
         check_reach(settings, {"seed": 1}, "config.yaml")
     assert words in str(caught.value)
     check_reach(settings, settings, "config.yaml")
     stored = StoredSettings(tmp_path / "config.yaml", settings)
-    stored.check(settings, PARTS_OF_POLICY)  # none of it is used
+    stored.check(settings, PARTS_OF_POLICY)  # none of them is used by a policy
     StoredSettings(stored.path, settings, is_own=True).check(settings, PARTS)
 
 
 def test_what_does_not_reach_elsewhere() -> None:
-    """Values that name nothing outside, and services that keep all in the run."""
+    """Values inside the run, and services that store their data in the run, are allowed."""
     check_reach(
         {
             "env": {"id": "ALE/Pong-v5", "kwargs": {"map": "4x4", "file": "maps/a.xml"}},
@@ -136,7 +136,7 @@ def test_what_does_not_reach_elsewhere() -> None:
 
 
 def test_a_value_beside_that_of_the_user(tmp_path: Path) -> None:
-    """A choice of the user that leaves a stored value in its place does not allow it."""
+    """An override that does not replace the stored value does not allow it."""
     settings = {"runner": {"dataset": "a", "concurrency": 2}}
     with pytest.raises(ConfigError, match=r"runner\.dataset"):
         check_reach(settings, {"runner": {"dataset": None, "concurrency": 2}}, "config.yaml")

@@ -28,7 +28,7 @@ STORED = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The directory of a run, as far as the configuration looks at it."""
+    """Create the files of a run that the configuration reads; return its directory."""
     for place in ("best", "policies/epoch_000002"):
         folder = tmp_path / "run" / place
         folder.mkdir(parents=True)
@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_every_default_is_that_of_the_class() -> None:
-    """A policy and an environment are enough; the runner has a number of environments."""
+    """A policy and an environment are sufficient; the default number of environments is 8."""
     config = load_rollout_config(RANDOM)
     assert config.env == EnvConfig(id="CartPole-v1")
     assert isinstance(config.runner, DevRunnerConfig)
@@ -48,7 +48,7 @@ def test_every_default_is_that_of_the_class() -> None:
 
 
 def test_parts_of_ones_own() -> None:
-    """They are named, with their settings."""
+    """A custom policy and environment are named with their settings."""
     own = {"policy._target_": "my.Policy", "policy.a": 1, "env._target_": "my.Env"}
     config = load_rollout_config(own)
     assert config.policy == {"_target_": "my.Policy", "a": 1}
@@ -64,7 +64,7 @@ def test_parts_of_ones_own() -> None:
     ],
 )
 def test_seeds_of_the_episodes(given: dict[str, Any], expected: list[int]) -> None:
-    """One after the other from `seed`, or those of any iterable, as plain integers."""
+    """Seeds count up from `seed`, or are given by any iterable; they are plain integers."""
     found = load_rollout_config({**RANDOM, **given}).episode_seeds
     assert found == expected
     assert {type(seed) for seed in found} == {int}
@@ -72,7 +72,7 @@ def test_seeds_of_the_episodes(given: dict[str, Any], expected: list[int]) -> No
 
 @pytest.mark.parametrize("seeds", [np.array(3), np.zeros((2, 2)), "012", {"a": 1}, [True], [0.5]])
 def test_seeds_that_are_none(seeds: Any) -> None:
-    """The key is reported."""
+    """The error names the key."""
     with pytest.raises(ConfigError, match="seeds"):
         load_rollout_config({**RANDOM, "seeds": seeds})
 
@@ -106,21 +106,21 @@ def test_seeds_that_are_none(seeds: Any) -> None:
     ],
 )
 def test_wrong_settings_are_told(settings: dict[str, Any], message: str) -> None:
-    """The message has key, value and remedy."""
+    """The message contains key, value and remedy."""
     with pytest.raises(ConfigError) as caught:
         load_rollout_config(settings)
     assert message in str(caught.value)
 
 
 def test_what_is_rendered() -> None:
-    """Videos need pictures; a window belongs to one environment."""
+    """Videos render `rgb_array`; a window is limited to one environment."""
     assert load_rollout_config({**RANDOM, "video": True}).render_mode == "rgb_array"
     config = load_rollout_config({**RANDOM, "render": "human"})
     assert (config.render_mode, config.runner.concurrency) == ("human", 1)
 
 
 def test_the_environment_of_a_run(run: Path) -> None:
-    """Without `env` it matches the run, of a saved policy as well."""
+    """Without `env`, the environment of the run is used, also for a saved policy."""
     expected = EnvConfig(
         id="Maze-v0", kwargs=STORED["kwargs"], wrappers=[WRAPPER], max_episode_steps=40
     )
@@ -143,13 +143,13 @@ def test_the_environment_of_a_run(run: Path) -> None:
 def test_single_settings_change_the_environment_of_a_run(
     given: dict[str, Any], changed: dict[str, Any]
 ) -> None:
-    """Arguments are joined one by one; other settings take the place of those of the run."""
+    """`kwargs` are merged; other settings replace those of the run."""
     assert joined_env(STORED, given) == {**STORED, **changed}
 
 
 @pytest.mark.parametrize("name", [{"id": "Other-v0"}, {"_target_": "my.Env"}])
 def test_another_environment_brings_its_own_arguments(name: dict[str, Any]) -> None:
-    """Wrappers stay; arguments and limit of the environment of the run go."""
+    """Wrappers are kept; arguments and time limit of the run's environment are dropped."""
     assert joined_env(STORED, {**name, "kwargs": {"a": 1}}) == {
         "wrappers": [WRAPPER],
         **name,
@@ -158,7 +158,7 @@ def test_another_environment_brings_its_own_arguments(name: dict[str, Any]) -> N
 
 
 def test_a_run_without_environment_asks_for_one(run: Path) -> None:
-    """One that learned from recorded episodes needs none."""
+    """A run that learned from a dataset may have no environment."""
     (run / "best/config.yaml").write_text(yaml.safe_dump({"env": {"id": None, "_target_": None}}))
     with pytest.raises(ConfigError, match="env: choose one"):
         load_rollout_config({"run": run})
@@ -167,7 +167,7 @@ def test_a_run_without_environment_asks_for_one(run: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[1", "5", "env: 5", "seed: 1", "\x00"])
 def test_a_damaged_configuration_of_a_run(run: Path, text: str) -> None:
-    """The message names the file."""
+    """The error names the file."""
     (run / "best/config.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"best/config\.yaml is damaged"):
         load_rollout_config({"run": run})

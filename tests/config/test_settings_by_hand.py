@@ -25,7 +25,7 @@ FREEZE = {"params": ["trunk"], "stop": 3}
 
 
 def settings_classes():
-    """All classes of settings that users write."""
+    """Return all public classes of settings."""
     found = {}
     for module in pkgutil.walk_packages(maze_train.__path__, "maze_train."):
         if module.name.endswith("config"):
@@ -35,7 +35,7 @@ def settings_classes():
 
 
 def typed_fields():
-    """Class and name of each field whose hint allows less than anything."""
+    """Yield class and name of each field that does not accept every type."""
     for cls in settings_classes():
         hints = get_type_hints(cls)
         yield from ((cls, f.name) for f in fields(cls) if f.init and hints[f.name] is not Any)
@@ -43,7 +43,7 @@ def typed_fields():
 
 @pytest.mark.parametrize("cls", settings_classes(), ids=lambda cls: cls.__name__)
 def test_a_constructor_refuses_a_value_of_another_type(cls):
-    """Each field of each class, by the name of its setting."""
+    """Every field of every class raises ConfigError with its key."""
     for owner, name in typed_fields():
         if owner is cls:
             needed = {"algorithm": DQNAlgorithmConfig()} if cls is TrainConfig else {}
@@ -72,13 +72,13 @@ def test_a_constructor_refuses_a_value_of_another_type(cls):
     ],
 )
 def test_a_constructor_converts_what_a_file_holds(cls, name, value, expected):
-    """Mappings and short forms become what they stand for."""
+    """Mappings and short forms are converted to settings objects."""
     others: dict[str, Any] = {"agents": ["a"]} if cls is PolicyConfig else {}
     assert getattr(cls(**{name: value}, **others), name) == expected
 
 
 def test_the_sections_of_a_run_may_be_mappings():
-    """Those with `_target_` as well."""
+    """Mappings are accepted as sections, also with `_target_`."""
     target = f"{DQNAlgorithmConfig.__module__}.{DQNAlgorithmConfig.__name__}"
     config = TrainConfig(env={"id": "CartPole-v1"}, algorithm={"_target_": target, "lr": 1})
     assert config.algorithm == DQNAlgorithmConfig(lr=1.0)
@@ -86,7 +86,7 @@ def test_the_sections_of_a_run_may_be_mappings():
 
 
 def test_objects_that_no_file_holds_stay_as_they_are():
-    """Arguments of a class or function of one's own, for example."""
+    """Arguments of custom functions may be objects that YAML cannot represent, such as tensors."""
     node = {"_target_": "my_package.my_loss", "weights": torch.ones(2)}
     kept = A2CAlgorithmConfig(loss_function=node).loss_function
     assert kept is not None

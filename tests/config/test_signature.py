@@ -1,4 +1,4 @@
-"""The key of a user, and signatures of configuration files."""
+"""Signing keys of users, and signatures of configuration files."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Directory for configuration of a user without a key."""
+    """Return the directory for the key of a user who has none yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "maze_train"
 
 
 def test_a_key_is_made_once_and_is_private(home: Path) -> None:
-    """Reading makes none; the first signature does, and later ones are the same."""
+    """Checking a signature creates no key; signing creates the key once and reuses it."""
     assert not is_signed(TEXT)
     assert not home.exists()
     text = signed(TEXT)
@@ -54,7 +54,7 @@ def test_a_key_is_made_once_and_is_private(home: Path) -> None:
 
 
 def test_processes_that_begin_together_make_one_key(home: Path) -> None:
-    """None of them signs with a key that another one replaces."""
+    """Concurrent processes all sign with the same key."""
     with multiprocessing.get_context("fork").Pool(4) as pool:
         texts = pool.map(signed, [TEXT] * 32, chunksize=1)
     assert set(texts) == {signed(TEXT)}
@@ -62,7 +62,7 @@ def test_processes_that_begin_together_make_one_key(home: Path) -> None:
 
 
 def test_any_change_is_noticed(home: Path) -> None:
-    """Of the settings, of the signature, and what follows it."""
+    """Changes of the settings or of the signature, and appended text, invalidate the signature."""
     text = signed(TEXT)
     line = text[len(TEXT) :]
     for i, letter in enumerate(text):
@@ -79,19 +79,19 @@ def test_any_change_is_noticed(home: Path) -> None:
 
 
 def as_link(key: Path) -> None:
-    """Another file in the place of the key."""
+    """Replace the key by a link."""
     shutil.move(key, "elsewhere")
     key.symlink_to(Path("elsewhere").absolute())
 
 
 def as_linked_folder(key: Path) -> None:
-    """The same for its folder."""
+    """Replace the folder of the key by a link."""
     shutil.move(key.parent, "elsewhere")
     key.parent.symlink_to(Path("elsewhere").absolute())
 
 
 def as_pipe(key: Path) -> None:
-    """Nothing to wait for."""
+    """Replace the key by a named pipe."""
     key.unlink()
     os.mkfifo(key, 0o600)
 
@@ -109,7 +109,7 @@ def as_pipe(key: Path) -> None:
     ids=["link", "link of the folder", "pipe", "readable by others", "short", "long"],
 )
 def test_a_key_that_is_not_private_is_not_used(home: Path, harm: Any) -> None:
-    """Nothing is signed then, and no signature counts."""
+    """Without a private key nothing is signed, and no signature is valid."""
     text = signed(TEXT)
     harm(home / "key")
     assert not is_signed(text)
@@ -117,7 +117,7 @@ def test_a_key_that_is_not_private_is_not_used(home: Path, harm: Any) -> None:
 
 
 def test_a_key_of_somebody_else_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of the user who calls sudo."""
+    """A key owned by another user is ignored, such as the key of the user who calls sudo."""
     text = signed(TEXT)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert not is_signed(text)
@@ -125,7 +125,7 @@ def test_a_key_of_somebody_else_is_not_used(home: Path, monkeypatch: pytest.Monk
 
 
 def test_a_run_goes_on_without_a_key(home: Path) -> None:
-    """Where it cannot be stored: as a file has the name of its folder."""
+    """A run continues unsigned if the key cannot be stored."""
     home.parent.write_text("")
     train(**SMALL, run_dir="run")
     assert "signature" not in Path("run/config.yaml").read_text()
@@ -135,7 +135,7 @@ def test_a_run_goes_on_without_a_key(home: Path) -> None:
 
 
 def calls(run: str) -> list[Callable[..., Any]]:
-    """Every use of a run from Python; each takes `trust`."""
+    """Return a call of every function that reads a run and accepts `trust`."""
     latest = max(Path(run, "checkpoints").glob("epoch_*"))
     start = SMALL | {"model.policy": None, "base_run": run}
     more = {"total_steps": 100, **QUIET}
@@ -150,7 +150,7 @@ def calls(run: str) -> list[Callable[..., Any]]:
 
 
 def test_one_needs_no_trust_in_what_one_made(home: Path) -> None:
-    """In the process that trained and in others, wherever the run lies; but without the key."""
+    """Signed runs need no trust in any process or directory, but require the key."""
     result = train(**SMALL, run_dir="run")
     load_policy(result.run_dir)
     shutil.copytree("run", "theirs")

@@ -1,4 +1,4 @@
-"""Names in the configuration of a run: known, trusted, or set by the user."""
+"""Names in the configuration of a run: provided, trusted, or set by the user."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BASE: dict[str, Any] = {"algorithm": "ppo", "env": {"_target_": ENV}, "seed": 3}
 
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of a user, with names that are defined elsewhere."""
+    """Create a user's module, which imports names from other modules."""
     (tmp_path / "own_stored.py").write_text(
         textwrap.dedent("""
             import os
@@ -57,7 +57,7 @@ def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> str:
-    """The directory of a run."""
+    """Return the directory of a run."""
     directory = tmp_path / "run"
     directory.mkdir()
     text = yaml.safe_dump({**config_to_dict(load_config(BASE)), "trust": ["own_stored"]})
@@ -66,7 +66,7 @@ def run_dir(tmp_path: Path) -> str:
 
 
 def refused(path: str, trust: Sequence[str], place: str = "env") -> str:
-    """Why a target in an environment is refused; empty: it is not."""
+    """Return why a target in an environment is rejected, or an empty string."""
     try:
         text = yaml.safe_dump({place: {"_target_": path}})
         stored = parsed_settings(text, Path("run"), trust)
@@ -78,14 +78,14 @@ def refused(path: str, trust: Sequence[str], place: str = "env") -> str:
 
 @pytest.mark.parametrize("path", [ENV, "own_stored:OwnEnv", "own_stored.make_env"])
 def test_a_module_of_the_user_is_trusted_by_its_name(path: str) -> None:
-    """Classes and functions of it; another name is not enough."""
+    """Trusting a module allows its classes and functions; other names do not."""
     assert refused(path, ["own_stored"]) == ""
     for trust in ([], ["own_store"], ["stored"], ["own_stored.py"]):
         assert f"env._target_ = {path}" in refused(path, trust)
 
 
 def test_the_words_that_allow_it_are_told() -> None:
-    """Those that were given already included, for the command line and for Python."""
+    """The error shows the complete `trust`, for the command line and for Python."""
     text = refused(ENV, ["a"])
     assert text.endswith("trust=[a,own_stored] (in Python trust=['a', 'own_stored'])")
 
@@ -100,18 +100,18 @@ def test_the_words_that_allow_it_are_told() -> None:
     ],
 )
 def test_what_a_trusted_module_has_from_elsewhere_is_not_trusted(path: str, note: str) -> None:
-    """Trust in a package is none in everything that it imports."""
+    """Trusting a module does not trust the names that it imports."""
     assert note in refused(path, ["own_stored"])
 
 
 def test_what_a_script_defines_is_trusted_by_its_name() -> None:
-    """Where the same script runs."""
+    """Names of the running script are trusted as `__main__`."""
     assert "env._target_ = __main__.Own\n" in refused("__main__.Own", ["own_stored"])
     assert refused("__main__.Own", ["__main__"]) == ""
 
 
 def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
-    """It is the user who trusts."""
+    """Only the `trust` given by the user is used."""
     with pytest.raises(ConfigError, match="trust=\\[own_stored\\]"):
         stored_settings(run_dir, {})
     assert "trust" not in read_settings(Path(run_dir)).values
@@ -124,21 +124,21 @@ def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
     ids=["a name", "a mapping", "another one"],
 )
 def test_what_the_user_names_is_not_asked_for(run_dir: str, own: dict[str, Any]) -> None:
-    """Neither what takes the place of a stored target, nor a stored one that is the same."""
+    """Targets given by the user, and stored targets that they replace or repeat, need no trust."""
     assert load_config(stored_settings(run_dir, own)).trust == []
     given = {"env._target_": InlineObject(dict, ENV)}
     assert load_config(stored_settings(run_dir, given)).env.target == ENV
 
 
 def test_trust_is_a_list_of_names(run_dir: str) -> None:
-    """A single name would be read letter by letter."""
+    """A single string raises ConfigError."""
     with pytest.raises(ConfigError, match=r"trust = 'own_stored': expected a list"):
         stored_settings(run_dir, {"trust": "own_stored"})
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "es", "bc"])
 def test_runs_without_code_of_ones_own_need_no_trust(algorithm: str) -> None:
-    """All that this package writes by itself is offered, wrappers of gymnasium included."""
+    """Everything that this package writes is allowed, including wrappers of gymnasium."""
     env = "CartPole-v1" if algorithm != "impala" else "pettingzoo:mpe/simple_spread_v3"
     settings: dict[str, Any] = {"algorithm": algorithm, "env": env}
     if algorithm == "bc":
@@ -219,7 +219,7 @@ def test_a_caller_that_forgets_the_check_imports_nothing(
 
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:
-    """Keys in their order; what a configuration holds twice is there twice, without an alias."""
+    """Keys keep their order; values that occur twice are written twice, without an alias."""
     shared = [1, {"a": 2}]
     config = load_config({**BASE, "env.kwargs": {"one": shared, "other": shared}})
     write_config(tmp_path, config_text(config))
@@ -231,7 +231,7 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
 
 
 def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run with custom modules tells the whole command; where it is signed it needs no trust."""
+    """The command includes `trust` for custom modules unless the run is signed."""
     given = {"env": dict, "tracking.writers": [dict, {"_target_": "my.Writer"}]}
     call = "train(env=..., **{'tracking.writers': ...}, resume='run'"
     assert resume_hint(Path("run"), load_config(BASE)) == "to continue: maze-run resume=run"
@@ -245,7 +245,7 @@ def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_could_not_be_read_again_is_not_written() -> None:
-    """A run must not end with a configuration that nothing can open."""
+    """An error is raised before the file is written."""
     config = config_to_dict(load_config({**BASE, "env.kwargs": {"walls": [1] * 50_000}}))
     with pytest.raises(ConfigError, match=r"config\.yaml: would not be a valid file: .*larger"):
         check_text(yaml.safe_dump(config))
@@ -261,7 +261,7 @@ def test_what_could_not_be_read_again_is_not_written() -> None:
     ],
 )
 def test_an_id_is_what_the_registry_makes_of_it(entry: str, module: str) -> None:
-    """Whatever the name, with and without a version, in both kinds of entry points."""
+    """Ids with and without a version resolve to the module of the entry point."""
     for i, kind in enumerate(("entry_point", "vector_entry_point")):
         name = f"test/Old{len(entry)}x{i}"
         gymnasium.register(f"{name}-v3", **{kind: entry})
@@ -281,5 +281,5 @@ def test_an_id_is_what_the_registry_makes_of_it(entry: str, module: str) -> None
     ],
 )
 def test_an_argument_that_may_be_an_id(text: str, module: str) -> None:
-    """It names a module that is there; addresses, devices and paths do not."""
+    """The text must name an existing module; addresses, devices and paths do not."""
     assert module_of_argument(text) == module
