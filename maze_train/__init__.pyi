@@ -260,5 +260,5 @@ from maze_train.training.outcome import Interrupted as Interrupted
 from maze_train.training.outcome import Limits as Limits
 from maze_train.training.outcome import TrainingSummary as TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy as TrainedPolicy
+from maze_train.training.services import TrainerServices as TrainerServices
 from maze_train.training.trainer import Trainer as Trainer
-from maze_train.training.trainer import TrainerServices as TrainerServices

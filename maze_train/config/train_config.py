@@ -299,6 +299,19 @@ class TrainConfig(Settings):
                 f"{name} is synchronous and waits for each update; expected 0, or algorithm=impala",
             ),
             (
+                "evaluation.asynchronous",
+                True,
+                self.evaluation.asynchronous and algorithm.learns_from != "env",
+                f"{name} validates on its dataset in the training process; expected false",
+            ),
+            (
+                "checkpoint.keep_best",
+                self.checkpoint.keep_best,
+                self.evaluation.asynchronous and self.checkpoint.keep_best,
+                "with evaluation.asynchronous, a checkpoint is written before the score of its "
+                "weights is known; expected 0",
+            ),
+            (
                 "curriculum.stages",
                 len(self.curriculum.stages),
                 self.curriculum.stages and algorithm.learns_from != "env",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from maze_train.run.resuming import Resumption
     from maze_train.tracking.config import TrackingConfig
     from maze_train.tracking.tracker import MetricsWriter
+    from maze_train.training.background import BackgroundEvaluator
     from maze_train.training.builder import AlgorithmBuilder
     from maze_train.training.callbacks import Callback
     from maze_train.training.evaluators import Evaluator
@@ -170,6 +171,31 @@ class Assembly:
         from maze_train.run.opponents import with_random_opponent
 
         return with_random_opponent(config)
+
+    def background_of(
+        self, evaluator: Evaluator | None, builder: AlgorithmBuilder[Any]
+    ) -> BackgroundEvaluator | None:
+        """Return the evaluator of `evaluation.asynchronous`; None if evaluations are synchronous.
+
+        Args:
+            evaluator: The evaluator that runs in the other process; None: no evaluations.
+            builder: Builder of the algorithm.
+        """
+        if evaluator is None or not builder.config.evaluation.asynchronous:
+            return None
+        from maze_train.training.background import BackgroundEvaluator
+        from maze_train.workers.process_pool import LocalProcesses
+
+        context = builder.context
+        background = BackgroundEvaluator(
+            evaluator,
+            context.env_calls,
+            builder.model_maker(),
+            context.device,
+            context.place.for_learners() or LocalProcesses(),
+        )
+        context.closing.callback(background.close)
+        return background
 
     def opponent_evaluator(self, config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
         """Return the evaluator for `evaluation.opponents`."""

@@ -197,7 +197,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
             )
             raise ConfigError(key, problem, source)
     evaluator = OpponentEvaluator(
-        lambda num_envs: builder.context.make_env(num_envs, training=False),
+        builder.context.evaluation_envs(),
         settings.n_episodes,
         opponents,
         teams,

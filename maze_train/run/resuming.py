@@ -144,13 +144,14 @@ class Resumption:
         """
         run = RunDirectory(self.directory)
         try:
-            rows = run.rows(checkpoint.epoch)
+            last_epoch = checkpoint.epoch - len(checkpoint.state.get("rows", ()))
+            rows = run.rows(last_epoch)
         except RunDirectoryError as error:
             kept = f"the table was renamed to {run.damaged_metrics.name}"
             warn(f"{error}; {kept}, and a new table begins after {checkpoint.path.name}")
             return ()
-        if has_table and len(rows) < checkpoint.epoch:
-            missing = f"{checkpoint.epoch - len(rows)} of {checkpoint.epoch} epochs"
+        if has_table and len(rows) < last_epoch:
+            missing = f"{last_epoch - len(rows)} of {last_epoch} epochs"
             warn(f"{run.metrics.name} lacks {missing} before {checkpoint.path.name}")
         return tuple(rows)
 

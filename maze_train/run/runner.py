@@ -48,7 +48,8 @@ from maze_train.training.evaluators import BestModelSelection, Evaluator
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.outcome import Limits, TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy
-from maze_train.training.trainer import Trainer, TrainerServices
+from maze_train.training.services import TrainerServices
+from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.run.assembly import Assembly
@@ -249,12 +250,8 @@ class TrainingRunner:
         """
         config, leftover, is_first = self.config, run.results, not self.processes.rank
         parts = self._assembly.parts_of(self.processes)
-        store = parts.make_store(
-            run.checkpoints,
-            config.checkpoint,
-            mode=selection_mode(self.builder),
-            settings=self.config_text,
-        )
+        settings = {"mode": selection_mode(self.builder), "settings": self.config_text}
+        store = parts.make_store(run.checkpoints, config.checkpoint, **settings)
         earlier = self.resumption
         resumed = None if earlier is None else earlier.load(store, config)
         past = earlier.past_rows(resumed, config.tracking.csv) if earlier and resumed else ()
@@ -271,9 +268,11 @@ class TrainingRunner:
             around.insert(1, examination.update)
         interruption = parts.make_interruption(clock.remaining)
         evaluator, final = (parts.adapt_evaluator(own, interruption) for own in evaluators)
+        background = self._assembly.background_of(evaluator, self.builder)
         services = TrainerServices(
             tracker=tracker,
-            evaluator=evaluator,
+            evaluator=background or evaluator,
+            background=background,
             model_selection=selection,
             limits=self._limits,
             evaluation_interval=config.evaluation.interval,

@@ -12,7 +12,8 @@ from maze_train.collect.actor_collector import ActorCollector
 from maze_train.collect.actors import DistributedActors
 from maze_train.core.types import Array
 from maze_train.envs.building import close_quietly
-from maze_train.training.builder import AlgorithmBuilder, BuildContext, build_vector_env
+from maze_train.training.builder import AlgorithmBuilder, BuildContext
+from maze_train.training.environments import build_vector_env
 from maze_train.training.features import ActorParts
 from maze_train.workers.backends import ThisProcess
 
@@ -30,10 +31,11 @@ def build_actors(
     """
     make_env = partial(
         build_vector_env,
-        [context.env_factory] * num_envs,
+        context.env_factory,
         context.config.env,
         ThisProcess(),
         context.algorithm.on_non_finite_step,
+        num_envs,
         make_other=context.features.make_vector_env,
         info_keys=context.config.tracking.info_keys,
     )

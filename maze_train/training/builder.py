@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from gymnasium import Env
@@ -44,74 +44,16 @@ from maze_train.training.config import (
     PolicyConfig,
 )
 from maze_train.training.contexts import available_memory, readable_nbytes
+from maze_train.training.environments import build_vector_env
 from maze_train.training.evaluators import Evaluator, RolloutEvaluator
 from maze_train.training.features import AgentParts, BuildFeatures
 from maze_train.training.models import learner_with_frozen, make_model, modules_of
-from maze_train.training.trainer import Trainer, TrainerServices
-from maze_train.workers.backends import WorkerBackend
+from maze_train.training.services import TrainerServices
+from maze_train.training.trainer import Trainer
+from maze_train.workers.backends import ThisProcess, WorkerBackend
 
 MAX_IDLE = 100
 """Maximum number of consecutive rollouts in which a policy without statistics never acts."""
-
-
-def build_vector_env(
-    factories: Sequence[Callable[[], Env[Any, Any]]],
-    config: EnvConfig,
-    place: WorkerBackend,
-    on_non_finite: Literal["raise", "skip"],
-    first_env: int = 0,
-    total_envs: int = 0,
-    *,
-    make_other: Callable[..., MazeVectorEnv] | None = None,
-    training: bool = True,
-    max_episode_steps: int = 0,
-    can_be_restored: bool = True,
-    keeps_terminal_obs: bool = False,
-    device: torch.device | str = "cpu",
-    info_keys: Sequence[str] = (),
-) -> MazeVectorEnv:
-    """Build vector environments on the backend of the run's workers.
-
-    Args:
-        factories: Factories of single environments, for the backend gymnasium.
-        config: Settings of the environments.
-        place: Backend of the workers.
-        on_non_finite: Reaction to non-finite values, see `algorithm.on_non_finite`.
-        first_env: Index of the first environment, for error messages.
-        total_envs: See `MazeVectorEnv`.
-        make_other: Creates environments for backends other than gymnasium; see `BuildFeatures`.
-        training: Whether the environments are used for training. Wrappers that change rewards or
-            episode ends are applied only in training.
-        max_episode_steps: Maximum episode length for other backends; 0: no limit.
-        can_be_restored: Whether the environments must support saving and restoring their state.
-        keeps_terminal_obs: Whether final observations of terminated episodes are stored.
-        device: Device of a simulator.
-        info_keys: Keys of final infos to report.
-    """
-    if make_other is not None:
-        env = make_other(
-            config,
-            len(factories),
-            training=training,
-            num_threads=place.num_workers(len(factories)),
-            max_episode_steps=max_episode_steps or None,
-            device=device,
-            info_keys=info_keys,
-        )
-        env.first_env, env.keeps_terminal_obs = first_env, keeps_terminal_obs
-        return env
-    return PooledVectorEnv(
-        factories,
-        place,
-        copy=False,
-        step_infos=False,
-        on_non_finite=on_non_finite,
-        keeps_terminal_obs=keeps_terminal_obs,
-        can_be_restored=can_be_restored,
-        first_env=first_env,
-        total_envs=total_envs,
-        info_keys=info_keys,
-    )
 
 
 class RunnerSettings(Protocol):
@@ -192,31 +134,13 @@ class BuildContext(Generic[Config]):
                 without wrappers that change rewards or episode ends.
             keeps_terminal_obs: Whether final observations of terminated episodes are stored.
         """
-        limit, most = 0, self.config.evaluation.max_episode_steps
         first_env = total_envs = 0
         if training and self.processes.count > 1:
             total_envs, num_envs = num_envs, num_envs // self.processes.count
             first_env = num_envs * self.processes.rank
-        factory: Callable[[], Env[Any, Any]] = self.env_factory
-        if not training:
-            limit = cap_on_episodes(self.config.env, most)
-            factory = BoundedEnvFactory(self.env_factory.for_evaluation(), most)
+        make = self._env_maker(self.place, training, keeps_terminal_obs=keeps_terminal_obs)
         try:
-            env = build_vector_env(
-                [factory] * num_envs,
-                self.config.env,
-                self.place,
-                self.algorithm.on_non_finite_step,
-                first_env,
-                total_envs,
-                make_other=self.features.make_vector_env,
-                training=training,
-                max_episode_steps=limit,
-                keeps_terminal_obs=keeps_terminal_obs,
-                can_be_restored=training and self.config.checkpoint.is_on,
-                device=self.device,
-                info_keys=self.config.tracking.info_keys,
-            )
+            env = make(num_envs, first_env, total_envs)
         except EnvError as error:
             if training or self.place.num_workers(2) > 1:
                 raise
@@ -235,6 +159,39 @@ class BuildContext(Generic[Config]):
             )
         self.closing.callback(close_quietly, env)
         return env
+
+    def evaluation_envs(self) -> Callable[[int], MazeVectorEnv]:
+        """Return a function that builds a number of evaluation environments.
+
+        With `evaluation.asynchronous`, the function is called in the process of the evaluations.
+        """
+        if self.config.evaluation.asynchronous:
+            return self._env_maker(ThisProcess(), training=False)
+        return partial(self.make_env, training=False)
+
+    def _env_maker(
+        self, place: WorkerBackend, training: bool, **settings: Any
+    ) -> Callable[..., MazeVectorEnv]:
+        """Return `build_vector_env` without the last arguments: the numbers of environments."""
+        limit, most = 0, self.config.evaluation.max_episode_steps
+        factory: Callable[[], Env[Any, Any]] = self.env_factory
+        if not training:
+            limit = cap_on_episodes(self.config.env, most)
+            factory = BoundedEnvFactory(self.env_factory.for_evaluation(), most)
+        return partial(
+            build_vector_env,
+            factory,
+            self.config.env,
+            place,
+            self.algorithm.on_non_finite_step,
+            make_other=self.features.make_vector_env,
+            training=training,
+            max_episode_steps=limit,
+            can_be_restored=training and self.config.checkpoint.is_on,
+            device=self.device,
+            info_keys=self.config.tracking.info_keys,
+            **settings,
+        )
 
 
 def check_fits(env: MazeVectorEnv, num_steps: int) -> None:
@@ -425,7 +382,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         n_episodes = self.config.evaluation.n_episodes
         if not n_episodes:
             return []
-        evaluator = self._build_evaluator(n_episodes, "evaluation")
+        evaluator = self._build_evaluator(n_episodes, "evaluation", self.context.evaluation_envs())
         if not self.context.processes.rank:  # Only the first process evaluates.
             self.context.env_calls.in_evaluation_envs.append(evaluator.make_calls)
         return [evaluator]
@@ -437,13 +394,16 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             ConfigError: If the run has no environment.
         """
         n_episodes = self.config.evaluation.final_episodes
-        return self._build_evaluator(n_episodes, "final test") if n_episodes else None
+        make_env = partial(self.context.make_env, training=False)
+        return self._build_evaluator(n_episodes, "final test", make_env) if n_episodes else None
 
-    def _build_evaluator(self, n_episodes: int, stream: str) -> RolloutEvaluator:
+    def _build_evaluator(
+        self, n_episodes: int, stream: str, make_env: Callable[[int], MazeVectorEnv]
+    ) -> RolloutEvaluator:
         """Build an evaluator that plays `n_episodes` episodes seeded from a named stream."""
         config = self.config.evaluation
         return RolloutEvaluator(
-            lambda num_envs: self.context.make_env(num_envs, training=False),
+            make_env,
             n_episodes,
             concurrency=config.concurrency,
             seed=self.context.seeds.integer(stream),

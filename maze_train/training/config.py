@@ -18,14 +18,11 @@ from maze_train.nets.config import ModelConfig
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
 """Metrics for which smaller values are better, in addition to losses."""
 
-
 RANDOM = "random"
 """Name of the policy that samples uniformly from the legal actions."""
 
-
 RANDOM_OPPONENT = MappingProxyType({RANDOM: RANDOM})
 """Default of `evaluation.opponents` in zero-sum environments."""
-
 
 DRY_RUN_STEPS = 10
 """Maximum number of steps per environment in a dry run (`runner.fast_dev_run`)."""
@@ -288,6 +285,10 @@ class EvaluationConfig(Settings):
     after the update that reaches a multiple. If an epoch has several evaluations, the row of
     metrics contains the last evaluation. 0: use `interval`."""
 
+    asynchronous: bool = False
+    """Whether to evaluate in another process while training continues. The results are used when
+    the next evaluation begins, and at the end of training."""
+
     concurrency: int = 10
     """Number of parallel environments during evaluation (>= 1), at most one per episode."""
 
@@ -341,6 +342,8 @@ class EvaluationConfig(Settings):
         if self.max_episode_steps is not None:
             check_at_least("max_episode_steps", self.max_episode_steps, 0)
         check_fields(self, 1, "interval", "concurrency")
+        if self.asynchronous and not (self.n_episodes or self.evaluators):
+            raise ConfigError("asynchronous", "requires n_episodes > 0 or evaluators", True)
         self._check_opponents()
         if self.metric:
             check_selection(self)

@@ -149,9 +149,7 @@ class RolloutEvaluator(Evaluator):
     ) -> None:
         check_at_least("n_episodes", n_episodes, 1)
         check_at_least("concurrency", concurrency, 1)
-        self.n_episodes = n_episodes
-        self.deterministic = deterministic
-        self.prefix = prefix
+        self.n_episodes, self.deterministic, self.prefix = n_episodes, deterministic, prefix
         self._info_keys, self._is_guarded = info_keys, is_guarded
         self._make_env = make_env
         self._num_envs = min(concurrency, n_episodes)
@@ -159,6 +157,8 @@ class RolloutEvaluator(Evaluator):
         self._env: MazeVectorEnv | None = None
         self._own_states: Sequence[dict[str, Any] | None] | None = None
         self._calls, self._num_called = calls, 0
+        self.on_step: Callable[[int], object] = lambda count: None
+        """Called after each step with the number of stepped environments."""
 
     def evaluate(self, policy: nn.Module) -> dict[str, float]:
         """Play the episodes and return metrics such as `<prefix>/episode_return_mean`."""
@@ -216,7 +216,7 @@ class RolloutEvaluator(Evaluator):
         model = policy.model if isinstance(policy, TrainedPolicy) else policy
         episodes = VectorEpisodes(env, self._seed)
         agent = BatchedAgent(model, episodes, self.deterministic, self._seed)
-        runner = EpisodeRunner(episodes, agent)
+        runner = EpisodeRunner(episodes, agent, on_step=self.on_step)
         while missing:
             for played in runner.step():
                 lost += played.lost
@@ -468,8 +468,16 @@ class BestModelSelection(ModelSelectionBase):
         self._sign = 1.0 if mode == "max" else -1.0
         self._may_cancel = may_cancel
 
-    def update(self, score: float, epoch: int = 0) -> bool:
-        """Record the score of the current policy; return whether this policy is the best so far."""
+    def update(
+        self, score: float, epoch: int = 0, weights: dict[str, Tensor] | None = None
+    ) -> bool:
+        """Record the score of a policy; return whether this policy is the best so far.
+
+        Args:
+            score: The score.
+            epoch: Epoch of the policy.
+            weights: Copy of the weights of the policy; None: the current weights of the model.
+        """
         self.updates += 1
         self.updates_since_best += 1
         is_best = self._is_best(score)
@@ -479,11 +487,11 @@ class BestModelSelection(ModelSelectionBase):
             notify(SAME_SCORE)
         if is_best or (self._may_cancel and score == self.best_score):
             self.best_score, self.best_epoch = score, epoch
-            self._best_weights = copy_of_weights(self.model)
+            self._best_weights = weights or copy_of_weights(self.model)
             self._write(self._best_dir, self._best_weights, score, epoch)
         if self._dump_interval and self._dump_dir and self.updates % self._dump_interval == 0:
             directory = self._dump_dir / f"epoch_{epoch:06d}"
-            self._write(directory, copy_of_weights(self.model), score, epoch)
+            self._write(directory, weights or copy_of_weights(self.model), score, epoch)
         return is_best
 
     def dump(self, env_steps: int, epoch: int) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,16 +19,12 @@ from maze_train.core.errors import CallbackError, ConfigError, TrainingError
 from maze_train.core.events import Statistics
 from maze_train.core.files import atomic_write
 from maze_train.core.state_files import dumps, loads
-from maze_train.envs.calls import EnvCalls
 from maze_train.learner.config import Progress
 from maze_train.learner.learners import Learners
-from maze_train.learner.parallel import SingleProcess
-from maze_train.tracking.tracker import RunInfo, Tracker
-from maze_train.training.callbacks import Callback, Callbacks
+from maze_train.training.callbacks import Callbacks
 from maze_train.training.changes import ChangedSettings
-from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
-from maze_train.training.evaluators import BestModelSelection, Evaluator, check_metric
+from maze_train.training.evaluators import Evaluator, check_metric
 from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, generators_kept, load_generator_states
 from maze_train.training.outcome import (
@@ -39,11 +35,13 @@ from maze_train.training.outcome import (
     TrainingSummary,
     crosses,
 )
+from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
     from typing import Self
 
     from maze_train.collect.collector import RolloutCollector
+    from maze_train.training.background import BackgroundEvaluator, PendingEvaluation
 
 
 PROGRESS = (
@@ -102,6 +100,7 @@ class Trainer(ABC):
         self.model = model
         self.tracker = services.tracker
         self.evaluator = services.evaluator
+        self.background = services.background
         self.model_selection = services.model_selection
         self.limits = services.limits or Limits(n_epochs=config.n_epochs, patience=config.patience)
         self.evaluation_interval = services.evaluation_interval
@@ -131,9 +130,11 @@ class Trainer(ABC):
         self.statistics = Statistics()
         # Metrics of an epoch that has not been evaluated yet.
         self._row: dict[str, float] | None = None
-        # Environment steps at the last evaluation, and the metrics if the epoch continues.
+        # Environment steps at the last evaluation, and the metrics of evaluations in this epoch.
         self._evaluated_at = 0
         self._evaluated: dict[str, float] = {}
+        # Rows of finished epochs that wait for a pending evaluation.
+        self._rows: list[dict[str, float]] = []
 
     @property
     def algorithm_config(self) -> AlgorithmConfig:
@@ -216,6 +217,8 @@ class Trainer(ABC):
                 if self.checkpoints is not None and not stop.at_once:
                     stop.checkpoint = self._save_checkpoint(within_epoch=True)
                 raise
+            finally:
+                self._write_rows(self.epoch)
         return self.summary()
 
     def _run_epochs(self, last_epoch: int) -> None:
@@ -274,7 +277,7 @@ class Trainer(ABC):
         is_within = 0 < self._updates_in_epoch < length and not self.stop_reason
         if self.evaluation_interval_steps and is_within:
             self.statistics.merge(self.learners.wait())
-            self._evaluated.update(self._evaluate_if_due(self.statistics.reduce()))
+            self._evaluate_if_due(self.statistics.reduce())
 
     def _closed_row(self, last_epoch: int) -> dict[str, float]:
         """Return the metrics of the updates of an epoch."""
@@ -297,16 +300,20 @@ class Trainer(ABC):
         metrics = self._evaluate_if_due(closed)
         row = {**closed, **self._evaluated, **metrics}
         self._call("on_epoch_end", row)
-        if not metrics:  # A callback stopped training after the check.
-            row.update(self._evaluate_if_due(closed))
+        for name in metrics.keys() - self._evaluated.keys():
+            del row[name]  # Result of an earlier epoch.
+        if self.stop_reason and (not metrics or self._pending is not None):
+            self._evaluate_if_due(closed)  # A callback stopped training after the check.
+            row.update(self._evaluated)
         row.update(self.settings.metrics(self.progress(self._last_epoch)))
         self.wall_time_s = self._now() - self._resumed_at
         row[TimeEvents.epoch_s.tag] = seconds = self.wall_time_s - self._epoch_began_s
         row[TimeEvents.total_s.tag] = self.wall_time_s
         seconds -= row.get("train/compile_s", 0.0)
         row[TimeEvents.steps_per_second.tag] = (self.env_steps - self._epoch_began_steps) / seconds
-        self.tracker.write(row)
+        self._rows.append(row)
         self.epoch += 1
+        self._write_rows(self.epoch if self._pending is None else self._pending.epoch - 1)
         self._row, self._evaluated = None, {}
         self._updates_in_epoch = 0
         self._epoch_began_s, self._epoch_began_steps = self.wall_time_s, self.env_steps
@@ -389,18 +396,65 @@ class Trainer(ABC):
         if not due:
             return {}
         metrics: dict[str, float] = {}
-        if self.evaluator is not None:
-            started = time.perf_counter()
-            metrics = self._evaluate_unless_interrupted(self.evaluator)
-            self._evaluated_at = self.env_steps
+        started = time.perf_counter()
+        for of, metrics in self._evaluations():
             if steps:
-                metrics["eval/env_steps"] = self.env_steps
-            self._select(metrics)
+                metrics["eval/env_steps"] = self.env_steps if of is None else of.env_steps
+            self._select(metrics, of)
             self._call("on_evaluation_end", metrics)
-            metrics[TimeEvents.evaluate_s.tag] = time.perf_counter() - started
-        if self.model_selection is not None and not self.model_selection.updates:
+            self._row_of(self.epoch + 1 if of is None else of.epoch).update(metrics)
+        if self.evaluator is not None:
+            before = self._evaluated.get(TimeEvents.evaluate_s.tag, 0.0)
+            self._evaluated[TimeEvents.evaluate_s.tag] = before + time.perf_counter() - started
+        is_known = bool(metrics) or self.evaluator is None
+        if self.model_selection is not None and is_known and not self.model_selection.updates:
             check_metric(self.selection_metric, {*row, *metrics}, self.model)
         return metrics
+
+    def _evaluations(self) -> Iterator[tuple[PendingEvaluation | None, dict[str, float]]]:
+        """Evaluate the policy; yield the metrics, each with the evaluation if it was pending.
+
+        In the background, an evaluation is only started, and the metrics are those of the earlier
+        evaluation. If training stops, the metrics of both are yielded.
+        """
+        if self.evaluator is None:
+            return
+        if self.background is None:
+            metrics = self._evaluate_unless_interrupted(self.evaluator)
+            self._evaluated_at = self.env_steps
+            yield None, metrics
+            return
+        yield from self._joined(self.background)
+        if self._evaluated_at < self.env_steps:
+            self.background.begin(self.model, self.epoch + 1, self.env_steps)
+            self._evaluated_at = self.env_steps
+        if self.stop_reason:
+            yield from self._joined(self.background)
+
+    def _joined(
+        self, background: BackgroundEvaluator
+    ) -> Iterator[tuple[PendingEvaluation, dict[str, float]]]:
+        """Wait for the pending evaluation, if any, and yield it with its metrics."""
+        with self.interruption.immediate():
+            joined = background.join()
+        if joined is not None:
+            self._keep_return(joined[1])
+            yield joined
+
+    @property
+    def _pending(self) -> PendingEvaluation | None:
+        """The evaluation that runs in another process."""
+        return None if self.background is None else self.background.pending
+
+    def _row_of(self, epoch: int) -> dict[str, float]:
+        """Return the metrics of an epoch that are not written yet."""
+        rows = {row["epoch"]: row for row in self._rows}
+        return rows.get(epoch, self._evaluated if epoch == self.epoch + 1 else {})
+
+    def _write_rows(self, last_epoch: int) -> None:
+        """Write the rows up to an epoch."""
+        while self._rows and self._rows[0]["epoch"] <= last_epoch:
+            self.tracker.write(self._rows.pop(0))
 
     def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:
         """Evaluate; restore the state of the evaluator after a signal or an error in user code."""
@@ -418,16 +472,28 @@ class Trainer(ABC):
             return {}
         with generators_kept():
             metrics = self.evaluator.evaluate(self.model)
-        self.final_eval_return_mean = metrics.get("eval/episode_return_mean", math.nan)
+        self._keep_return(metrics)
         return metrics
 
-    def _select(self, metrics: dict[str, float]) -> None:
-        """Pass the score to the model selection if the metrics contain it."""
+    def _keep_return(self, metrics: dict[str, float]) -> None:
+        self.final_eval_return_mean = metrics.get("eval/episode_return_mean", math.nan)
+
+    def _select(self, metrics: dict[str, float], of: PendingEvaluation | None = None) -> None:
+        """Pass the score to the model selection if the metrics contain it.
+
+        Args:
+            metrics: The metrics.
+            of: Evaluation of earlier weights; None: metrics of the current weights.
+        """
         selection = self.model_selection
         if selection is None or self.selection_metric not in metrics:
             return
-        self._score = metrics[self.selection_metric]
-        selection.update(self._score, self.epoch + 1)
+        score = metrics[self.selection_metric]
+        if of is None:
+            self._score = score
+            selection.update(score, self.epoch + 1)
+        else:
+            selection.update(score, of.epoch, of.weights)
         if not self.stop_reason and selection.patience_is_exhausted(self.limits.patience):
             self.stop_reason = "patience"
 
@@ -467,6 +533,7 @@ class Trainer(ABC):
             "statistics": self.statistics.state_dict(),
             "row": self._row,
             "evaluated": (self._evaluated_at, self._evaluated),
+            "rows": list(self._rows),
             "progress": {name: getattr(self, name) for name in PROGRESS},
             "exact": self.exact,
             "has_started": self.has_started,
@@ -495,6 +562,7 @@ class Trainer(ABC):
         self.statistics.load_state_dict(state["statistics"])
         self._row = state["row"]
         self._evaluated_at, self._evaluated = state.get("evaluated", (0, {}))
+        self._rows = list(state.get("rows", ()))
         for name in PROGRESS:
             setattr(self, name, state["progress"][name])
         # Checkpoints of earlier versions lack both entries.
@@ -525,41 +593,3 @@ class Trainer(ABC):
         else:
             state = loads(file_path.read())
         self.load_state_dict(state)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerServices:
-    """Algorithm-independent objects that a trainer uses.
-
-    Attributes:
-        tracker: Records the metrics; by default, metrics are kept in `history` and nothing is
-            written.
-        evaluator: Evaluates the policy; None: the training return selects the best policy.
-        model_selection: Stores the best policy; None: not stored.
-        limits: Limits at which training stops; None: limits of the algorithm.
-        evaluation_interval: Epochs between evaluations.
-        evaluation_interval_steps: Environment steps between evaluations; 0: use
-            `evaluation_interval`.
-        selection_metric: Metric for `model_selection`.
-        around_update: Functions that return a context manager around an update, given the number of
-            the update (from 1); the first function provides the outermost context.
-        checkpoints: Writes checkpoints; None: no checkpoints.
-        interruption: Handles signals; None: signals are not handled.
-        callbacks: Callbacks of the run.
-        env_calls: Environment method calls requested by callbacks; see `BuildContext`.
-        processes: Processes of the run.
-    """
-
-    tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))
-    evaluator: Evaluator | None = None
-    model_selection: BestModelSelection | None = None
-    limits: Limits | None = None
-    evaluation_interval: int = 1
-    evaluation_interval_steps: int = 0
-    selection_metric: str = "eval/episode_return_mean"
-    around_update: Sequence[Callable[[int], AbstractContextManager[None]]] = ()
-    checkpoints: CheckpointStore | None = None
-    interruption: Interruption | None = None
-    callbacks: Sequence[Callback] = ()
-    env_calls: EnvCalls = field(default_factory=EnvCalls)
-    processes: SingleProcess = field(default_factory=SingleProcess)

@@ -161,10 +161,11 @@ class Pickled(Generic[T]):
     Args:
         value: The value.
         key: Setting with the value, for the error message.
+        remedy: Remedy for values that cannot be pickled, for the error message.
     """
 
-    def __init__(self, value: T, key: str) -> None:
-        self.value, self.key = value, key
+    def __init__(self, value: T, key: str, remedy: str = "use runner=dev") -> None:
+        self.value, self.key, self._remedy = value, key, remedy
 
     def __reduce__(self) -> tuple[Any, ...]:
         import cloudpickle  # Only worker processes and their parents need cloudpickle.
@@ -175,7 +176,7 @@ class Pickled(Generic[T]):
             raise ConfigError(
                 self.key,
                 f"cannot be sent to a worker process ({error}): create such objects within "
-                "the function, or use runner=dev",
+                f"the function, or {self._remedy}",
             ) from error
         return _unpacked, (content, self.key)
 

@@ -36,7 +36,7 @@ from maze_train.nets.policy_model import build_policy
 from maze_train.run.train import make_runner
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.outcome import Limits
-from maze_train.training.trainer import TrainerServices
+from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

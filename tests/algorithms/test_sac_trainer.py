@@ -18,7 +18,7 @@ from maze_train import Statistics, Trajectory, load_config
 from maze_train.core.errors import TrainingError
 from maze_train.learner.config import Progress
 from maze_train.run.train import make_runner
-from maze_train.training.trainer import TrainerServices
+from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

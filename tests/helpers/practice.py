@@ -20,7 +20,8 @@ from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.outcome import Limits
-from maze_train.training.trainer import Trainer, TrainerServices
+from maze_train.training.services import TrainerServices
+from maze_train.training.trainer import Trainer
 
 
 class ShortOrLongEnv(gymnasium.Env):

@@ -115,6 +115,7 @@ def test_machines_change_no_number(case: str, n_workers: int, on_two_machines: A
     short_run("dev", algorithm, **CASES[case])
     assert float(rows("dev")[-1]["train/episodes"]) > 0
     how = {**RAY, "runner.n_workers": n_workers, "runner.placement": "SPREAD"}
+    how["evaluation.asynchronous"] = algorithm == "es"
     short_run("ray", algorithm, **CASES[case], **how, **{"runner.cpus_per_learner": 0.5})
     assert rows("ray") == rows("dev")
 

@@ -23,7 +23,8 @@ from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.trainer import Trainer, TrainerServices
+from maze_train.training.services import TrainerServices
+from maze_train.training.trainer import Trainer
 
 METRICS_INTERVAL = 16
 """Interval in minibatches at which action metrics are computed; computing them takes as long as a

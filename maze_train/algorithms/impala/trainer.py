@@ -24,7 +24,8 @@ from maze_train.nets.joint import JointModel, members_of
 from maze_train.training.actors import build_actors, worker_use
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.events import TimeEvents
-from maze_train.training.trainer import Trainer, TrainerServices
+from maze_train.training.services import TrainerServices
+from maze_train.training.trainer import Trainer
 from maze_train.workers.backends import Pickled
 
 

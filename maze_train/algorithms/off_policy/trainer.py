@@ -44,7 +44,8 @@ from maze_train.training.config import AlgorithmConfig
 from maze_train.training.contexts import available_disk, available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.trainer import Trainer, TrainerServices
+from maze_train.training.services import TrainerServices
+from maze_train.training.trainer import Trainer
 
 
 class OffPolicy(Trainer):

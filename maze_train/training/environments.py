@@ -1,0 +1,76 @@
+"""Builds the environments of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from gymnasium import Env
+
+from maze_train.envs.config import EnvConfig
+from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.envs.vector import MazeVectorEnv
+from maze_train.workers.backends import WorkerBackend
+
+
+def build_vector_env(
+    factory: Callable[[], Env[Any, Any]],
+    config: EnvConfig,
+    place: WorkerBackend,
+    on_non_finite: Literal["raise", "skip"],
+    num_envs: int,
+    first_env: int = 0,
+    total_envs: int = 0,
+    *,
+    make_other: Callable[..., MazeVectorEnv] | None = None,
+    training: bool = True,
+    max_episode_steps: int = 0,
+    can_be_restored: bool = True,
+    keeps_terminal_obs: bool = False,
+    device: torch.device | str = "cpu",
+    info_keys: Sequence[str] = (),
+) -> MazeVectorEnv:
+    """Build vector environments on the backend of the run's workers.
+
+    Args:
+        factory: Factory of single environments, for the backend gymnasium.
+        config: Settings of the environments.
+        place: Backend of the workers.
+        on_non_finite: Reaction to non-finite values, see `algorithm.on_non_finite`.
+        num_envs: Number of environments, >= 1.
+        first_env: Index of the first environment, for error messages.
+        total_envs: See `MazeVectorEnv`.
+        make_other: Creates environments for backends other than gymnasium; see `BuildFeatures`.
+        training: Whether the environments are used for training. Wrappers that change rewards or
+            episode ends are applied only in training.
+        max_episode_steps: Maximum episode length for other backends; 0: no limit.
+        can_be_restored: Whether the environments must support saving and restoring their state.
+        keeps_terminal_obs: Whether final observations of terminated episodes are stored.
+        device: Device of a simulator.
+        info_keys: Keys of final infos to report.
+    """
+    if make_other is not None:
+        env = make_other(
+            config,
+            num_envs,
+            training=training,
+            num_threads=place.num_workers(num_envs),
+            max_episode_steps=max_episode_steps or None,
+            device=device,
+            info_keys=info_keys,
+        )
+        env.first_env, env.keeps_terminal_obs = first_env, keeps_terminal_obs
+        return env
+    return PooledVectorEnv(
+        [factory] * num_envs,
+        place,
+        copy=False,
+        step_infos=False,
+        on_non_finite=on_non_finite,
+        keeps_terminal_obs=keeps_terminal_obs,
+        can_be_restored=can_be_restored,
+        first_env=first_env,
+        total_envs=total_envs,
+        info_keys=info_keys,
+    )
