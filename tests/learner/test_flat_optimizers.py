@@ -22,7 +22,7 @@ LRS = [0.1, 0.1, 0.05, 0.0, 0.2, 0.01]
 
 
 class Signs(Optimizer):
-    """An optimizer of a user: steps of one length, and an epsilon that it does not use."""
+    """User-defined optimizer with steps of a fixed length and an epsilon without effect."""
 
     def __init__(self, params: Any = None, lr: float = 0.5, eps: float = 1e-8) -> None:
         super().__init__(params, {"lr": lr, "eps": eps})
@@ -34,7 +34,7 @@ class Signs(Optimizer):
 
 
 class Policy(nn.Module):
-    """Parameters of several shapes, one of them frozen and one not contiguous; 11 are learned."""
+    """Policy with 11 trainable entries, a frozen and a non-contiguous parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,19 +46,19 @@ class Policy(nn.Module):
 
 
 def learned(policy: nn.Module) -> torch.Tensor:
-    """A copy of the parameters that require a gradient, as one vector."""
+    """Return a copy of the trainable parameters as one vector."""
     return torch.cat([p.detach().reshape(-1) for p in policy.parameters() if p.requires_grad])
 
 
 def make_gradients() -> npt.NDArray[np.float64]:
-    """Six gradients of 11 entries from tiny to large, a zero included."""
+    """Return six gradients with 11 entries each, from tiny to large, including a zero."""
     gradients = np.random.default_rng(0).normal(size=(6, 11)) * 10.0 ** (np.arange(11) % 6 - 3)
     gradients[2, 1] = 0.0
     return gradients
 
 
 def slow_sgd(gradients: list[float], momentum: float) -> list[float]:
-    """The average as a sum over all gradients so far."""
+    """Return the momentum average as a sum over all previous gradients."""
     weights = [(1.0 - momentum) * momentum**age for age in range(len(gradients))]
     return [
         math.fsum(w * g for w, g in zip(weights, gradients[t::-1], strict=False))
@@ -67,7 +67,7 @@ def slow_sgd(gradients: list[float], momentum: float) -> list[float]:
 
 
 def slow_adam(gradients: list[float], betas: tuple[float, float], eps: float) -> list[float]:
-    """Algorithm 1 of the paper."""
+    """Return the steps of Algorithm 1 of the paper."""
     m, v, steps = 0.0, 0.0, []
     for t, g in enumerate(gradients, start=1):
         m = betas[0] * m + (1.0 - betas[0]) * g
@@ -78,7 +78,7 @@ def slow_adam(gradients: list[float], betas: tuple[float, float], eps: float) ->
 
 
 def slow_rmsprop(gradients: list[float], alpha: float, eps: float) -> list[float]:
-    """That of TensorFlow 1: eps under the root, a mean square that starts at 1."""
+    """Return the steps of TensorFlow 1: eps inside the root, mean square initialized to 1."""
     mean_square, steps = 1.0, []
     for g in gradients:
         mean_square = alpha * mean_square + (1.0 - alpha) * g * g
@@ -87,7 +87,7 @@ def slow_rmsprop(gradients: list[float], alpha: float, eps: float) -> list[float
 
 
 def apply(optimizer: Any, param: nn.Parameter, gradients: Any, lrs: list[float]) -> None:
-    """Steps of one parameter with given gradients and learning rates."""
+    """Step one parameter with the given gradients and learning rates."""
     for gradient, lr in zip(gradients, lrs, strict=True):
         param.grad = torch.from_numpy(gradient).to(param.dtype)
         optimizer.param_groups[0]["lr"] = lr
@@ -95,7 +95,7 @@ def apply(optimizer: Any, param: nn.Parameter, gradients: Any, lrs: list[float])
 
 
 def update(optimizer: Optimizer, gradients: Any, lrs: list[float]) -> list[float]:
-    """Steps along vectors with given learning rates; returns the ratios."""
+    """Apply gradient vectors with the given learning rates; return the update ratios."""
     ratios = []
     for gradient, lr in zip(gradients, lrs, strict=True):
         optimizer.param_groups[0]["lr"] = lr
@@ -166,7 +166,7 @@ def test_update_takes_gradients_as_they_come() -> None:
 
 
 def test_ratio_is_that_of_lengths() -> None:
-    """The ratio is the step length divided by the length of the trained parameters before."""
+    """The ratio is the norm of the step divided by the previous norm of the parameters."""
     policy, optimizer = Policy(), SGD(lr=1.0, momentum=0.5)
     optimizer.setup(policy)
     before = learned(policy)
@@ -180,7 +180,7 @@ def test_ratio_is_that_of_lengths() -> None:
 
 
 def test_ratio_from_zero() -> None:
-    """From a zero vector, the ratio of a step is infinite; without a step it is 0."""
+    """A step from a zero vector has an infinite ratio; a zero step has the ratio 0."""
     policy = nn.Linear(2, 1)
     nn.init.zeros_(policy.weight)
     nn.init.zeros_(policy.bias)
@@ -193,7 +193,7 @@ def test_ratio_from_zero() -> None:
 
 
 def test_update_without_parameters_says_what_to_do() -> None:
-    """The error names the remedy, before `setup` and for a policy without parameters."""
+    """The error explains what to do, before `setup` and for a policy without parameters."""
     optimizer = Adam(lr=0.01)
     with pytest.raises(TrainingError, match=r"call setup\(policy\) before"):
         optimizer.update(torch.ones(3))
@@ -256,7 +256,7 @@ def test_state_continues(cls: type[Optimizer], way: str) -> None:
 
 
 def test_groups_have_settings_of_their_own() -> None:
-    """Parameters without a gradient are skipped; `update` processes the groups in order."""
+    """`step` skips parameters without a gradient; `update` processes the groups in order."""
     first, idle, second = (nn.Parameter(torch.ones(2)) for _ in range(3))
     groups = [{"params": [first, idle]}, {"params": [second], "lr": 0.2}]
     optimizer = SGD(groups, lr=0.1, momentum=0.0)
@@ -276,7 +276,7 @@ def test_closure_is_evaluated_with_gradients() -> None:
     optimizer = SGD([param], lr=0.1, momentum=0.0)
 
     def closure() -> float:
-        """x^2."""
+        """Return x^2."""
         loss = param.square().sum()
         loss.backward()
         return loss.item()
@@ -305,7 +305,7 @@ def test_closure_is_evaluated_with_gradients() -> None:
 def test_arguments_out_of_range_are_refused(
     cls: type[Optimizer], key: str, value: Any, expected: str
 ) -> None:
-    """The message names the argument, also below the key of the configuration."""
+    """The error contains the argument, with the configuration key if there is one."""
     with pytest.raises(ConfigError, match=rf"^{key} = .*: expected {expected}"):
         cls(**{key: value})
     if key != "lr":

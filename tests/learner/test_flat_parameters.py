@@ -15,7 +15,7 @@ from maze_train.learner.flat_parameters import (
 
 
 def make_net(seed=0):
-    """A small network with parameters of several shapes, one of them 0-d."""
+    """Return a small network with parameters of several shapes, including a scalar."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     net.register_parameter("scale", nn.Parameter(torch.tensor(0.7)))
@@ -23,13 +23,13 @@ def make_net(seed=0):
 
 
 def loss_of(net, step):
-    """A loss that depends on the step."""
+    """Return a loss that depends on the step."""
     x = torch.linspace(-1, 1, 12).view(4, 3) + 0.1 * step
     return (net.scale * net(x) - step).square().mean()
 
 
 def weights(net):
-    """A copy of all weights as one vector."""
+    """Return a copy of all weights as one vector."""
     return get_flat_parameters(net)
 
 

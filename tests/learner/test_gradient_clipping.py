@@ -14,7 +14,7 @@ SHAPES = [(3, 4), (5,), ()]
 
 
 def gradients(scale=1.0, seed=0):
-    """Random gradients of several shapes."""
+    """Return random gradients of several shapes."""
     generator = torch.Generator().manual_seed(seed)
     return [
         scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES
@@ -22,7 +22,7 @@ def gradients(scale=1.0, seed=0):
 
 
 def as_params(grads):
-    """Parameters with these gradients, for the functions of torch."""
+    """Return parameters with the given gradients."""
     params = [nn.Parameter(torch.zeros_like(g)) for g in grads]
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()
@@ -30,7 +30,7 @@ def as_params(grads):
 
 
 def total_norm(grads):
-    """The norm of all of them, from the definition."""
+    """Return the global norm, computed from its definition."""
     return math.sqrt(sum(float(x) ** 2 for g in grads for x in g.flatten()))
 
 
@@ -66,7 +66,7 @@ def test_gradients_that_are_small_or_zero_stay(by):
 
 
 def parameter(*gradient):
-    """A parameter with a gradient; without one if there are no numbers."""
+    """Return a parameter with the given gradient, or without a gradient."""
     param = nn.Parameter(torch.zeros(max(1, len(gradient))))
     if gradient:
         param.grad = torch.tensor(gradient)

@@ -16,21 +16,21 @@ SGD = {"_target_": "torch.optim.SGD"}
 
 
 def gradients_of(net, data):
-    """Gradients of the loss of LineLearner, by autograd alone."""
+    """Return the autograd gradients of the loss of LineLearner."""
     net.zero_grad()
     (net(data[:, :2]).squeeze(-1) - data[:, 2]).square().mean().backward()
     return [param.grad.clone() for param in net.parameters()]
 
 
 def order_of(learner, size=10):
-    """The order in which the next update takes its samples."""
+    """Return the sample order of the next update."""
     twin = torch.Generator()
     twin.set_state(learner.generator.get_state())
     return torch.randperm(size, generator=twin)
 
 
 def weights(learner):
-    """Weights of the only module."""
+    """Return the weights of the only module."""
     return get_flat_parameters(learner.module)
 
 
@@ -38,10 +38,7 @@ def weights(learner):
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
 @pytest.mark.parametrize("name", ["Adam", "Rprop"])
 def test_the_norm_after_clipping_is_reported(name, by, bound):
-    """That of the gradient which is applied, whatever was clipped; empty without clipping.
-
-    Also where the parameters lie in one flat vector.
-    """
+    """The norm of the applied gradient is reported; without clipping there is no such metric."""
     settings = {"optimizer": {"_target_": f"torch.optim.{name}"}, "grad_clip_by": by}
     learner = LineLearner(make_net(), batch_size=10, max_grad_norm=bound, **settings)
     row = learner.update(make_data(), Progress()).reduce()
@@ -55,7 +52,7 @@ def test_the_norm_after_clipping_is_reported(name, by, bound):
 
 
 class HalfBad(LineLearner):
-    """A loss whose gradient is not finite in one entry of the weight."""
+    """Learner whose loss has a non-finite gradient in one entry of the weight."""
 
     bad = math.nan
 
@@ -173,7 +170,7 @@ def test_an_update_that_failed_leaves_no_gradient_to_the_next():
 
 
 class Hooked(LineLearner):
-    """Notes the ends of minibatches."""
+    """Learner that records the end of each minibatch."""
 
     def after_minibatch(self, number):
         self.note(f"end {number}")
@@ -188,7 +185,7 @@ def test_the_hook_of_minibatches_comes_after_each():
 
 
 class Watched(nn.Linear):
-    """Notes the type in which it computes."""
+    """Layer that records its output dtypes."""
 
     def __init__(self):
         super().__init__(2, 1)

@@ -12,11 +12,11 @@ from maze_train import Callback
 
 METHODS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
 OPERATIONS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
-"""What else reads: implicit conversions, and results whose size depends on values."""
+"""Other reads: implicit conversions, and results whose size depends on values."""
 
 
 class MethodReads(TorchFunctionMode):
-    """Records methods of tensors that read values."""
+    """Mode that records tensor methods that read values."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class MethodReads(TorchFunctionMode):
 
 
 class OperationReads(TorchDispatchMode):
-    """Records operations that read values, with masks as indices among them."""
+    """Mode that records operations that read values, including boolean indexing."""
 
     def __init__(self):
         super().__init__()
@@ -45,13 +45,13 @@ class OperationReads(TorchDispatchMode):
 
 
 class Watcher(Callback):
-    """Counts reads, and minibatches, in the updates after the first epoch."""
+    """Callback that counts reads and minibatches in the updates after the first epoch."""
 
     def __init__(self):
         self.modes, self.minibatches, self.random = (MethodReads(), OperationReads()), 0, []
 
     def watch(self, minibatches, count):
-        """Count while the learner takes its steps."""
+        """Yield minibatches and count reads during the gradient steps."""
         before = torch.get_rng_state()
         with self.modes[0], self.modes[1]:
             for minibatch in minibatches:
@@ -84,7 +84,7 @@ RUNS = {
 
 @pytest.mark.parametrize("case", RUNS)
 def test_gradient_steps_read_nothing_on_the_host(case, tmp_path):
-    """All random numbers come from the generator of the learner."""
+    """Random numbers only come from the learner's generator."""
     watcher = Watcher()
     run_cases.start(case, tmp_path / "run", callbacks=[watcher], **RUNS[case])
     methods, operations = (mode.found for mode in watcher.modes)

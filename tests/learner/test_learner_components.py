@@ -23,7 +23,7 @@ NAMES = [
 
 
 class TwoOptimizers(LineLearner):
-    """Weight and bias have an optimizer each."""
+    """Learner with separate optimizers for weight and bias."""
 
     def configure_optimizers_for_module(self, module_id):
         for name in ("weight", "bias"):
@@ -34,20 +34,20 @@ class TwoOptimizers(LineLearner):
 
 
 def make_learner(seed=0):
-    """A learner of two modules, with four optimizers."""
+    """Return a learner of two modules with four optimizers."""
     modules = {"a": make_module(seed), "b": make_module(seed + 1)}
     return TwoOptimizers(modules, lr=Schedule(start=0.1, end=0.0), autocast="float16", seed=seed)
 
 
 def train(learner, first, last):
-    """Updates of both modules."""
+    """Update both modules several times; return the learner."""
     for k in range(first, last):
         learner.update({"a": make_data(k), "b": make_data(k + 1)}, Progress(updates=k))
     return learner
 
 
 def same(ours, theirs):
-    """Whether two states are equal, to the bit."""
+    """Return whether two states are bit-for-bit identical."""
     if isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(same(ours[k], theirs[k]) for k in ours)
     if isinstance(ours, list):

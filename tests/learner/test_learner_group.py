@@ -215,7 +215,7 @@ def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
 
 
 def actor_critic(algorithm, problem="discrete", ignoring=False, memory=False, settings=None, **own):
-    """A learner and its rollouts."""
+    """Return a learner and a function that returns its rollout."""
     memories = {"rnn": RecurrentConfig(cell="gru", size=4)} if memory else {}
     model = make_model(*PROBLEMS[problem], **memories, **(settings or {}))
     rollout = replace(make_rollout(*PROBLEMS[problem]), log_probs=normal(T, B) - 1.0)
@@ -226,7 +226,7 @@ def actor_critic(algorithm, problem="discrete", ignoring=False, memory=False, se
 
 
 def off_policy(learner_class, config_class, build, action_space, **own):
-    """A learner of weighted transitions, seven per batch."""
+    """Return a learner and a function that returns weighted transitions, seven per batch."""
     model = perturbed(build(SMALL, PARTS, action_space, 1).double())
     config = config_class(lr=0.02, tau=0.1, policy_update_interval=2, **own)
     learner = learner_class(model, config, seed=SEED)
@@ -234,14 +234,14 @@ def off_policy(learner_class, config_class, build, action_space, **own):
 
 
 def dqn(dueling):
-    """DQN; a plain head uses analytic gradients."""
+    """Return a DQN learner and its transitions; a plain head uses analytic gradients."""
     model = perturbed(build_dqn(SMALL, BOX, spaces.Discrete(3), 1, dueling).double())
     learner = DQNLearner(model, DQNAlgorithmConfig(lr=0.02), seed=SEED)
     return learner, lambda step: make_transitions(BOX, spaces.Discrete(3), step, weighted=True)
 
 
 def two_modules(**own):
-    """Modules with equal or smaller minibatches, one of them differentiated by autograd."""
+    """Return a learner of two modules, one with fewer samples and autograd."""
     memory = {"rnn": RecurrentConfig(cell="gru", size=4)}
     models = {
         "first": make_model(*PROBLEMS["discrete"], normalization=RUNNING),
@@ -255,17 +255,17 @@ def two_modules(**own):
 
 
 def td3():
-    """A policy that is deterministic."""
+    """Return a learner with a deterministic policy."""
     return off_policy(TD3Learner, TD3AlgorithmConfig, build_td3, REACH)
 
 
 def sac():
-    """Random numbers in losses."""
+    """Return a learner whose loss uses random numbers."""
     return off_policy(SACLearner, SACAlgorithmConfig, build_soft_actor_critic, REACH)
 
 
 def bc():
-    """Recorded actions, five per batch."""
+    """Return a learner and recorded actions, five per batch."""
     model = perturbed(build_policy(SMALL, BOX, REACH, seed=1).double())
     model.normalizer.update(normal(9, 4))
     config = BCAlgorithmConfig(lr=0.02)
@@ -273,7 +273,7 @@ def bc():
     return learner, lambda step: BCBatch(normal(5, 4, seed=step), normal(5, 2, seed=step + 99))
 
 
-# Minibatches of 8, 8 and 2 of 18 samples: a third learner has no part of the last one.
+# 18 samples give minibatches of 8, 8 and 2: the last one has no sample for a third learner.
 LEARNERS = {
     "a2c": lambda: actor_critic(
         "a2c", "dict_obs_tuple_action", settings={"normalization": RUNNING}
@@ -402,7 +402,7 @@ def test_state_of_any_number_of_learners():
     for n_learners in (1, 2, 3):
         with group_of(LEARNERS["ppo"], n_learners) as (group, update):
             update(3)
-            group.load_state_dict(deepcopy(state))  # it may be written to
+            group.load_state_dict(deepcopy(state))  # the learner may write to it
             assert_equal_states(update(4)[3:], expected, exact=n_learners == 2)
             assert_equal_states(group.state_dict(), end, exact=n_learners == 2)
             group.set_weights(state["learner"]["modules"])

@@ -11,13 +11,13 @@ OWN = "test_learner_losses"
 
 
 def own_loss(learner, module_id, batch, statistics, scale=1.0, terms=False):
-    """The loss of the learner, scaled, or in two terms."""
+    """Return the scaled loss of the learner, optionally as two terms."""
     loss = scale * learner.compute_loss_for_module(module_id, batch, statistics)
     return {"half": 0.5 * loss, "rest": 0.5 * loss} if terms else loss
 
 
 class Curious(nn.Module):
-    """A module that brings its own loss."""
+    """Module with a self-supervised loss."""
 
     def __init__(self, terms=False):
         super().__init__()
@@ -33,7 +33,7 @@ class Curious(nn.Module):
 
 
 class InTerms(LineLearner):
-    """A learner whose loss has two terms."""
+    """Learner whose loss has two terms."""
 
     def compute_loss_for_module(self, module_id, batch, statistics):
         loss = super().compute_loss_for_module(module_id, batch, statistics)
@@ -41,7 +41,7 @@ class InTerms(LineLearner):
 
 
 def updated(learner, **experience):
-    """Weights of the module after an update, and the statistics."""
+    """Update once; return the weights of the first module and the statistics."""
     row = learner.update(experience or make_data(), Progress()).reduce()
     return get_flat_parameters(learner.modules[next(iter(learner.modules))]), row
 
@@ -91,7 +91,7 @@ def test_a_module_brings_its_own_loss(terms):
 
 @pytest.mark.parametrize("terms", [False, True])
 def test_a_loss_by_configuration_takes_the_place_of_the_learners(terms):
-    """The arguments are learner, module id, minibatch, statistics, and keyword arguments."""
+    """The function gets learner, module id, minibatch, statistics and keyword arguments."""
     node = {"_target_": f"{OWN}.own_loss", "scale": 2.0, "terms": terms}
     sgd = {"_target_": "torch.optim.SGD"}
     ours, row = updated(LineLearner(make_module(), loss_function=node, optimizer=sgd, lr=0.05))

@@ -19,18 +19,18 @@ from maze_train.nets.policy_model import build_policy
 
 
 def train(learner, *modules, first=0, count=3):
-    """Updates with data that belongs to the number of the update."""
+    """Update the modules several times; data depends on the number of the update."""
     for k in range(first, first + count):
         learner.update({key: make_data(k) for key in modules}, Progress(updates=k))
 
 
 def weights(learner, module_id):
-    """Weights of a module as one vector."""
+    """Return the weights of a module as one vector."""
     return get_flat_parameters(learner.modules[module_id]).detach()
 
 
 def alone(first=0, count=3, start=None):
-    """Weights of a module that learns in its own learner."""
+    """Return the weights of a module trained in a separate learner."""
     learner = LineLearner(make_module(1) if start is None else start, batch_size=10)
     train(learner, "default", first=first, count=count)
     return weights(learner, "default")
@@ -116,7 +116,7 @@ def test_the_missing_name_is_named(name):
 
 
 def test_submodules_and_buffers_are_attributes():
-    """Policies are found among submodules, and their parameters are limited."""
+    """The policy is found among submodules, and its free parameters are limited."""
     settings = ModelConfig(
         hidden_sizes=[4],
         distributions={"Box": {"_target_": "maze_train.DiagonalGaussian", "log_std_max": 0.0}},
@@ -176,7 +176,7 @@ def test_a_module_that_does_not_fit_changes_nothing():
 
 @dataclass(kw_only=True)
 class Weighted(LineSettings):
-    """Settings of a loss with a weight."""
+    """Settings with a loss weight."""
 
     module_settings: ClassVar[tuple[str, ...]] = ("weight",)
     weight: float | Schedule = 1.0

@@ -12,14 +12,14 @@ from maze_train.learner.optimizers import adapted_rate
 
 
 def test_a_number_is_its_own_schedule():
-    """A number is a constant schedule."""
+    """A constant does not depend on the progress."""
     assert scheduled_value(0.3, Progress()) == 0.3
     assert scheduled_value(0.3, Progress(10**9, 10**6, 5, 0.99)) == 0.3
 
 
 @pytest.mark.parametrize(("total", "per_update"), [(100, 10), (100, 30), (1, 10)])
 def test_linear_decay_starts_full_and_never_reaches_its_end(total, per_update):
-    """Trap 14: update k of n has the fraction 1 - (k - 1) / n of the initial rate."""
+    """In update k of n, the value is 1 - (k - 1) / n of the initial rate."""
     schedule = Schedule(start=1e-3, end=0.0)
     values, steps = [], 0
     while steps < total:
@@ -48,7 +48,7 @@ def test_points_are_counted_by_what_is_told(by, progress):
 
 
 def values_at(schedule, *xs):
-    """The values at shares of the run."""
+    """Return the values at fractions of the run."""
     return [scheduled_value(schedule, Progress(fraction=x)) for x in xs]
 
 
@@ -79,7 +79,7 @@ def test_both_ends_are_exact():
         ({"points": [[0, 1, 2]]}, r"expected a list of pairs"),
         ({"points": [[0, 1], [0, 2]]}, r"x values must be increasing"),
         ({"points": [[0, 1]], "by": "epochs"}, r"by = 'epochs': expected one of progress"),
-        # Points that count steps without saying so would give a constant.
+        # Points that count steps, without `by`, would give a constant.
         ({"points": [[0, 1], [50_000, 0]]}, r"expected x in \[0, 1\]"),
         ({"points": [[-0.1, 1], [1, 0]]}, r"expected x in \[0, 1\]"),
         ({"adaptive_kl": 0.0}, r"adaptive_kl = 0.0: expected a number > 0"),

@@ -31,7 +31,7 @@ ONE_CYCLE = {
 
 
 class TwoOptimizers(LineLearner):
-    """Weight and bias have an optimizer each, that of the bias from PyTorch."""
+    """Learner with separate optimizers for weight and bias; the latter is a PyTorch object."""
 
     def configure_optimizers_for_module(self, module_id):
         module, rate = self.modules[module_id], self.config.lr
@@ -43,13 +43,13 @@ class TwoOptimizers(LineLearner):
 
 
 def line(seed, learner_class=LineLearner, **settings):
-    """A learner with shuffled minibatches."""
+    """Return a learner with shuffled minibatches."""
     settings = {"lr": DECAY, "max_grad_norm": 0.5, **settings}
     return learner_class(make_module(seed), seed=seed + 5, **settings)
 
 
 def modules(seed):
-    """A learner of a module that has its own settings, one that waits, and one frozen later."""
+    """Return a learner of modules: with other settings, not trained, and frozen."""
     overrides = {"default": {"lr": [[0, 0.1], [70, 0.01]], "optimizer": {**ADAM, "amsgrad": True}}}
     learner = line(seed, overrides=overrides)
     for number, module_id in enumerate(("waits", "frozen", "opponent"), start=1):
@@ -62,7 +62,7 @@ def modules(seed):
 
 
 def sac(seed):
-    """Target networks, three optimizers, and random numbers in losses."""
+    """Return a learner with target networks, three optimizers and random losses."""
     hand = spaces.Box(-1.0, 1.0, (2,))
     model = perturbed(build_soft_actor_critic(ModelConfig(hidden_sizes=[6]), BOX, hand, seed))
     freeze = [Freeze(params=["policy"], period=3, stop=1)]
@@ -72,7 +72,7 @@ def sac(seed):
 
 
 def ppo(seed, **settings):
-    """Scaled rewards, running statistics, schedules of the loss."""
+    """Return a learner with scaled rewards, running statistics and scheduled losses."""
     normalization = ObservationNormalizationConfig(mode="running")
     model = perturbed(make_model(*PROBLEMS["discrete"], normalization=normalization), seed).float()
     schedules = {"clip_range": Schedule(start=0.3, end=0.1), "entropy_coef": DECAY}
@@ -108,7 +108,7 @@ EXPERIENCE = {
 
 
 def train(learner, experience, first, last):
-    """Updates with the numbers first to last - 1 of 10; their statistics."""
+    """Run updates `first` to `last - 1` of 10; return their statistics."""
     return [
         learner.update(experience(k), Progress(10 * k, k, fraction=k / 10)).reduce()
         for k in range(first, last)
@@ -123,7 +123,7 @@ def test_a_restored_learner_continues_bit_for_bit(name, tmp_path):
     rows = train(straight, experience, 0, 10)
     assert train(first, experience, 0, 5) == rows[:5]
     first.save_to_path(tmp_path / "state")
-    train(first, experience, 5, 6)  # The saved state must not follow the learner.
+    train(first, experience, 5, 6)  # The saved state must not change with the learner.
     second.restore_from_path(tmp_path / "state")
     assert train(second, experience, 5, 10) == rows[5:]
     assert second.weights_seq_no == straight.weights_seq_no

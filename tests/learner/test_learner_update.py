@@ -10,17 +10,17 @@ from maze_train import ConfigError, Progress, Schedule, TrainingError, get_flat_
 
 
 def weights(learner):
-    """Weights of all modules as one vector."""
+    """Return the weights of all modules as one vector."""
     return torch.cat([get_flat_parameters(m) for m in learner.modules.values()])
 
 
 def with_modes():
-    """A linear model that is told whether it is trained."""
+    """Return a linear model with dropout, which has a training mode."""
     return torch.nn.Sequential(make_module(), torch.nn.Dropout(0.0))
 
 
 def two(**settings):
-    """A learner of two modules."""
+    """Return a learner of two modules."""
     return LineLearner({"a": make_module(0), "b": make_module(1)}, **settings)
 
 
@@ -57,7 +57,7 @@ def test_an_update_is_plain_gradient_descent():
 
 
 def test_the_learning_rate_is_set_before_the_step():
-    """Trap 14: the first update uses the full rate, and the last update a rate above 0."""
+    """The first update uses the full rate, and the last update a rate above 0."""
     schedule = Schedule(start=0.5, end=0.0)
     learner = LineLearner(
         make_module(), batch_size=10, lr=schedule, optimizer={"_target_": "torch.optim.SGD"}
@@ -128,7 +128,7 @@ def test_a_stop_comes_before_the_gradient_is_applied():
 
 
 def row_of_minibatch(learner, number):
-    """The row of data that the next update reads in a minibatch of one."""
+    """Return the data row of the given minibatch in the next update, with batch size 1."""
     twin = torch.Generator()
     twin.set_state(learner.generator.get_state())
     return int(torch.randperm(10, generator=twin)[number])
@@ -136,9 +136,9 @@ def row_of_minibatch(learner, number):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_gradients_that_are_not_finite_end_training(bad):
-    """The error names the update and the minibatch, and what to look at.
+    """The error names the update, the minibatch and possible causes.
 
-    Before the first step the learning rate is not blamed, which has had no effect yet.
+    Before the first step, the learning rate is not a possible cause.
     """
     learner = LineLearner(with_modes(), batch_size=1)
     learner.update(make_data(), Progress())
@@ -234,7 +234,7 @@ def test_register_optimizer_refuses_duplicates():
 
 
 class TakesTurns(LineLearner):
-    """Weight and bias have their own optimizers, and learn in the steps that `turns` names."""
+    """Learner with separate optimizers for weight and bias, active in the steps in `turns`."""
 
     turns = ()
 
@@ -270,7 +270,7 @@ def test_optimizers_that_are_not_active_take_no_part(grad_clip):
         norm = torch.cat([p.grad.flatten() for p in params]).norm()
         assert row["train/grad_norm"] == pytest.approx(float(norm), rel=1e-5)
         for name, param in zip(active, params, strict=True):
-            if grad_clip:  # each optimizer bounds its own
+            if grad_clip:  # each optimizer clips its gradients separately
                 torch.nn.utils.clip_grad_norm_([param], grad_clip)
             slow[name].step()
         torch.testing.assert_close(weights(learner), get_flat_parameters(net), rtol=1e-5, atol=1e-6)

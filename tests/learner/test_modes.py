@@ -32,7 +32,7 @@ ALL = {**BUILDERS, "values": partial(build_dqn, dueling=True)}
 
 
 class OwnLine(nn.Module):
-    """A network of a user, of which it is not known what it does in training."""
+    """User-defined network, whose training mode may differ."""
 
     def __init__(self):
         super().__init__()
@@ -43,15 +43,15 @@ class OwnLine(nn.Module):
 
 
 class OwnLinear(nn.Linear):
-    """A layer of a user that looks like one of PyTorch."""
+    """User-defined subclass of a PyTorch layer."""
 
 
 class OwnTemplate(TemplateNet):
-    """A template that a user changed."""
+    """User-defined subclass of a template network."""
 
 
 class Spy(nn.Module):
-    """A network that keeps its mode at each switch, in whatever class it poses as."""
+    """Network that records each switch of its mode."""
 
     def __init__(self):
         super().__init__()
@@ -67,13 +67,13 @@ class Spy(nn.Module):
 
 
 class QuietSpy(Spy):
-    """A spy that passes for a network of the package."""
+    """Spy that appears to be a network of the package."""
 
     __module__ = "maze_train.nets.spies"
 
 
 def normalized(mode):
-    """Settings of a model that normalises observations."""
+    """Return model settings with normalized observations."""
     return ModelConfig(normalization=ObservationNormalizationConfig(mode=mode))
 
 
@@ -121,7 +121,7 @@ def test_some_layers_of_pytorch_have_no_modes(module):
         OwnLinear(2, 1),
         nn.Sequential(nn.Linear(2, 1), OwnLinear(1, 1)),
         OwnTemplate(BOX, ModelConfig(), [4], 2),
-        # On a GPU the gradients of recurrent layers of PyTorch are there in training mode only.
+        # On a GPU, recurrent layers of PyTorch only have gradients in training mode.
         nn.GRU(2, 2),
         build_actor_critic(ModelConfig(rnn=RecurrentConfig(size=4)), BOX, spaces.Discrete(2), 0),
     ],
@@ -142,7 +142,7 @@ def test_models_with_an_own_network_have_modes(kind, role):
 
 
 class OwnAnything(nn.Module):
-    """Fits every role."""
+    """User-defined network for any role."""
 
     def __init__(self, observation_space, output_size, action_size=0):
         super().__init__()
@@ -173,7 +173,7 @@ NAMES = ["highest", "high", "medium"]
 
 @pytest.fixture(autouse=True)
 def _precision():
-    """As it was, whatever a test does."""
+    """Restore the precision after each test."""
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -201,7 +201,7 @@ def test_an_unknown_precision_is_refused():
 
 
 class Witness(LineLearner):
-    """A learner that keeps the precision at each call."""
+    """Learner that records the precision at each call."""
 
     def note(self, call):
         super().note((call.rstrip(" 0123456789"), torch.get_float32_matmul_precision()))
@@ -209,10 +209,9 @@ class Witness(LineLearner):
 
 @pytest.mark.parametrize("settings", [{"matmul_precision": name} for name in NAMES] + [{}], ids=str)
 def test_a_learner_takes_its_steps_with_its_precision(settings):
-    """Losses, gradients and steps; not what is around them, nor anything between updates.
+    """The precision applies to losses, gradients and steps only.
 
-    By default that is the precision outside; errors of losses and gradients that are not finite
-    leave it as it was.
+    The default is the outer precision, which is restored after errors and non-finite gradients.
     """
     torch.set_float32_matmul_precision("high")
     learner = Witness(make_module(), **settings)

@@ -1,4 +1,4 @@
-"""The optimizer of a module: class and arguments, learning rate, state."""
+"""Optimizer of a module: class and arguments, learning rate, state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN = "test_module_optimizer"
 
 
 class HalfStep(torch.optim.Optimizer):
-    """An optimizer of a user that depends on the shape of each parameter."""
+    """User-defined optimizer whose steps depend on the shape of each parameter."""
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
@@ -42,18 +42,18 @@ class HalfStep(torch.optim.Optimizer):
 
 
 class ShapedAdam(Adam):
-    """An optimizer derived from this package that is not element-wise."""
+    """Optimizer of this package that is not element-wise."""
 
     is_elementwise = False
 
 
 def make_params():
-    """Two parameters with known values."""
+    """Return two parameters with known values."""
     return [nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]])), nn.Parameter(torch.ones(3))]
 
 
 def step(optimizer, params, scale=1.0):
-    """One step on a loss whose gradient is `scale` everywhere."""
+    """Take a step on a loss whose gradient is `scale` everywhere."""
     optimizer.zero_grad()
     (scale * sum(p.sum() for p in params)).backward()
     optimizer.step()
@@ -71,7 +71,7 @@ def step(optimizer, params, scale=1.0):
     ],
 )
 def test_epsilon_is_that_of_the_field_unless_given(target, eps):
-    """Trap 17: 1e-5 where a class of PyTorch has one, else that of the class, or what is given."""
+    """PyTorch optimizers default to an eps of 1e-5, others to the default of their class."""
     node = {"_target_": target}
     assert ModuleOptimizer(make_params(), node, 0.1).optimizer.defaults["eps"] == eps
     chosen = ModuleOptimizer(make_params(), {**node, "eps": 1e-3}, 0.1)
@@ -80,7 +80,7 @@ def test_epsilon_is_that_of_the_field_unless_given(target, eps):
 
 @pytest.mark.parametrize("settings", [{"foreach": True}, {"fused": False}, {"capturable": False}])
 def test_the_implementation_is_the_users_choice(settings):
-    """A kernel that is asked for is not joined by the fused one, which excludes it."""
+    """If an implementation is selected, the fused implementation is not."""
     node = {"_target_": "torch.optim.Adam", **settings}
     optimizer = ModuleOptimizer(make_params(), node, 0.1).optimizer
     assert not optimizer.defaults["fused"]
@@ -88,7 +88,7 @@ def test_the_implementation_is_the_users_choice(settings):
 
 @pytest.mark.parametrize("flushes", [False, True])
 def test_moments_are_never_subnormal(flushes):
-    """A kernel would take 20 times longer; the mode of the processor is what it was before."""
+    """Subnormal values are flushed during a step only; the processor mode is restored."""
     (param,) = params = make_params()[:1]
     adam = ModuleOptimizer(params, {"_target_": "torch.optim.Adam"}, 0.1)
     least = 5e-324
@@ -125,9 +125,9 @@ APART = [
 
 @pytest.mark.parametrize(("target", "settings"), [*FLAT, *APART], ids=str)
 def test_steps_are_those_of_parameters_apart(target, settings):
-    """As one flat vector where that makes no difference, at the rates of the schedule.
+    """Steps match separate parameters, at the rates of the schedule.
 
-    An optimizer that may look at shapes gets the parameters as they are.
+    Only element-wise optimizers get one flat vector.
     """
     torch.manual_seed(0)
     nets = [nn.Linear(3, 2).double() for _ in range(2)]
@@ -159,7 +159,7 @@ def test_steps_are_those_of_parameters_apart(target, settings):
 
 
 def test_frozen_parameters_are_left_out():
-    """A parameter without gradient is not moved, not even by weight decay."""
+    """Frozen parameters do not change, also with weight decay."""
     params = make_params()
     params[0].requires_grad_(False)
     node = {"_target_": "torch.optim.AdamW", "weight_decay": 0.5}
@@ -170,7 +170,7 @@ def test_frozen_parameters_are_left_out():
 
 
 def test_nothing_to_optimize_is_fine():
-    """A module whose parameters are all frozen has an optimizer that does nothing."""
+    """An optimizer without trainable parameters does nothing."""
     params = make_params()
     for param in params:
         param.requires_grad_(False)
@@ -201,14 +201,14 @@ def test_nothing_to_optimize_is_fine():
     ],
 )
 def test_wrong_optimizers_are_named(node, message):
-    """The message names the key and what was wrong."""
+    """The error contains the key and the reason."""
     with pytest.raises(ConfigError, match=message):
         ModuleOptimizer(make_params(), node, lr=0.1)
 
 
 @pytest.mark.parametrize("target", ["torch.optim.Adam", "maze_train.SGD", "maze_train.RMSpropTF"])
 def test_state_continues_and_is_reset(target):
-    """A state that was kept continues elsewhere; after `reset` a step is the first one."""
+    """A loaded state continues exactly; after `reset`, the next step is a first step."""
     params, others = make_params(), make_params()
     ours, other = (ModuleOptimizer(p, {"_target_": target}, lr=0.1) for p in (params, others))
 
@@ -228,7 +228,7 @@ def test_state_continues_and_is_reset(target):
 
 
 def test_adam_is_called_where_somebody_listens():
-    """The kernel alone does the steps of Adam; hooks and schedulers of PyTorch are not left out."""
+    """The kernel replaces `step` of Adam only if no hook or scheduler is registered."""
     params, calls = make_params(), []
     ours = ModuleOptimizer(params, {"_target_": "torch.optim.Adam"}, 0.1)
     step(ours, params)
@@ -244,7 +244,7 @@ def test_adam_is_called_where_somebody_listens():
 
 @pytest.mark.parametrize("target", ["torch.optim.Adam", "maze_train.SGD", f"{OWN}.HalfStep"])
 def test_an_optimizer_that_was_pickled_is_of_its_class(target):
-    """It continues with its moments."""
+    """The copy continues with the same moments."""
     params = make_params()
     optimizer = ModuleOptimizer(params, {"_target_": target}, 0.1)
     step(optimizer, params)
@@ -259,7 +259,7 @@ def test_an_optimizer_that_was_pickled_is_of_its_class(target):
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
 def test_without_the_private_kernel_steps_are_the_same(monkeypatch, name):
-    """The optimizer takes them itself."""
+    """The optimizer's `step` replaces the kernel."""
     weights = []
     for kernel in (quick_steps.FUSED_ADAM, None):
         monkeypatch.setattr(quick_steps, "FUSED_ADAM", kernel)
@@ -272,7 +272,7 @@ def test_without_the_private_kernel_steps_are_the_same(monkeypatch, name):
 
 
 def test_a_step_that_fails_leaves_subnormal_numbers_alone(monkeypatch):
-    """They are flushed within the step only."""
+    """Subnormal values are flushed during the step only, also if it fails."""
     params = make_params()
     optimizer = ModuleOptimizer(params, {"_target_": "torch.optim.Adam"}, 0.1)
     step(optimizer, params)
@@ -287,7 +287,7 @@ def test_a_step_that_fails_leaves_subnormal_numbers_alone(monkeypatch):
 
 
 def test_versions_of_pytorch_without_a_private_name():
-    """What is not there is None, and then operations count as replaced."""
+    """A missing private name is None, and operations then count as replaced."""
     assert found("_C._no_such_name") is found("_no_such_module._name") is None
     present = (lambda: False, lambda: 0, lambda: None, SimpleNamespace(_current_level=-1))
     assert not replaced_check(*present)()
@@ -297,7 +297,7 @@ def test_versions_of_pytorch_without_a_private_name():
 
 
 def test_without_their_attributes_modules_count_as_hooked(monkeypatch):
-    """Then layers are called, which any version of PyTorch can do."""
+    """Without the private attributes, modules count as hooked and their layers are called."""
     assert not is_hooked(nn.Linear(2, 1))
     monkeypatch.setattr(torch_private, "HAS_HOOKS", False)
     assert is_hooked(nn.Linear(2, 1))
@@ -305,7 +305,7 @@ def test_without_their_attributes_modules_count_as_hooked(monkeypatch):
 
 @pytest.mark.parametrize("names", [PRIVATE_CALL, PUBLIC_CALL])
 def test_a_compiled_call_computes_the_same(names):
-    """By the private attribute and by the public one; afterwards the module is as before."""
+    """Private and public attributes give the same result, and the module is restored."""
     module, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.randn(4, 2)
     expected, before = module(x), dict(vars(module))
     with CompiledCall(module, "eager", names):

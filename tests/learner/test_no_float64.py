@@ -20,7 +20,7 @@ RUNS = {
 
 @pytest.mark.parametrize("case", RUNS)
 def test_mps_has_no_float64(case, tmp_path):
-    """Runs complete on the simulated device, which raises an error like PyTorch."""
+    """Runs complete on the simulated device, which rejects float64 like PyTorch."""
     with SimulatedMps():
         with pytest.raises(TypeError, match="float64"):
             torch.zeros(1, dtype=torch.float64).to("mps")

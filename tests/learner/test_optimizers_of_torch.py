@@ -1,4 +1,4 @@
-"""Optimizers and schedulers of PyTorch in a learner: steps, rates, errors."""
+"""PyTorch optimizers and schedulers in a learner: steps, rates, errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEDULERS = [
 
 
 class OwnOptimizer(LineLearner):
-    """Registers an optimizer that PyTorch made."""
+    """Learner that registers a PyTorch optimizer object."""
 
     def __init__(self, *args, make=torch.optim.Adam, rate=None, own_params=None, **settings):
         self.make, self.rate, self.own_params = make, rate, own_params
@@ -35,7 +35,7 @@ class OwnOptimizer(LineLearner):
 
 
 def reference(make, updates, scheduler=None, frozen=()):
-    """Weights after updates by torch alone, and the rate in each update."""
+    """Return weights and learning rates of updates in plain PyTorch."""
     net, rates = make_module(), []
     optimizer = make(net.parameters(), lr=0.1)
     if scheduler is not None:
@@ -56,26 +56,26 @@ def reference(make, updates, scheduler=None, frozen=()):
 
 
 def train(learner, first=0, last=6):
-    """Updates of the whole batch; returns the rate in each."""
+    """Run updates on the whole batch; return their learning rates."""
     rows = [learner.update(make_data(k), Progress(updates=k)).reduce() for k in range(first, last)]
     return [row["train/learning_rate"] for row in rows]
 
 
 def assert_close(ours, theirs):
-    """Both modules have the same weights."""
+    """Assert that both modules have the same weights."""
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("node", SCHEDULERS, ids=lambda node: node["_target_"].rpartition(".")[2])
 def test_a_scheduler_of_torch_is_called_after_each_update(node):
-    """Rates and steps match PyTorch; with a factor, the rate of its part is multiplied."""
+    """Rates and steps match PyTorch, and factors multiply the rate of their parameters."""
     learner = LineLearner(make_module(), batch_size=10, lr_scheduler=node)
     net, rates = reference(lambda params, lr: torch.optim.Adam(params, lr, eps=1e-5), 6, node)
     assert train(learner) == pytest.approx(rates, rel=1e-12)
     assert len(set(rates)) > 2
     assert_close(learner.module, net)
-    if "max_lr" not in node:  # which sets the rate of every group
+    if "max_lr" not in node:  # OneCycleLR sets the rate of every group
         parts = LineLearner(make_module(), lr_scheduler=node, lr_factors={"bias": 0.5})
         train(parts, 0, 4)
         groups = parts.get_optimizer().optimizer.param_groups
@@ -83,7 +83,7 @@ def test_a_scheduler_of_torch_is_called_after_each_update(node):
 
 
 def test_a_scheduler_counts_updates_without_a_step():
-    """One whose gradient is not finite as well, the first of all included."""
+    """Updates with non-finite gradients are counted, including the first update."""
     learner = LineLearner(
         make_module(), batch_size=10, lr_scheduler=SCHEDULERS[2], on_non_finite="skip"
     )
@@ -113,14 +113,14 @@ def test_a_scheduler_counts_updates_without_a_step():
     ],
 )
 def test_schedules_that_can_not_be(settings, message):
-    """One schedule for each optimizer, of the calls of the learner."""
+    """Invalid schedules and schedulers raise ConfigError."""
     with pytest.raises(ConfigError, match=message):
         LineLearner(make_module(), **settings)
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD, torch.optim.Rprop])
 def test_an_optimizer_of_torch_steps_as_it_would_alone(make):
-    """With the rate it was made with; what is frozen meanwhile keeps its moments."""
+    """The optimizer keeps its learning rate, and frozen parameters keep their moments."""
     learner = OwnOptimizer(
         make_module(), make=make, freeze=[Freeze(params=["weight"], start=2, stop=4)]
     )
@@ -131,7 +131,7 @@ def test_an_optimizer_of_torch_steps_as_it_would_alone(make):
 
 @pytest.mark.parametrize("rate", [0.2, [[0, 0.2], [100, 0.1]]], ids=["number", "points"])
 def test_an_optimizer_of_torch_takes_a_rate(rate):
-    """That of the registration takes the place of its own."""
+    """The registered rate replaces the rate of the optimizer."""
     assert train(OwnOptimizer(make_module(), rate=rate), 0, 2) == [0.2, 0.2]
 
 
@@ -146,6 +146,6 @@ def test_an_optimizer_of_torch_takes_a_rate(rate):
     ],
 )
 def test_optimizers_of_torch_that_do_not_fit(settings, message):
-    """Parameters of another module, and groups that it does not have."""
+    """Parameters of other modules and rate factors raise ConfigError."""
     with pytest.raises(ConfigError, match=message):
         OwnOptimizer(make_module(), **settings)

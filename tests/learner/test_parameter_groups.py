@@ -15,7 +15,7 @@ TURNS = [
 
 
 def make_net(seed=0):
-    """A network of three parts, which LineLearner trains."""
+    """Return a network of three submodules for LineLearner."""
     torch.manual_seed(seed)
     net = nn.Sequential()
     net.add_module("trunk", nn.Linear(2, 4))
@@ -25,7 +25,10 @@ def make_net(seed=0):
 
 
 def reference(updates, target, settings, lr, factors, freeze, bound=0.0):
-    """The same by torch alone: a group for every parameter, frozen ones without gradient."""
+    """Return the network trained by PyTorch with a group per parameter.
+
+    Frozen parameters have no gradient.
+    """
     net = make_net()
     named = dict(net.named_parameters())
     groups = [{"params": [param], "lr": lr * factors.get(n, 1.0)} for n, param in named.items()]
@@ -44,7 +47,7 @@ def reference(updates, target, settings, lr, factors, freeze, bound=0.0):
 
 
 def train(learner, first, last):
-    """Updates of the whole batch; the number of the update decides what is frozen."""
+    """Update on the whole batch; the number of the update determines the frozen parameters."""
     for k in range(first, last):
         learner.update(make_data(k), Progress(updates=k))
 
@@ -55,12 +58,12 @@ def train(learner, first, last):
         ("Adam", {"eps": 1e-5}),
         ("AdamW", {"eps": 1e-5, "weight_decay": 0.1}),
         ("SGD", {"momentum": 0.9}),
-        ("Rprop", {}),  # one that is not flat
+        ("Rprop", {}),  # an optimizer without a flat vector
     ],
 )
 @pytest.mark.parametrize("bound", [0.0, 0.3])
 def test_factors_and_freezing_are_those_of_torch(target, settings, bound):
-    """A frozen parameter has no gradient for torch: it and its moments stay as they are."""
+    """As in PyTorch without a gradient, frozen parameters and their moments do not change."""
     node = {"_target_": f"torch.optim.{target}", **settings}
     learner = LineLearner(
         make_net(),
@@ -80,7 +83,7 @@ def test_factors_and_freezing_are_those_of_torch(target, settings, bound):
 @pytest.mark.parametrize("name", ["Adam", "Rprop"])
 @pytest.mark.parametrize("frozen", [["trunk"], ["trunk", "head"]], ids=str)
 def test_frozen_parameters_stay_to_the_bit(frozen, name):
-    """All else moves; nothing is frozen any more where the window ends."""
+    """Other parameters change, and all parameters change after the window."""
     learner = LineLearner(
         make_net(),
         optimizer={"_target_": f"torch.optim.{name}"},
@@ -96,7 +99,7 @@ def test_frozen_parameters_stay_to_the_bit(frozen, name):
 
 
 def test_a_group_that_is_frozen_counts_in_no_norm():
-    """`train/grad_norm` and its bound are of the gradient that is applied."""
+    """`train/grad_norm` and its bound only cover the applied gradient."""
     learner = LineLearner(make_net(), batch_size=10, freeze=[Freeze(params=["trunk"])])
     net, data = make_net(), make_data()
     (net(data[:, :2]).squeeze(-1) - data[:, 2]).square().mean().backward()
@@ -118,7 +121,7 @@ def test_a_group_that_is_frozen_counts_in_no_norm():
     ids=str,
 )
 def test_windows_of_freezing(settings, frozen):
-    """Always, once, or in every period; two windows of a period take turns."""
+    """A window is unlimited, single, or repeated in every period."""
     rule = Freeze(params=["x"], **settings)
     assert [k for k in range(12) if rule.holds(k)] == list(frozen)
 
@@ -134,7 +137,7 @@ def test_windows_of_freezing(settings, frozen):
     ],
 )
 def test_windows_that_can_not_be(settings, message):
-    """The message names the setting."""
+    """The error contains the setting."""
     with pytest.raises(ConfigError, match=message):
         Freeze(**settings)
 
@@ -152,7 +155,7 @@ def test_windows_that_can_not_be(settings, message):
     ],
 )
 def test_names_mean_parameters_parts_and_patterns(pattern, name, expected):
-    """A name is whole or ends at a dot."""
+    """A name matches a whole parameter name or a prefix up to a dot."""
     assert matches(pattern, name) is expected
 
 
@@ -167,12 +170,12 @@ def test_names_mean_parameters_parts_and_patterns(pattern, name, expected):
     ],
 )
 def test_names_of_nothing_are_refused(settings, message):
-    """A misspelt name would do nothing, silently."""
+    """Unknown names raise an error with similar names."""
     with pytest.raises(ConfigError, match=message):
         LineLearner(make_net(), **settings)
 
 
 def test_negative_factors_are_refused():
-    """They would climb."""
+    """Negative factors raise ConfigError."""
     with pytest.raises(ConfigError, match=r"lr_factors.trunk = -1.0: expected a number >= 0"):
         LineLearner(make_net(), lr_factors={"trunk": -1.0})

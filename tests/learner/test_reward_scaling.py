@@ -14,7 +14,7 @@ GAMMA = 0.9
 
 
 class SlowScaler:
-    """The definition, one environment and step at a time, keeping all sums."""
+    """Reference that scales one environment and step at a time and stores all sums."""
 
     def __init__(self, clip):
         self.clip = clip
@@ -22,13 +22,13 @@ class SlowScaler:
         self.running = {}
 
     def scale(self, rewards, done, valid):
-        """Scaled rewards of a rollout."""
+        """Return the scaled rewards of a rollout."""
         if len(self.running) != rewards.shape[1]:
             self.running = dict.fromkeys(range(rewards.shape[1]), 0.0)
         for t in range(len(rewards)):
             for b in range(rewards.shape[1]):
                 if not valid[t, b]:
-                    self.running[b] *= done[t, b]  # else an episode was lost
+                    self.running[b] *= done[t, b]  # an episode was lost, unless `done`
                     continue
                 self.running[b] = rewards[t, b] + GAMMA * self.running[b]
                 self.sums.append(self.running[b])
@@ -39,25 +39,25 @@ class SlowScaler:
 
 
 def rollout(seed, steps=20, n=3, share_valid=1.0):
-    """Rewards, ends and valid rows; ends lie in invalid rows too."""
+    """Return rewards, ends and valid rows; invalid rows may have ends."""
     rng = np.random.default_rng(seed)
     rewards = rng.normal(2.0, 3.0, (steps, n))
     return rewards, rng.random((steps, n)) < 0.2, rng.random((steps, n)) < share_valid
 
 
 def tensors(*arrays):
-    """The same as tensors."""
+    """Return the arrays as tensors."""
     return tuple(torch.from_numpy(array) for array in arrays)
 
 
 @pytest.mark.parametrize("share_valid", [1.0, 0.7])
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_follows_the_definition(clip, share_valid):
-    """Several rollouts, with episodes across their borders and rows that are no transitions."""
+    """Statistics and rewards match over several rollouts with gaps and unfinished episodes."""
     scaler, slow = RewardScaler(GAMMA, clip), SlowScaler(clip)
     for seed in range(4):
         rewards, done, valid = rollout(seed, share_valid=share_valid)
-        # An agent waits, or an episode was dropped, in rows that are no transitions.
+        # In rows without a transition, an agent waits or an episode was dropped.
         gap = np.where(done, StepEnd.WAITING, StepEnd.DROPPED)
         scaled = scaler.scale(*tensors(rewards, np.where(valid, done, gap)))
         np.testing.assert_allclose(scaled, slow.scale(rewards, done, valid), rtol=1e-10)
@@ -66,7 +66,7 @@ def test_follows_the_definition(clip, share_valid):
 
 
 def test_rows_that_are_no_transitions_may_hold_anything():
-    """Sums continue where an agent waits, and start over after a lost episode; no more changes."""
+    """Only the sum of a dropped episode changes, to 0; waiting agents keep their sum."""
     scaler = RewardScaler(GAMMA, 0.0)
     rewards, done, _ = tensors(*rollout(0, steps=6, n=2))
     scaler.scale(rewards, done)
@@ -79,7 +79,7 @@ def test_rows_that_are_no_transitions_may_hold_anything():
 
 
 def test_sums_of_dropped_episodes_begin_again():
-    """In the environments that lost theirs, for each of their agents, and nowhere else."""
+    """Only the sums of environments with a dropped episode are reset, for all their agents."""
     scaler = RewardScaler(GAMMA, 0.0)
     for n, dropped, expected in ((3, [0, 1, 0], [1, 0, 1]), (4, [0, 1], [1, 0, 1, 0])):
         scaler.scale(torch.ones(2, n), torch.zeros(2, n, dtype=torch.uint8))
@@ -89,7 +89,7 @@ def test_sums_of_dropped_episodes_begin_again():
 
 
 def test_another_number_of_environments_begins_new_episodes():
-    """The running sums start at zero; statistics stay."""
+    """The running sums are reset, and the statistics are kept."""
     scaler, slow = RewardScaler(GAMMA, 0.0), SlowScaler(0.0)
     for n in (3, 2, 2):
         rewards, done, valid = rollout(n, n=n)
@@ -99,7 +99,7 @@ def test_another_number_of_environments_begins_new_episodes():
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -1e6])
 def test_equal_sums_have_no_scale(value):
-    """While nothing differs rewards pass: zeros stay zeros, others are not blown up."""
+    """Rewards are unchanged as long as all sums are equal."""
     scaler = RewardScaler(0.0, 0.0)
     rewards, done = torch.full((5, 2), value), torch.zeros(5, 2, dtype=torch.bool)
     for _ in range(3):
@@ -120,7 +120,7 @@ def test_raw_rewards_stay_as_they_are():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_rewards_that_are_not_finite(value):
-    """The message says which; the statistics are not touched."""
+    """The error contains environment and step, and the statistics do not change."""
     scaler = RewardScaler(GAMMA, 10.0)
     rewards, done, _ = tensors(*rollout(0))
     scaler.scale(rewards, done)
@@ -132,7 +132,7 @@ def test_rewards_that_are_not_finite(value):
 
 
 def test_wrong_shapes():
-    """Columns of a rollout have one shape."""
+    """Rewards and ends of different or wrong shapes raise ShapeError."""
     scaler, done = RewardScaler(GAMMA, 10.0), torch.zeros(4, 2, dtype=torch.bool)
     with pytest.raises(ShapeError, match=r"expected \[T, B\]"):
         scaler.scale(torch.zeros(4), done)
@@ -142,7 +142,7 @@ def test_wrong_shapes():
 
 @pytest.mark.parametrize(("size", "is_scaled"), [(0.01, False), (100.0, True)])
 def test_only_large_rewards_are_scaled(size, is_scaled):
-    """Those whose sums have a standard deviation above 1; others stay as they are."""
+    """Rewards are only scaled if the std of their sums is above 1."""
     always, large = RewardScaler(GAMMA, 10.0), RewardScaler(GAMMA, 10.0, only_large=True)
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):

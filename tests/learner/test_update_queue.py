@@ -18,14 +18,14 @@ PATIENCE_S = 60.0
 
 
 class Updates:
-    """Updates that end when they are told to."""
+    """Updates that end on request."""
 
     def __init__(self, size, drops):
         self.begun, self.allowed, self.done = queue.Queue(), queue.Queue(), []
         self.queue = UpdateQueue(self.update, size, drops)
 
     def update(self, experience, progress):
-        """Wait until it may end, by an error or not."""
+        """Wait for the request to end, and raise its error if it has one."""
         self.begun.put(experience)
         error = self.allowed.get(timeout=PATIENCE_S)
         if error is not None:
@@ -36,13 +36,13 @@ class Updates:
         return statistics
 
     def put(self, number, size=1):
-        """Give experience whose number matches the update."""
+        """Queue experience with the number of the update."""
         return self.queue.put(
             torch.tensor(number), Progress(updates=number), size, lambda: self.done.append("after")
         )
 
     def close(self):
-        """Close the queue, and let the update end that runs meanwhile."""
+        """Close the queue while an update runs, then let the update end."""
         closing = threading.Thread(target=self.queue.close)
         changed = self.queue._changed
         with changed:
@@ -54,14 +54,14 @@ class Updates:
 
 
 def counts_of(row):
-    """Samples that were trained, queued, dropped, of a row of metrics."""
+    """Return the trained, queued and dropped samples in a row of metrics."""
     return [row.get(f"learners/samples_{name}", 0.0) for name in ("trained", "queued", "dropped")]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3), st.lists(st.one_of(st.just("end"), st.integers(1, 9)), max_size=25))
 def test_no_sample_is_lost_from_sight(size, steps):
-    """Given = trained + queued + dropped, after each call and at the end; what is full drops."""
+    """Given = trained + queued + dropped after each call; a full queue drops samples."""
     updates, given_samples, rows, running, waiting = Updates(size, True), 0, [], 0, []
     expected = {"trained": 0, "dropped": 0}
     for step in [*steps, "close"]:
@@ -100,7 +100,7 @@ def test_no_sample_is_lost_from_sight(size, steps):
 
 
 def test_a_full_queue_makes_its_giver_wait():
-    """Updates are made in order, of copies; results come with the next call."""
+    """Updates use copies, in order, and statistics are returned by the next call."""
     updates = Updates(size=1, drops=False)
     experience = torch.tensor(7)
     updates.queue.put(experience, Progress(), 1, lambda: updates.done.append("after"))
@@ -128,7 +128,7 @@ def test_a_full_queue_makes_its_giver_wait():
 
 
 def test_errors_of_updates_come_through():
-    """With the next call; what waited is dropped, and the next update is made again."""
+    """The next call raises the error, queued samples are dropped, and later updates run."""
     updates = Updates(size=2, drops=False)
     for number in range(2):
         updates.put(number)
