@@ -41,19 +41,19 @@ slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 A = 3
-"""Actors; two workers have one and two of them."""
+"""Number of actors; two workers have one and two of them."""
 
 
 class TwoWorkers(ThisProcess):
-    """Two workers in this process."""
+    """Backend with two workers in this process."""
 
     def num_workers(self, at_most):
-        """Two."""
+        """Return 2."""
         return 2
 
 
 def processes(n_workers, **settings):
-    """So many processes."""
+    """Return a backend with `n_workers` processes."""
     settings = {"start_method": "fork", "timeout_s": 120.0, **settings}
     return LocalProcesses(n_workers=n_workers, **settings)
 
@@ -69,7 +69,7 @@ PLACES = {
 
 @pytest.fixture
 def start(no_file_is_left):
-    """Starts actors; afterwards nothing is left of them."""
+    """Function that starts actors; they are closed after the test."""
     with ExitStack() as stack:
 
         def start(make=ActorEnv, place=None, *, memory=False, skips=False, **settings):
@@ -92,7 +92,7 @@ def start(no_file_is_left):
 
 
 class References:
-    """What collectors of each actor's environments collect, one after the other."""
+    """Rollouts of one collector per actor."""
 
     def __init__(self, make=ActorEnv, *, memory=False, skips=False, records_log_probs=False):
         self.model = None
@@ -113,7 +113,7 @@ class References:
         )()
 
     def collect(self, version):
-        """The next rollout of all, with weights of a version."""
+        """Return the next joined rollout with the weights of a version."""
         set_version(self.model, version)
         rollouts, episodes = [], FinishedEpisodes()
         for collector in self.collectors:
@@ -124,7 +124,7 @@ class References:
 
 
 def assert_collects(collector, model, references, versions=(0, 1, 2)):
-    """Refuse other rollouts and episodes than those of the references."""
+    """Check that rollouts and episodes match the references."""
     for version in versions:
         set_version(model, version)
         rollout, episodes = collector.collect_steps(model)
@@ -142,7 +142,7 @@ def assert_collects(collector, model, references, versions=(0, 1, 2)):
     ],
 )
 def test_what_is_collected_is_what_each_actor_collects(start, kind, place):
-    """All columns and episodes, to the bit, whatever the number of workers."""
+    """Rollouts and episodes match the references bit for bit, for any number of workers."""
     make, settings = KINDS[kind]
     memory = settings.get("memory", False)
     collector, model = start(make, PLACES[place], memory=memory)
@@ -152,7 +152,7 @@ def test_what_is_collected_is_what_each_actor_collects(start, kind, place):
 
 
 def test_last_observations_and_lost_episodes(start):
-    """They are kept where they are asked for, and rows without a transition are distinguished."""
+    """Terminal observations are kept on request; lost episodes have rows without transitions."""
     make = partial(FaultyEnv, "lost", 4)
     collector, model = start(make, skips=True)
     expected = References(make, skips=True)
@@ -167,7 +167,7 @@ def test_last_observations_and_lost_episodes(start):
 
 @pytest.mark.parametrize("place", ["2 here", pytest.param("2 processes", marks=slow)])
 def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
-    """It is called once, with gradients, and actors keep the weights that they were given."""
+    """`overlap` is called once, with gradients enabled; actors keep the weights they received."""
     collector, model = start(place=PLACES[place])
     expected, calls = References(), []
 
@@ -193,7 +193,7 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
     ),
 )
 def test_a_run_goes_on_where_its_state_says(start, kind, places):
-    """To the bit, with another number of workers; also from before the first rollout."""
+    """Restored actors continue bit for bit with another number of workers."""
     make, settings = KINDS[kind]
     memory = settings.get("memory", False)
     first, second = (start(make, PLACES[place], memory=memory) for place in places)
@@ -208,14 +208,14 @@ def test_a_run_goes_on_where_its_state_says(start, kind, places):
 
 
 class Forgetful(ActorEnv):
-    """Observes something else each time it is built, but not at first."""
+    """Environment whose observations after reset differ in each instance."""
 
     def __init__(self):
         super().__init__()
         self.offset = time.monotonic()
 
     def observe(self):
-        """What the agent sees."""
+        """Return the observation."""
         return super().observe() + (self.offset if self.t else 0.0)
 
 
@@ -225,7 +225,7 @@ class Forgetful(ActorEnv):
     ids=["here", "processes"],
 )
 def test_environments_that_can_not_be_put_back(start, place):
-    """That is an error, wherever workers may begin again, or begins new episodes and says where."""
+    """Environments that cannot be restored raise an error or, if allowed, begin new episodes."""
     first, model = start(Forgetful, place)
     first.collect_steps(model)
     state = first.state_dict()
@@ -246,7 +246,7 @@ def test_environments_that_can_not_be_put_back(start, place):
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("n_workers", everyday(1, [1, 2]))
 def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, capfd):
-    """In a rollout and between two: the worker is put back, and collects again what it lost."""
+    """Killed workers are restored and repeat the lost rollout with identical results."""
     marker = tmp_path / "failed"
     make = partial(FaultyEnv, "kill", 7, marker)
     place = processes(n_workers, on_worker_failure="restart")
@@ -270,7 +270,7 @@ def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, cap
 
 @slow
 def test_a_failure_that_comes_again(start, capfd):
-    """The second time the actor begins new episodes; its environments alone, which is reported."""
+    """If an actor fails twice, only its environments begin new episodes."""
     seed = EpisodeSeeds(Seeds(5).integer("1/0"), 0, E)
     seed.next()
     make = partial(FailsForSeedEnv, "raise", seed.next())
@@ -295,7 +295,7 @@ def test_a_failure_that_comes_again(start, capfd):
     ],
 )
 def test_failures_that_end_training(start, settings, reason):
-    """One message says which worker, what happened and why it is not started again."""
+    """The error names the worker, the failure and why the worker is not restarted."""
     make = partial(FaultyEnv, "raise", 3)
     collector, model = start(make, processes(2, **settings))
     with pytest.raises(WorkerError, match=rf"(?s)worker [01] .*the wheel came off.*{reason}"):

@@ -53,17 +53,17 @@ every_place = pytest.mark.parametrize("remote", [False, pytest.param(True, marks
 A = 2
 PATIENCE_S = 60.0
 SHORT_S = 1.0
-"""Seconds after which an actor counts as hung, where that is tested."""
+"""Timeout in seconds after which an actor counts as hung."""
 
 
 def seeds_of(actor, generation):
-    """Seeds of episodes and of actions."""
+    """Return the seeds of episodes and of actions."""
     name = f"actors/{actor}/{generation}"
     return SEED_OF(f"{name}/episodes"), SEED_OF(f"{name}/actions")
 
 
 class Learner:
-    """Actors in processes or, unless `remote`, in this one; and the model with which they act."""
+    """Actors in processes (`remote`) or in this process, and the model with which they act."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class Learner:
         self._deadline = time.monotonic() + PATIENCE_S
 
     def publish(self, version):
-        """Let actors act with weights of a version; those of the model become others."""
+        """Publish the weights of a version, then set other weights in the model."""
         set_version(self.model, version)
         self.actors.publish(version)
         set_version(self.model, 99)
 
     def gather(self, count=1):
-        """Rollouts, and a look at the counts."""
+        """Gather rollouts and check the counts."""
         gathered = self.actors.gather(count, self.check_time)
         self.check_time()
         self.trained += gathered.rollouts["default"].num_samples
@@ -105,22 +105,22 @@ class Learner:
         return gathered
 
     def check_time(self, *, restart=False):
-        """Give up what does not come."""
+        """Fail if the deadline has passed."""
         if restart:
             self._deadline = time.monotonic() + PATIENCE_S
         assert time.monotonic() < self._deadline, "what is waited for does not come"
 
     @property
     def processes(self):
-        """The processes, in the order of the actors."""
+        """Processes in the order of the actors."""
         return getattr(self.actors.pool, "processes", [])
 
     def made(self):
-        """Steps that each actor says it made."""
+        """Return the number of steps of each actor."""
         return [self.actors.pool.steps(i) for i in range(A)]
 
     def wait_for_pause(self, rollouts):
-        """Wait until actors made that many rollouts, and see that they make no more."""
+        """Wait until the actors have made this number of rollouts, and check that they pause."""
         expected = rollouts * T * self.actors.num_envs
         while sum(self.made()) < expected:
             self.check_time()
@@ -130,7 +130,7 @@ class Learner:
             time.sleep(0.02)
 
     def close(self):
-        """End the actors."""
+        """Close the actors."""
         self.actors.close()
         counts = self.actors.counts
         assert counts.in_flight == 0
@@ -138,7 +138,7 @@ class Learner:
 
 
 class References:
-    """The rollouts that collectors in this process collect, with the seeds of actors."""
+    """Rollouts of collectors in this process with the seeds of the actors."""
 
     def __init__(self, make=ActorEnv, *, memory=False):
         self._make = partial(vector_of, make)
@@ -152,7 +152,7 @@ class References:
             self.begin(actor)
 
     def begin(self, actor, generation=0):
-        """Expect rollouts of a process as well."""
+        """Add the expected rollouts of an actor."""
         collector = reference_collector(self._make(), actor, generation)
         self._collectors.append(collector)
         self._next.append(self._collect(collector))
@@ -163,7 +163,7 @@ class References:
         return join_rollouts([replace(rollout, weights_seq_no=seq_nos)]), episodes
 
     def take(self, gathered):
-        """Check one rollout of whatever actor; returns which one."""
+        """Check one rollout of any actor; return the index of its reference."""
         for i, (rollout, episodes) in enumerate(self._next):
             if torch.equal(gathered.rollouts["default"].rewards, rollout.rewards):
                 assert_same_rollouts(gathered.rollouts["default"], rollout)
@@ -176,7 +176,7 @@ class References:
 
 @pytest.fixture
 def start(no_file_is_left):
-    """Starts actors; afterwards nothing is left of them."""
+    """Function that starts actors; they are closed after the test."""
     with ExitStack() as stack:
 
         def start(*args, **settings):
@@ -188,7 +188,7 @@ def start(no_file_is_left):
 
 
 def test_weights_are_sent_by_the_thread_that_calls_the_actors(start):
-    """The thread of a learner queue only copies them."""
+    """Weights are sent by the thread that calls the actors; other threads only copy them."""
     learner, senders = start(remote=False), []
     pool = learner.actors.pool
     pool.publish = lambda *memory: senders.append(threading.current_thread())
@@ -206,11 +206,11 @@ def test_weights_are_sent_by_the_thread_that_calls_the_actors(start):
     assert len(senders) == 1
 
 
-# -- what arrives ------------------------------------------------------------------------------
+# -- rollouts ----------------------------------------------------------------------------------
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 ELSEWHERE = "box, discrete", "stacks, dict, memory"
-"""Kinds that are collected in processes every day."""
+"""Kinds that are tested with processes in `make test`."""
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ ELSEWHERE = "box, discrete", "stacks, dict, memory"
     ],
 )
 def test_what_arrives_is_what_collectors_collect(start, kind, remote):
-    """All columns and episodes of all rollouts, to the bit; in this process in turns."""
+    """Rollouts and episodes match collectors bit for bit; in one process, actors take turns."""
     make, settings = KINDS[kind]
     learner = start(make, remote=remote, **settings)
     expected = References(make, memory=settings.get("memory", False))
@@ -241,13 +241,13 @@ def test_what_arrives_is_what_collectors_collect(start, kind, remote):
         assert_same_rollouts(select_envs(batch, slice(0, 2 * E)), join_rollouts(kept))
     assert (batch.hidden_states is not None) == ("memory" in kind)
     kept = deepcopy(batch)
-    learner.gather(3)  # which leaves what the learner got before
+    learner.gather(3)  # must not modify the previous batch
     assert_same_rollouts(batch, kept)
 
 
 @slow
 def test_first_come_first_served(start, tmp_path):
-    """No one waits for an actor that is slow, and no one overtakes."""
+    """Rollouts arrive in order of completion; no one waits for a slow actor."""
     learner = start(partial(GatedEnv, tmp_path, (1,)), num_envs=1, queue_size=4)
     numbers = [float(learner.gather().rollouts["default"].obs[0, 0, 0]) for _ in range(5)]
     assert numbers == [0.0] * 5
@@ -260,7 +260,7 @@ def test_first_come_first_served(start, tmp_path):
 
 
 class TwoProcesses:
-    """Two processes of torchrun whose values are equal."""
+    """Two processes of torchrun with equal values."""
 
     rank, count = 0, 2
 
@@ -289,8 +289,8 @@ def test_queues_and_steps_of_all_processes_are_counted(monkeypatch):
     ("queue_size", "num_slots"), everyday(1, [(0, 1), (1, 2), (3, 3)], are_rows=True)
 )
 def test_the_queue_is_bounded(start, queue_size, num_slots):
-    """Actors pause when all of their slots are full, and continue when the learner took some."""
-    # Those that wait, or whose rollouts wait to be looked at, do not hang.
+    """Actors pause when all of their slots are full, and continue when slots are free."""
+    # Actors that wait do not count as hung.
     learner = start(queue_size=queue_size, timeout_s=SHORT_S)
     assert learner.actors.num_slots == num_slots
     expected = References()
@@ -309,7 +309,7 @@ def test_the_queue_is_bounded(start, queue_size, num_slots):
 
 @every_place
 def test_weights_are_used_from_the_next_rollout_on(start, remote):
-    """Rollouts say truly which weights acted; those of the learner do not matter by themselves."""
+    """New weights apply from the next rollout on; rollouts report the weights they used."""
     learner = start(remote=remote)
     model = model_maker(*learner.actors.spaces)()
     learner.gather()
@@ -330,7 +330,7 @@ def test_weights_are_used_from_the_next_rollout_on(start, remote):
 
 @slow
 def test_idle_may_raise(start):
-    """Nothing is lost: neither rollouts nor what was counted."""
+    """If `idle` raises an exception, no rollouts or counts are lost."""
 
     def idle():
         raise KeyboardInterrupt
@@ -356,7 +356,7 @@ def test_idle_may_raise(start):
 
 @every_place
 def test_steps_of_lost_episodes_are_dropped(start, remote):
-    """Rows that are no transitions are counted as such."""
+    """Rows that are not transitions are counted as dropped."""
     learner = start(partial(FaultyEnv, "lost", 4), skips=True, remote=remote)
     invalid = lost = 0
     for _ in range(6):
@@ -383,13 +383,13 @@ TRACEBACK = 'In the worker process:\n(?s:.*)raise RuntimeError\\("the wheel came
 @slow
 @pytest.mark.parametrize("how", everyday(2, FAILURES))
 def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
-    """It is reported, what is lost is counted, and new episodes have other seeds."""
+    """A failed actor is restarted and reported; lost steps are counted, and new seeds are used."""
     make = partial(FaultyEnv, how, 7, tmp_path / "failed")
     learner = start(make, timeout_s=SHORT_S, on_worker_failure="restart")
     expected = References(partial(FaultyEnv, "nothing", 7))
     after = []
     told, twin = "", -1
-    # The third of those that are expected is the one that was started again.
+    # The third reference is the restarted actor.
     while after.count(twin) < 2 or after.count(2) < 2:
         gathered = learner.gather()
         assert gathered.episodes.lost == E * gathered.episodes.worker_restarts
@@ -412,14 +412,14 @@ def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
 @slow
 @pytest.mark.exhaustive
 def test_actors_that_are_killed_again_and_again(start):
-    """Whoever is killed or stopped when: no step is lost or counted twice."""
+    """With repeated kills and stops, no step is lost or counted twice."""
     learner = start(on_worker_failure="restart", timeout_s=SHORT_S, max_worker_restarts=1000)
     rng = random.Random(0)
     kinds = [signal.SIGKILL] * 20 + [signal.SIGSTOP] * 5
     for kind in kinds:
         for _ in range(rng.randrange(20)):
             learner.gather(rng.randrange(1, 4))
-        time.sleep(rng.uniform(0.0, 0.05))  # the actors are at anything
+        time.sleep(rng.uniform(0.0, 0.05))  # the actors may be in any state
         os.kill(rng.choice(learner.processes).pid, kind)
         learner.check_time(restart=True)
     while learner.actors.pool.restarts < len(kinds) / 2:
@@ -432,7 +432,7 @@ def test_actors_that_are_killed_again_and_again(start):
 
 @slow
 def test_killed_actors(start, capfd):
-    """Two at once; what they had finished is still learned from."""
+    """After two actors are killed, their finished rollouts are still used."""
     learner = start(on_worker_failure="restart")
     expected = References()
     expected.take(learner.gather())
@@ -450,7 +450,7 @@ def test_killed_actors(start, capfd):
     for actor in range(A):
         expected.begin(actor, generation=1)
     new = set()
-    while not new >= {2, 3}:  # However long one of them takes to start.
+    while not new >= {2, 3}:  # one of them may start late
         new.add(expected.take(learner.gather()))
     assert new == {2, 3}
     words = (
@@ -462,7 +462,7 @@ def test_killed_actors(start, capfd):
 
 @slow
 def test_environments_that_can_not_be_built(start, tmp_path):
-    """That is reported at once; and when a process is started again, after that many attempts."""
+    """Environments that cannot be built raise an error: at once, or after all restarts failed."""
     marker = tmp_path / "broken"
     make = partial(BrokenLaterEnv, marker)
     learner = start(make, on_worker_failure="restart", max_worker_restarts=3)
@@ -476,17 +476,17 @@ def test_environments_that_can_not_be_built(start, tmp_path):
     with pytest.raises(WorkerError, match=rf"(?s)^actor 1 .*its rollout are dropped .*{spent}"):
         list(iter(learner.gather, None))
     assert learner.actors.counts.in_flight == 0
-    assert multiprocessing.active_children() == []  # even before anybody closes the actors
+    assert multiprocessing.active_children() == []  # even before the actors are closed
     with pytest.raises(WorkerError, match="closed"):
         learner.gather()
 
 
-# -- ending, state -----------------------------------------------------------------------------
+# -- closing, state ----------------------------------------------------------------------------
 
 
 @every_place
 def test_closing(start, tmp_path, remote):
-    """At any time, several times; what was in flight is dropped, and the counts stay."""
+    """Actors can be closed at any time and repeatedly; steps in flight are counted as dropped."""
     learner = start(remote=remote)
     learner.close()
     with pytest.raises(WorkerError, match="closed"):
@@ -496,7 +496,7 @@ def test_closing(start, tmp_path, remote):
     if remote:
         learner.wait_for_pause(3 + 4)
         pids = [process.pid for process in learner.processes]
-        os.kill(pids[0], signal.SIGINT)  # They leave it to the learner to end them.
+        os.kill(pids[0], signal.SIGINT)  # ignored: the learner ends the actors
         os.kill(pids[1], signal.SIGTERM)
     learner.gather(4)
     if remote:
@@ -512,7 +512,7 @@ def test_closing(start, tmp_path, remote):
 
 @every_kind
 def test_a_run_goes_on_where_its_state_says(start, kind):
-    """To the bit, in the middle of a round, and with weights older than those of the learner."""
+    """Restored actors continue bit for bit, in the middle of a round and with older weights."""
     make, settings = KINDS[kind]
     memory = settings.get("memory", False)
     first, second = (start(make, remote=False, memory=memory) for _ in range(2))
@@ -537,7 +537,7 @@ def test_a_run_goes_on_where_its_state_says(start, kind):
 @slow
 @pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
 def test_a_run_that_is_continued_elsewhere(start, capfd, before, after):
-    """With published weights and new episodes; what was in flight is dropped and reported."""
+    """A run resumed with another backend begins new episodes; steps in flight are dropped."""
     first, second = start(remote=before), Learner(remote=after)
     first.gather()
     if before:

@@ -25,7 +25,7 @@ from maze_train.training.policy_files import TrainedPolicy
 
 
 def started(make, count=3):
-    """Environments with an episode each."""
+    """Return environments with a running episode each."""
     envs = EnvSlice.for_playing([make] * count)
     for i in range(count):
         envs.start(i, 10 + i)
@@ -33,7 +33,7 @@ def started(make, count=3):
 
 
 def acting(make, make_policy, count=3):
-    """Actions of policies at the beginning of episodes."""
+    """Return the actions of policies at the beginning of episodes."""
     envs = started(make, count)
     agent = PolicyAgent(make_policy, envs)
     for i in range(count):
@@ -41,11 +41,11 @@ def acting(make, make_policy, count=3):
     return agent.act()
 
 
-# -- policies of users ---------------------------------------------------------------------------
+# -- custom policies -----------------------------------------------------------------------------
 
 
 def test_observations_are_those_of_the_environment():
-    """Nested, in the types of the space, and copies."""
+    """Policies get copies of the observations, nested and with the dtypes of the space."""
     seen = []
 
     def policy(observation):
@@ -67,7 +67,7 @@ def test_observations_are_those_of_the_environment():
 
 
 class Book:
-    """Keeps a book of its calls."""
+    """Policy that records its calls."""
 
     calls: list[Any]
 
@@ -75,18 +75,18 @@ class Book:
         self.calls = []
 
     def act(self, observation):
-        """Action 1."""
+        """Return action 1."""
         self.calls.append("act")
         return 1
 
 
 def reset_of(reset):
-    """A policy with a method `reset`."""
+    """Return a policy class with the given method `reset`."""
     return type("Policy", (Book,), {"reset": reset})
 
 
 class Builtin(Book):
-    """Its method is one without a signature."""
+    """Policy whose method `reset` has no signature."""
 
     def __init__(self):
         super().__init__()
@@ -94,17 +94,17 @@ class Builtin(Book):
 
 
 def reset_by_name(self, *, options=None, seed=7):
-    """Keyword."""
+    """Record the seed, a keyword argument."""
     self.calls.append(seed)
 
 
 def reset_by_place(self, number, /):
-    """One argument."""
+    """Record the seed, a positional argument."""
     self.calls.append(number)
 
 
 def reset_alone(self, ended=None):
-    """No seed."""
+    """Record the call; there is no seed."""
     self.calls.append(ended or "reset")
 
 
@@ -119,7 +119,7 @@ def reset_alone(self, ended=None):
     ],
 )
 def test_the_beginning_of_episodes(policy, expected):
-    """It is told to policies that want to know, with a seed if they take one."""
+    """`reset` is called at each episode start, with a seed if it takes one."""
     built = []
 
     def make_policy():
@@ -138,7 +138,7 @@ def test_the_beginning_of_episodes(policy, expected):
 
 
 def test_one_object_for_several_episodes_is_refused():
-    """It would mix what it remembers of them."""
+    """A factory that returns the same object twice raises ConfigError."""
     shared = reset_of(reset_by_name)()
     with pytest.raises(ConfigError, match="same object twice; it must create a new object"):
         PolicyAgent(lambda: shared, started(WalkEnv))
@@ -156,7 +156,7 @@ def test_one_object_for_several_episodes_is_refused():
     ],
 )
 def test_numbers_are_converted(actions, given, expected):
-    """Those of another size, as long as they mean the same."""
+    """Actions of other dtypes are converted if their value is preserved."""
     found = acting(partial(WalkEnv, "box", actions), lambda: lambda _: given)
     assert found.dtype == ACTIONS[actions].dtype
     assert found.tolist() == [expected] * 3
@@ -177,7 +177,7 @@ NO_ACTIONS = {
     ("actions", "given"), [(kind, given) for kind in NO_ACTIONS for given in NO_ACTIONS[kind]]
 )
 def test_what_is_no_action(actions, given):
-    """The error names policy, action, space, step and seed, whatever reading the action raises."""
+    """Invalid actions raise an error that names policy, action, space, step and seed."""
 
     def stubborn(observation):
         return given
@@ -194,7 +194,7 @@ def test_what_is_no_action(actions, given):
 
 
 def test_small_numbers_do_not_wrap():
-    """300 is not taken for 44 where a space has bytes, nor a huge number for an infinity."""
+    """Out-of-range values raise an error instead of wrapping around or becoming infinite."""
 
     class Boxed(WalkEnv):
         def __init__(self, *arguments):
@@ -209,11 +209,11 @@ def test_small_numbers_do_not_wrap():
             acting(make, lambda given=given: lambda _: given)
 
 
-# -- chance --------------------------------------------------------------------------------------
+# -- random policies -----------------------------------------------------------------------------
 
 
 def test_random_actions_are_uniform():
-    """Over the legal ones; which they are follows from the seed of the episode alone."""
+    """Random actions are uniform over the legal ones and depend only on the seed of the episode."""
     space = spaces.Dict({"action_mask": spaces.MultiBinary(5)})
     actions = spaces.MultiDiscrete([3, 2], start=[4, 7])
     policy = UniformPolicy(space, actions)
@@ -233,7 +233,7 @@ def test_random_actions_are_uniform():
 
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_random_actions_lie_in_the_space(kind):
-    """All of it is reached."""
+    """Random actions cover the whole action space."""
     envs = started(partial(WalkEnv, "box", kind), 8)
     agent = random_agent(envs)
     for i in range(8):
@@ -254,7 +254,7 @@ def test_random_actions_lie_in_the_space(kind):
 
 @pytest.mark.parametrize("policy", ["plain", "memory", "own"])
 def test_models_act_as_they_are(policy):
-    """A model without anything to train as well; its mode and weights are not touched."""
+    """Frozen models act the same way; mode and weights are not changed."""
     model = model_for(WalkEnv, policy)
     envs = started(WalkEnv)
     expected = model_agent(model, envs).act()
@@ -269,7 +269,7 @@ def test_models_act_as_they_are(policy):
     ("memory", "shared"), [(None, True), (None, False), (RecurrentConfig(cell="gru", size=5), True)]
 )
 def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
-    """Its critic is left out, and the model stays as it is."""
+    """An actor-critic acts like its policy; the model is not changed."""
     envs = started(WalkEnv)
     found = envs.observation.space, envs.action.space
     config = ModelConfig(hidden_sizes=[6], rnn=memory, shared_trunk=shared)

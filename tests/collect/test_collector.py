@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 
 
 def make_model(env, memory=None):
-    """A model that acts very differently in different states."""
+    """Return a model that acts very differently in different states."""
     config = ModelConfig(hidden_sizes=[8], rnn=memory)
     model = build_actor_critic(config, env.single_observation_space, env.single_action_space, 0)
     with torch.no_grad():
@@ -43,24 +43,24 @@ def make_model(env, memory=None):
 
 
 def make_collector(env_seed=5, action_seed=7, vector=SequentialVectorEnv, make=ActorEnv):
-    """A collector on environments whose numbers follow from seeds and actions, and a model."""
+    """Return a collector on environments that depend on seeds and actions, and a model."""
     env = vector([make] * B)
     return RolloutCollector(env, T, env_seed=env_seed, action_seed=action_seed), make_model(env)
 
 
 def collected(collector, model, *arguments):
-    """A rollout with memory of its own, which the next one does not write to; and the episodes."""
+    """Return a copy of a rollout, since the next one reuses its memory, and the episodes."""
     return copy.deepcopy(collector.collect_steps(model, *arguments))
 
 
 def assert_like(found, expected, rtol=1e-5):
-    """Two trees of numbers are equal within single precision."""
+    """Check that two trees are equal within single precision."""
     for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10)
 
 
 class HandLoop:
-    """Each environment alone, stepped and reset by hand."""
+    """Reference that steps and resets each environment separately."""
 
     def __init__(self, model, make, env_seed=5, action_seed=7):
         self.model = model
@@ -72,7 +72,7 @@ class HandLoop:
         ]
 
     def collect(self):
-        """Rows of (observation, action, reward, flags, next or final observation)."""
+        """Return rows of (observation, action, reward, flags), and the final observations."""
         model, rows, finals = self.model, [], {}
         noise = model.distribution.draw_noise((T, B), self.generator)
         for t in range(T):
@@ -103,7 +103,7 @@ class HandLoop:
     ],
 )
 def test_rollouts_are_those_of_a_loop_by_hand(make):
-    """Every row of three rollouts is what stepping each environment alone gives."""
+    """Rollouts match stepping each environment separately."""
     collector, model = make_collector(make=make)
     hand = HandLoop(model, make)
     seen = set()
@@ -131,7 +131,7 @@ def test_rollouts_are_those_of_a_loop_by_hand(make):
 
 @pytest.mark.parametrize("keeps_terminal", [False, True])
 def test_final_observations_are_kept_where_they_are_needed(keeps_terminal):
-    """Trap 1: where both flags are set, termination wins, and nothing is kept unless asked for."""
+    """If both flags are set, termination wins; terminal observations are kept only on request."""
     for ends, kept in ((("both",), 0), (("terminated",), 0), (("truncated",), None)):
         kept = None if keeps_terminal else kept
         collector, model = make_collector(make=partial(ActorEnv, ends=ends))
@@ -148,7 +148,7 @@ def test_final_observations_are_kept_where_they_are_needed(keeps_terminal):
 
 
 def test_collecting_leaves_global_generators_alone():
-    """The random numbers of actions come from the collector's own generator."""
+    """The random numbers of actions come from the collector's generator."""
     collector, model = make_collector()
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
     collector.collect_steps(model)
@@ -160,7 +160,7 @@ def test_collecting_leaves_global_generators_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [ActorEnv, partial(ActorEnv, "dict", "dict")])
 def test_the_kind_of_vector_environment_makes_no_difference(make):
-    """Worker processes give the rollouts of one process, bit for bit."""
+    """Worker processes return the rollouts of one process, bit for bit."""
     sequential, model = make_collector(make=make)
     processes, _ = make_collector(make=make, vector=PROCESSES)
     try:
@@ -172,7 +172,7 @@ def test_the_kind_of_vector_environment_makes_no_difference(make):
 
 
 def test_the_environment_gets_clipped_actions_and_storage_keeps_the_sample():
-    """Trap 10: rewards show the action inside of the bounds, the rollout the one drawn."""
+    """The environment gets clipped actions; the rollout stores the unclipped sample."""
     collector, model = make_collector(make=partial(ActorEnv, actions="box"))
     rollout, _ = collector.collect_steps(model)
     outside = (rollout.actions < -0.5) | (rollout.actions > 0.25)
@@ -184,7 +184,7 @@ def test_the_environment_gets_clipped_actions_and_storage_keeps_the_sample():
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_restored_collectors_continue(fresh):
-    """Rollouts and episodes match the collector whose state it was, bit for bit."""
+    """A restored collector continues bit-for-bit identically."""
     first, model = make_collector()
     for _ in range(3):
         first.collect_steps(model)
@@ -203,7 +203,7 @@ def test_restored_collectors_continue(fresh):
 
 
 class Forgetful(ActorEnv):
-    """Observes something else each time it is built, in one of three environments."""
+    """Environment, one in three of which has different observations in each instance."""
 
     built: ClassVar[int] = 0
 
@@ -217,9 +217,9 @@ class Forgetful(ActorEnv):
 
 
 def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
-    """Else it is an error; what was summed up of them is forgotten, that of others is kept.
+    """Loss of episodes on restore raises an error unless allowed; then only these are reset.
 
-    A recurrent policy begins with an empty one there, and continues elsewhere.
+    The recurrent state of lost episodes is reset; others continue.
     """
     env = SequentialVectorEnv([Forgetful] * B)
     model = make_model(env, RecurrentConfig(cell="gru", size=4))
@@ -239,7 +239,7 @@ def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
 
 
 def test_vector_environments_of_others_begin_new_episodes():
-    """If that is allowed: other ones than before, and the same each time."""
+    """If allowed, third-party vector environments begin new episodes, the same at each restore."""
 
     def make(allowed):
         env = foreign_env(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
@@ -262,7 +262,7 @@ def test_vector_environments_of_others_begin_new_episodes():
 
 
 def test_what_is_done_meanwhile_is_done_in_the_last_step():
-    """Once for each rollout: after the last actions were sent, before they are waited for."""
+    """`overlap` is called once per rollout, between sending and receiving the last step."""
     collector, model = make_collector()
     env, calls = collector.env, []
     step_async, receive = env.step_async, env.receive
@@ -278,7 +278,7 @@ def test_what_is_done_meanwhile_is_done_in_the_last_step():
 @pytest.mark.parametrize("vector", VECTORS)
 @pytest.mark.parametrize("memory", [None, RecurrentConfig(cell="gru", size=4)])
 def test_learning_meanwhile_changes_the_next_rollout_alone(vector, memory):
-    """A rollout matches the weights before, bit for bit; the next one has the new weights."""
+    """Learning during collection affects only the next rollout."""
 
     def rollouts(learn_meanwhile):
         env = vector([ActorEnv] * B)
@@ -309,7 +309,7 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(vector, memory):
 
 
 def test_each_step_is_told_and_may_be_the_last():
-    """What is raised there ends the rollout half-way; the environments can be closed."""
+    """`on_step` is called at each step; its exceptions end the rollout."""
     made = []
 
     def on_step(batch):
@@ -330,7 +330,7 @@ def test_each_step_is_told_and_may_be_the_last():
 
 @pytest.mark.parametrize("vector", VECTORS)
 def test_failures_meanwhile_go_through(vector):
-    """The environments are between the halves of a step then, and can be closed."""
+    """Exceptions of `overlap` propagate; the environments can be closed afterwards."""
     collector, model = make_collector(vector=vector)
 
     def fail():
@@ -345,7 +345,7 @@ def test_failures_meanwhile_go_through(vector):
 
 
 class Clock(gymnasium.Env):
-    """An observation that counts seconds of a clock, beside an entry that does not change."""
+    """Environment whose observation counts seconds next to a constant entry."""
 
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -370,7 +370,7 @@ class Clock(gymnasium.Env):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_floats_whose_differences_float32_loses_are_refused(nested):
-    """The first rollout shows it; integers and small floats pass."""
+    """Floats whose changes are lost in float32 raise SpaceError; integers and small floats pass."""
 
     def collect(dtype, start):
         env = SequentialVectorEnv([partial(Clock, dtype, start, nested)])

@@ -11,7 +11,7 @@ from maze_train.core.step_end import StepEnd
 
 
 def slow_follow(rollouts):
-    """Every episode, one step after the other, in order of time, then environment."""
+    """Return all episodes by a loop over time and environments."""
     num_envs = rollouts[0][0].shape[1]
     running = [[0.0, 0] for _ in range(num_envs)]
     episodes = []
@@ -33,7 +33,7 @@ def slow_follow(rollouts):
     st.integers(0, 2**32 - 1),
 )
 def test_episodes_are_those_of_a_loop(num_envs, lengths, share, seed):
-    """Returns and lengths of episodes over several rollouts are plain sums."""
+    """Returns and lengths of episodes over several rollouts match plain sums."""
     rng = np.random.default_rng(seed)
     rollouts = [
         (rng.normal(size=(n, num_envs)), rng.random((n, num_envs)) < share) for n in lengths
@@ -49,7 +49,7 @@ def test_episodes_are_those_of_a_loop(num_envs, lengths, share, seed):
 
 
 def test_ignored_rows_count_for_no_episode():
-    """Lengths are the numbers of true steps, also where an episode spans two rollouts."""
+    """Rows that are not transitions do not count, also if an episode spans two rollouts."""
     tracker = EpisodeTracker(2)
     done = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [1, 0]], bool)
     ignored = np.array([[0, 1], [0, 0], [1, 0], [0, 1], [0, 0]], bool)
@@ -72,7 +72,7 @@ def test_whole_rewards_are_summed_exactly():
 
 
 def test_statistics_of_episodes():
-    """Mean, extremes, length, number and success rate; nothing where no episode ended."""
+    """Statistics are mean, extremes, length, number and success rate; none without episodes."""
     statistics = Statistics()
     FinishedEpisodes().record(statistics)
     assert statistics.reduce() == {}

@@ -1,6 +1,6 @@
-"""Rollouts of a population: identical results in one process and in several, despite failures.
+"""Rollouts of an ES population: identical results in one process and in several, despite failures.
 
-What happens to workers that fail is shown in `test_player.py`, whose workers are the same.
+Failures of workers are tested in `test_player.py`, which uses the same workers.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ every_place = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slo
 
 @pytest.fixture
 def start(no_file_is_left):
-    """Starts populations; afterwards nothing is left of them."""
+    """Function that starts populations; they are closed after the test."""
     with ExitStack() as stack:
         yield lambda *args, **settings: stack.enter_context(closing(Rollouts(*args, **settings)))
 
 
 def expected_pairs(make, count=6, iteration=2, version=1, **settings):
-    """What comes of pairs of an iteration, in this process."""
+    """Return the expected pairs of an iteration, played in this process."""
     with closing(Rollouts(make, **settings)) as rollouts:
         set_version(rollouts.model, version)
         return rollouts.take(count, count, iteration)
 
 
 def test_pairs_are_those_of_their_members(start):
-    """One after the other from 0 on, with the place of their noise."""
+    """Pairs are returned in order from 0 on, with the index of their noise."""
     rollouts = start(WalkEnv, policy="normalised")
     members = Members(WalkEnv, 3, rollouts.model).play(range(12))
     with rollouts.generate() as pairs:
@@ -66,7 +66,7 @@ def test_pairs_are_those_of_their_members(start):
 
 @pytest.mark.parametrize("num_envs", everyday(1, [1, 4, 9]))
 def test_no_more_than_expected_is_played(start, num_envs):
-    """The pairs that are needed are played to their end, and others are not begun."""
+    """Only the expected pairs are played; a further pair starts no more than needed."""
     rollouts = start(UnequalEnv, num_envs=num_envs)
     with rollouts.generate(expected=5) as pairs:
         steps = sum(pair.num_steps for pair in islice(pairs, 5))
@@ -79,7 +79,7 @@ def test_no_more_than_expected_is_played(start, num_envs):
 
 
 def test_more_pairs_than_expected(start):
-    """They come as long as they are asked for, the same as if they had been expected."""
+    """Pairs beyond the expected number are identical to expected pairs."""
     expected = expected_pairs(WalkEnv, 12)
     rollouts = start(WalkEnv)
     for first in (1, 2, 5, 12):
@@ -88,7 +88,7 @@ def test_more_pairs_than_expected(start):
 
 @every_place
 def test_lost_pairs(start, n_workers):
-    """A pair is lost when one of its episodes is; others are the same."""
+    """A pair is lost if either of its episodes is lost; other pairs are not affected."""
     make = partial(SpoiltEnv, "reward")
     settings = {"policy": "normalised", "on_non_finite": "skip"}
     rollouts = start(make, n_workers, **settings)
@@ -105,7 +105,7 @@ def test_lost_pairs(start, n_workers):
 
 @every_place
 def test_results_of_an_earlier_policy_are_dropped(start, n_workers):
-    """Also those that wait to be read; what becomes of a policy is for the next iteration."""
+    """Unread results of an earlier policy are dropped; an iteration keeps its initial policy."""
     expected = {version: expected_pairs(UnequalEnv, 7, version=version) for version in (1, 2)}
     assert expected[1] != expected[2]
     rollouts = start(UnequalEnv, n_workers, 6)
@@ -124,7 +124,7 @@ def test_results_of_an_earlier_policy_are_dropped(start, n_workers):
 
 @every_place
 def test_what_is_called_meanwhile_may_raise(start, n_workers):
-    """It goes through; the workers continue with the next iteration."""
+    """Exceptions of the `idle` callback propagate; the workers continue with the next iteration."""
     rollouts = start(UnequalEnv, n_workers)
 
     def enough():
@@ -153,7 +153,7 @@ KINDS = {
     ),
 )
 def test_all_processes_together_do_what_one_does(start, kind, n_workers, num_envs):
-    """The same pairs in the same order to the bit, iteration by iteration, of changing policies."""
+    """Worker processes return the same pairs as one process, bit for bit, in each iteration."""
     make, settings = KINDS[kind]
     here = start(make, **settings)
     there = start(make, n_workers, num_envs, **settings)
@@ -174,7 +174,7 @@ def test_all_processes_together_do_what_one_does(start, kind, n_workers, num_env
 
 @slow
 def test_the_seed_that_is_told_is_that_of_the_episode(start):
-    """So the episode can be played again by itself; others are no remedy."""
+    """Errors name the seed of the failed episode."""
     rollouts = start(partial(FaultyEnv, "raise", 1), 1, 1)
     _, seed, _ = slow_draw(PLAIN.seed, 2, 0, rollouts.table.count, trained_size(rollouts.model))
     with pytest.raises(WorkerError, match=rf"step 1 of the episode with seed {seed}: Runtime"):

@@ -1,4 +1,4 @@
-"""Detection of state shared between the environments of a process."""
+"""Detection of state shared by the environments of a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from maze_train.run.examination import Findings, examine, notes, replay_differen
 
 
 class SharedEnv(CountingEnv):
-    """A wrapper of a simulator of which a process has one."""
+    """Environment whose simulator is shared by all instances in a process."""
 
     simulator: ClassVar[dict[str, int]] = {"t": 0}
 
@@ -30,13 +30,13 @@ class SharedEnv(CountingEnv):
         return super().reset(**seed_and_options)
 
     def observe(self) -> Any:
-        """The step of the simulator."""
+        """Return the step of the simulator."""
         self.simulator["t"] += 1
         return np.array([0.0, self.simulator["t"]], np.float32)
 
 
 class LonelyEnv(CountingEnv):
-    """A second one cannot be built."""
+    """Environment whose second instance cannot be built."""
 
     built: ClassVar[list[int]] = []
 
@@ -48,7 +48,7 @@ class LonelyEnv(CountingEnv):
 
 
 class StolenEnv(CountingEnv):
-    """A second one takes the simulator away from the first one."""
+    """Environment whose second instance takes over the simulator of the first one."""
 
     owner: ClassVar[list[Any]] = [None]
 
@@ -57,42 +57,42 @@ class StolenEnv(CountingEnv):
         self.owner[0] = self
 
     def observe(self) -> Any:
-        """Fail if another one was built."""
+        """Raise an error if another instance was built."""
         if self.owner[0] is not self:
             raise RuntimeError("the connection is closed")
         return super().observe()
 
 
 class GlobalEnv(CountingEnv):
-    """Draws from the generator of Python."""
+    """Environment that draws from the global generator of Python."""
 
     def observe(self) -> Any:
-        """A random number."""
+        """Return a random observation."""
         return np.array([0.0, random.random()], np.float32)
 
 
 class ChanceEnv(CountingEnv):
-    """Has its own generator, which no seed reaches."""
+    """Environment with a generator that is not seeded by reset."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rng = np.random.default_rng()
 
     def observe(self) -> Any:
-        """A random number."""
+        """Return a random observation."""
         return np.array([0.0, self.rng.random()], np.float32)
 
 
 class LastingEnv(CountingEnv):
-    """Observes how many episodes it has begun."""
+    """Environment that observes its number of episodes."""
 
     def observe(self) -> Any:
-        """The count."""
+        """Return the count."""
         return np.array([len(self.seeds), self.t], np.float32)
 
 
 class RoundedEnv(CountingEnv):
-    """Each environment observes with another error, within rounding."""
+    """Environment whose instances differ by rounding errors."""
 
     count = 0
 
@@ -103,7 +103,7 @@ class RoundedEnv(CountingEnv):
         self.error = RoundedEnv.count * 2e-14
 
     def observe(self) -> Any:
-        """The step."""
+        """Return the step."""
         return np.array([0.5, self.t + self.error], np.float64)
 
 
@@ -117,11 +117,11 @@ class RoundedEnv(CountingEnv):
         (lambda: JointEnv(Heaps()), ""),
         (ChanceEnv, "after 0 actions in the episode with seed .*observation differs by up to 0"),
         (LastingEnv, "the observation differs by up to"),
-        (lambda: JointEnv(LuckyHeaps()), ""),  # it reports its state
+        (lambda: JointEnv(LuckyHeaps()), ""),  # has a state
     ],
 )
 def test_whether_an_episode_is_repeated(make: Any, difference: str) -> None:
-    """In another environment, as when a run is resumed."""
+    """Episodes can be replayed in a second instance, as on resume."""
     found = replay_difference(make)
     assert bool(found) == bool(difference)
     assert re.search(difference, found)
@@ -139,7 +139,7 @@ def test_whether_an_episode_is_repeated(make: Any, difference: str) -> None:
     ],
 )
 def test_what_is_found(make: Any, found: Findings | None) -> None:
-    """Independent environments share nothing; without repetition nothing is known."""
+    """Shared state and global generators are detected, except in nondeterministic environments."""
     result = examine(make)
     assert result == found or (found is None and not result.shares_state)
 
@@ -148,7 +148,7 @@ def test_what_is_found(make: Any, found: Findings | None) -> None:
     ("make", "problem"), [(LonelyEnv, "one emulator per process"), (StolenEnv, "is closed")]
 )
 def test_a_second_one_fails(make: Any, problem: str) -> None:
-    """When it is built, or when it takes something from the first one."""
+    """Failures of a second instance are reported, at construction or later."""
     assert problem in examine(make).second_fails
     with pytest.raises(EnvError):
         examine(LonelyEnv)
@@ -169,7 +169,7 @@ def test_a_second_one_fails(make: Any, problem: str) -> None:
     ],
 )
 def test_the_remedy_is_named(sizes: tuple[int, int, int], is_told: bool) -> None:
-    """Unless every environment has a process of its own already."""
+    """The remedy is printed unless each environment already has its process."""
     for findings in (Findings("boom"), Findings(shares_state=True)):
         lines = notes(findings, *sizes)
         assert len(lines) == is_told

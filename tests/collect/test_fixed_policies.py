@@ -34,7 +34,7 @@ SAMPLES = 20_000
 
 
 class CountsTurns:
-    """Acts with the number of its turns since it was reset."""
+    """Policy whose action is the number of its turns since reset."""
 
     made = 0
 
@@ -46,20 +46,20 @@ class CountsTurns:
         self.turns = 0
 
     def act(self, observation: Any) -> int:
-        assert observation.tolist() == [1.0, 1.0]  # that of an agent that acts
+        assert observation.tolist() == [1.0, 1.0]  # observation of an acting agent
         self.turns += 1
         return self.turns
 
 
 class NeedsSeed(CountsTurns):
-    """Cannot be reset without a seed."""
+    """Policy whose `reset` requires a seed."""
 
     def reset(self, seed: int) -> None:  # type: ignore[override]
         raise AssertionError
 
 
 class Single(CountsTurns):
-    """Is there once."""
+    """Policy class with a single instance."""
 
     def __new__(cls, *spaces: Any) -> Any:
         return cls.__dict__.get("one") or super().__new__(cls)
@@ -69,14 +69,14 @@ class Single(CountsTurns):
 
 
 def counting(name: str = "CountsTurns") -> Any:
-    """A policy of a class of this module that two agents share, and its model."""
+    """Return a model in which two agents share a policy class of this module."""
     node = {"_target_": f"{__name__}.{name}"}
     policy = fixed_policy(node, "policies.a.source", SEEN, spaces.Discrete(9, start=1))
     return JointModel({"a": policy}, {"first": "a", "second": "a"})
 
 
 def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
-    """Each agent has one of its own in each episode, asked in its turns alone, also in a league."""
+    """Each agent and episode has a policy object that acts only in its turns, also in leagues."""
     CountsTurns.made = 0
     model = counting()
     actors = [Actor(kind, 2) for kind in (model, LeagueModel(model, []))]
@@ -96,12 +96,12 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
             ended = (count.max(1) == 9) | (generator.random(2) < 0.2)
             actor.forget(ended)
             count[ended] = 0
-    assert CountsTurns.made <= 10  # they are used again; one was made to look at it
+    assert CountsTurns.made <= 10  # objects are reused; one was built for inspection
     again = Actor(counting(), 2)
     again.hidden_state = actors[0].hidden_state.clone()
     ones = torch.ones(2, 2)
     obs = {"agents/first": ones, "agents/second": ones, "acts": ones}
-    sent: Any = again.act(obs, None, True).env_actions  # in a run that continues they start over
+    sent: Any = again.act(obs, None, True).env_actions  # a resumed run resets policies
     assert [sent[agent].tolist() for agent in ("first", "second")] == [[1, 1]] * 2
     alone: Any = Actor(model.by_policy["a"], 3).act(torch.ones(3, 2), None, True).env_actions
     assert alone.tolist() == [1] * 3
@@ -115,7 +115,7 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
     ],
 )
 def test_policies_that_can_not_be_reset_are_refused(name: str, problem: str) -> None:
-    """Key, value, remedy."""
+    """A policy that cannot be reset raises ConfigError with key, value and remedy."""
     ones = torch.ones(2, 2)
     obs = {"agents/first": ones, "agents/second": ones, "acts": ones}
     with pytest.raises(ConfigError, match=problem):
@@ -128,7 +128,7 @@ INF = np.inf
 
 
 def draw(policy, obs, seed=0):
-    """Actions of a policy for observations: those of the agent, and of the environment."""
+    """Return the actions of a policy, as stored and as sent to the environment."""
     n = len(tree_leaves(obs)[0])
     noise = policy.draw_noise((n,), torch.Generator().manual_seed(seed), CPU)
     acted = Actor(policy, n).act(obs, noise, False)
@@ -136,15 +136,15 @@ def draw(policy, obs, seed=0):
 
 
 def random_actions(space, overrides=None, n=SAMPLES, seed=0):
-    """Random actions in a space, as the environment gets them."""
+    """Return random actions of a space as sent to the environment."""
     policy = RandomPolicy(distribution_for(space, overrides), space)
     return draw(policy, torch.zeros(n, 3), seed)[1]
 
 
 def assert_distributed(samples, distribution_function):
-    """The largest distance from a distribution function is one that chance explains.
+    """Check the distribution of samples with a Kolmogorov-Smirnov test at level 1e-4.
 
-    The test of Kolmogorov and Smirnov at the level 1e-4: sqrt(-log(level / 2) / 2n).
+    The maximum distance is sqrt(-log(level / 2) / 2n).
     """
     points = np.sort(samples.astype(np.float64))
     expected = distribution_function(points)
@@ -154,12 +154,12 @@ def assert_distributed(samples, distribution_function):
 
 
 def normal_function(x):
-    """Φ."""
+    """Distribution function Φ of the standard normal distribution."""
     return 0.5 * (1.0 + torch.erf(torch.from_numpy(x) / math.sqrt(2.0)).numpy())
 
 
 def test_numbers_of_a_box():
-    """Uniform between bounds, exponential from a lone one, normal without any."""
+    """Entries are uniform between two bounds, exponential with one bound, normal without bounds."""
     low = np.array([[-1.0, 2.0], [-INF, -INF]], np.float32)
     high = np.array([[3.0, INF], [-5.0, INF]], np.float32)
     space = spaces.Box(low, high)
@@ -175,7 +175,7 @@ def test_numbers_of_a_box():
 
 
 def test_a_box_with_the_widest_bounds():
-    """No number is infinite, and none leaves the bounds."""
+    """With the widest bounds, actions are finite and within the bounds."""
     limit = np.finfo(np.float32).max
     ends = torch.tensor([[0.0], [0.5], [1.0 - 2.0**-24]])
     for bound in (limit, INF):
@@ -192,7 +192,7 @@ def test_a_box_with_the_widest_bounds():
 @pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian", "beta"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
 def test_every_family_acts_alike(family, dtype):
-    """What the agent stores differs; the environment gets the same actions."""
+    """The environment gets the same random actions for every family; stored actions differ."""
     space = spaces.Box(
         np.array([-2, 10, 0], dtype), np.array([5, 12, 100], dtype), (3,), dtype=dtype
     )
@@ -217,7 +217,7 @@ def test_every_family_acts_alike(family, dtype):
     ],
 )
 def test_discrete_actions(space, kinds):
-    """Every one is as frequent as the others, the bounds of integers included."""
+    """All discrete actions are equally frequent, including the bounds of integer Boxes."""
     actions = random_actions(space)
     assert actions.dtype == space.dtype
     assert all(space.contains(action) for action in actions[:200])
@@ -240,7 +240,7 @@ NESTED = spaces.Dict(
 
 @pytest.mark.parametrize("state_dependent_std", [False, True])
 def test_nested_actions(state_dependent_std):
-    """Each part is drawn for itself; parameters that are not of the network are at the end."""
+    """Components of nested actions are drawn independently, with any layout of parameters."""
     override = {"name": "diagonal_gaussian", "state_dependent_std": state_dependent_std}
     policy = RandomPolicy(distribution_for(NESTED, {"Box": override}), NESTED)
     actions = draw(policy, {"a": torch.zeros(SAMPLES, 3), "b": torch.zeros(SAMPLES)})[1]
@@ -257,7 +257,7 @@ def test_nested_actions(state_dependent_std):
 
 
 def test_only_legal_actions_are_drawn():
-    """Uniformly among those that the observation allows; parts without a mask are free."""
+    """Masked components are uniform over the legal actions; others are not restricted."""
     action_space = spaces.Dict(
         {"a": spaces.Discrete(4, start=2), "b": spaces.MultiDiscrete([2, 3])}
     )
@@ -280,7 +280,7 @@ def test_only_legal_actions_are_drawn():
 
 
 def test_the_generator_decides():
-    """Equal seeds, equal actions, whatever the global generator; how many are drawn at once too."""
+    """Noise depends only on the given generator, not on the global one."""
     policy = RandomPolicy(distribution_for(NESTED), NESTED)
     noises = []
     for seed in (1, 1, 2):
@@ -295,7 +295,7 @@ def test_the_generator_decides():
 
 
 class Recording:
-    """Acts as a function of the observations says, and keeps what it was given."""
+    """Policy that applies a function to observations and records them."""
 
     def __init__(self, function):
         self.function = function
@@ -307,7 +307,7 @@ class Recording:
 
 
 def rollout_of(given, make, family="diagonal_gaussian", num_envs=3, num_steps=8):
-    """A rollout of environments with a given policy."""
+    """Return a rollout of environments with a custom policy."""
     env = SequentialVectorEnv([make] * num_envs)
     space = env.single_action_space
     distribution = distribution_for(space, {"Box": family})
@@ -316,7 +316,7 @@ def rollout_of(given, make, family="diagonal_gaussian", num_envs=3, num_steps=8)
 
 
 def by_marks(obs, actions):
-    """Different actions in different states."""
+    """Return actions that differ between states."""
     marks = (obs["a"] if isinstance(obs, dict) else obs)[:, 0]
     choice = (np.abs(marks) * 10).astype(np.int32) % 3
     force = np.stack([marks.clip(-0.5, 0.25), 0.1 * np.ones(len(marks))], axis=1)
@@ -327,7 +327,7 @@ def by_marks(obs, actions):
 @pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian"])
 @pytest.mark.parametrize("actions", ["discrete", "box", "dict"])
 def test_rollouts_of_a_given_policy(actions, family, obs):
-    """It sees observations as the environment gives them; the environment gets its actions."""
+    """Custom policies get observations as in the environment, which receives their actions."""
     given = Recording(partial(by_marks, actions=actions))
     rollout = rollout_of(given, partial(ActorEnv, obs, actions), family)
     assert len(given.seen) == 8
@@ -371,7 +371,7 @@ REST = np.zeros((3, 2))
     ],
 )
 def test_what_given_policies_may_not_return(space, returned, error, words):
-    """The message names the policy, and what is wrong."""
+    """Invalid actions raise an error that names the policy and the problem."""
     observation_space = spaces.Box(-1.0, 1.0, (1,))
     policy = WrappedPolicy(
         Recording(lambda obs: returned), distribution_for(space), observation_space, space
@@ -391,7 +391,7 @@ def test_what_given_policies_may_not_return(space, returned, error, words):
     ],
 )
 def test_what_given_policies_may_return(space, returned):
-    """Lists, tensors, other number types, and numbers beyond bounds, which are clipped."""
+    """Lists, tensors and other dtypes are accepted; values beyond bounds are clipped."""
     distribution = distribution_for(space)
     policy = WrappedPolicy(
         Recording(lambda obs: returned), distribution, spaces.Box(0, 1, (1,)), space

@@ -48,17 +48,17 @@ CASES = {
     "unequal": (UnequalEnv, "normalised", "sampled"),
 }
 MEMBERS = [0, 1, 2, 3, 5, 130, 131, 256]
-"""Members of which some are pairs, within several blocks of numbers."""
+"""Members, some of them pairs, in several blocks of random numbers."""
 
 MANY_ENVS = ("box, discrete", "box, box, noisy", "memory")
-"""Cases with more environments than are in a block of rows."""
+"""Cases with more environments than a block of rows."""
 
 OFTEN = [*CASES][::3]
 every_case = pytest.mark.parametrize("case", everyday(len(OFTEN), dict.fromkeys([*OFTEN, *CASES])))
 
 
 def assert_slow(found, make, model, settings=PLAIN, *, exactly=True, var_rel=1e-12):
-    """Results match the slow loop; they are returned."""
+    """Check results against the reference loop; return its results."""
     slow = slow_members(make, model, make_table(), settings, sorted(found), 2, SIGMA)
     rel = 1e-12 if exactly else 1e-4
     for member, expected in slow.items():
@@ -82,27 +82,27 @@ def assert_slow(found, make, model, settings=PLAIN, *, exactly=True, var_rel=1e-
     return slow
 
 
-# -- what members do -----------------------------------------------------------------------------
+# -- members -------------------------------------------------------------------------------------
 
 
 @every_case
 def test_members_do_what_a_plain_loop_does(case):
-    """Returns, lengths, successes and moments of observations match the slow reference.
+    """Returns, lengths, successes and moments of observations match the reference loop.
 
-    However many environments, in whatever order, with whomever: results are the same to the bit.
+    For any number of environments and any order, results are bit-for-bit identical.
     """
     make, policy, how = CASES[case]
     model = model_for(make, policy)
     found = Members(make, 3, model, HOW[how]).play(MEMBERS)
     assert found.keys() == set(MEMBERS)
-    # Elsewhere real-valued actions are in the rewards, with all their digits.
+    # In other cases real-valued actions add to the rewards with all their digits.
     exactly = isinstance(make().unwrapped, WalkEnv) or model.distribution.noise_size == 1
     assert_slow(found, make, model, HOW[how], exactly=exactly)
     assert len({result.fitness for result in found.values()}) > len(MEMBERS) / 2
     rng = np.random.default_rng(1)
     for num_envs in (1, 2, 8, 40) if case in MANY_ENVS else (1, 8):
         members = Members(make, num_envs, model, HOW[how])
-        # Where others played before, members do not find what these left.
+        # Members are not affected by members that played in the same environments before.
         members.play(range(50, 53), iteration=1)
         for order in (rng.permutation(MEMBERS).tolist(), [131, 2]):
             others = members.play(order)
@@ -115,7 +115,7 @@ def test_members_do_what_a_plain_loop_does(case):
 
 
 def test_pairs_share_noise_and_seeds():
-    """Both members play the same episode with θ ± σε: their mean is θ, the difference 2σε."""
+    """Both members play the same episode with θ ± σε: their mean is θ, their difference 2σε."""
     seeds = []
 
     class Noted(WalkEnv):
@@ -140,12 +140,12 @@ def test_pairs_share_noise_and_seeds():
     assert len(set(seeds)) == 3
 
 
-# -- ends that are none --------------------------------------------------------------------------
+# -- lost episodes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["obs", "reward"])
 def test_lost_members(where):
-    """They are reported from others, which play on as if nothing had happened."""
+    """Lost members are reported and do not affect other members."""
     make = partial(SpoiltEnv, where)
     model = model_for(make, "normalised")
     results = []
@@ -177,7 +177,7 @@ def test_raw_returns():
 
 @pytest.fixture
 def table():
-    """A small table, in which all indices are drawn."""
+    """A small noise table, in which all indices are drawn."""
     made = SharedNoiseTable(60, seed=0)
     yield made
     made.close()

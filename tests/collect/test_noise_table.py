@@ -1,4 +1,4 @@
-"""All processes use one table of normal noise; noise vectors stay within the table."""
+"""Noise table of ES: shared by all processes, deterministic, with bounds checks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SEED = 7
 
 @pytest.fixture
 def table():
-    """A table that is closed in the end."""
+    """A noise table that is closed after the test."""
     made = SharedNoiseTable(COUNT, SEED)
     yield made
     made.close()
 
 
 def test_numbers_are_one_stream(table):
-    """The whole table is what the generator gives in one go, to the last number."""
+    """The table equals the output of a single generator call."""
     expected = np.random.default_rng(SEED).standard_normal(COUNT, dtype=np.float32)
     np.testing.assert_array_equal(table.array, expected)
     assert table.array.dtype == np.float32
@@ -40,7 +40,7 @@ def test_numbers_are_one_stream(table):
     ("index", "dim"), [(-1, 3), (8, 3), (10**9, 3), (1, 10), (0, 11), (0, 0), (5, -2)]
 )
 def test_vectors_end_inside_the_table(index, dim):
-    """None begins before it, ends behind it or wraps round."""
+    """Vectors that start before the table or end after it raise ShapeError."""
     message = rf"index = {index}: expected a value in \[0, {10 - dim}\]"
     if not 1 <= dim <= 10:
         message = rf"dim = {dim}: expected a value in \[1, 10\]"
@@ -57,7 +57,7 @@ def test_vectors_end_inside_the_table(index, dim):
 
 @pytest.mark.parametrize("dim", [1, 3, 9, 10])
 def test_every_place_is_as_likely(dim):
-    """Both ends included, nothing beyond; a single index is a plain integer."""
+    """Start indices are uniform over all valid positions; a single index is a Python int."""
     small = SharedNoiseTable(10, 0)
     small.close()
     generator = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def test_every_place_is_as_likely(dim):
 
 
 def test_a_table_without_choice_is_refused(table):
-    """It has to be larger than the policy, by one at least."""
+    """A table that is not larger than the policy raises ConfigError."""
     table.check_dim(COUNT - 1)
     for dim in (COUNT, COUNT + 1):
         with pytest.raises(ConfigError) as info:
@@ -85,7 +85,7 @@ def test_a_table_without_choice_is_refused(table):
 
 
 def test_a_state_of_other_numbers_is_refused(table):
-    """Both seed and size say which numbers an index means."""
+    """Loading a state with a different seed or size raises TrainingError."""
     assert table.state_dict() == {"seed": SEED, "count": COUNT}
     table.load_state_dict({"count": COUNT, "seed": SEED})
     for state in ({"seed": SEED + 1, "count": COUNT}, {"seed": SEED, "count": COUNT + 1}, {}):
@@ -94,23 +94,23 @@ def test_a_state_of_other_numbers_is_refused(table):
 
 
 class Reader(Worker):
-    """A worker that has a table."""
+    """Worker that reads a table."""
 
     def __init__(self, context):
         self.table = None
 
     def set_table(self, table):
-        """Keep it."""
+        """Store the table."""
         self.table = table
 
     def read(self, index, dim):
-        """What it holds somewhere."""
+        """Return the state of the table and a slice of it."""
         return self.table.state_dict(), self.table.get(index, dim).tolist()
 
 
 @pytest.mark.slow
 def test_another_process_reads_the_same_numbers(table):
-    """Nothing is drawn again, and it keeps the numbers when the first table is closed."""
+    """Worker processes read the shared table, also after the first process closes it."""
     pool = LocalProcesses(1, start_method="forkserver").pool(WorkerSpecs([Reader], ["reader"]))
     pool.call_all("set_table", table)
     table.array[100] = -1000.0

@@ -1,4 +1,4 @@
-"""Episodes are determined by policy and seed, bit-for-bit, on every runner; recordings."""
+"""Episodes depend only on policy and seed, bit for bit, on every runner; recordings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from maze_train.spaces.describe import flatten_value, unflatten_value
 
 SEEDS = [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1, 3, 12345678901]
 SHORT_S = 1.0
-"""Seconds after which a process counts as hung, where that is tested."""
+"""Timeout in seconds after which a process counts as hung."""
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -50,13 +50,13 @@ every_place = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slo
 
 
 def player_of(make, make_agent=random_agent, settings=RECORDED, **more):
-    """A player that records, in this process or in `n_workers` others."""
+    """Return a player that records, in this process or in `n_workers` processes."""
     return Episodes(make, make_agent=make_agent, settings=settings, **more).of
 
 
 @pytest.fixture
 def start(no_file_is_left):
-    """Starts players, with two processes unless told otherwise; afterwards nothing is left."""
+    """Function that starts players, with two processes by default; they are closed afterwards."""
     with ExitStack() as stack:
 
         def start(*args, n_workers=2, **settings):
@@ -67,25 +67,25 @@ def start(no_file_is_left):
 
 
 def processes_of(player):
-    """The processes of a player."""
+    """Return the processes of a player."""
     return player._pool.processes
 
 
 def take(player, seeds):
-    """Bits of all episodes."""
+    """Return all episodes as bytes."""
     return [bits(episode) for episode in player.play(seeds)]
 
 
-# -- the same numbers ----------------------------------------------------------------------------
+# -- determinism ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", everyday(4, PROBLEMS))
 def test_neighbours_make_no_difference(kind):
-    """One at a time, several, in another order: each seed gives the same episode."""
+    """Episodes of a seed are identical for any number of environments and any order."""
     make, make_agent = PROBLEMS[kind]()
     expected = play_alone(make, make_agent, SEEDS)
     assert [episode[:2] for episode in expected] == list(enumerate(SEEDS))
-    assert expected[3][2:8] == expected[9][2:8]  # the same seed
+    assert expected[3][2:8] == expected[9][2:8]  # same seed
     assert len({episode[2] for episode in expected}) == len(set(SEEDS))
     for num_envs in (3, 8):
         with player_of(make, make_agent, num_envs=num_envs) as player:
@@ -98,7 +98,7 @@ def test_neighbours_make_no_difference(kind):
     "kind", everyday(2, ["sampled box", "sampled discrete", "dicts", "memory", "user dict"])
 )
 def test_processes_make_no_difference(start, kind):
-    """One or two, with several episodes each; also when they are asked again."""
+    """Episodes are identical for any number of workers and in repeated calls."""
     make, make_agent = PROBLEMS[kind]()
     expected = play_alone(make, make_agent, range(12))
     for n_workers, num_envs in ((1, 3), (2, 8)):
@@ -113,7 +113,7 @@ def test_processes_make_no_difference(start, kind):
 
 
 def test_threads_make_no_difference():
-    """A model computes with one thread, and leaves the number of threads as it was."""
+    """Models act with one thread, and the number of threads is restored."""
     make, make_agent = model_problem("box", "box", "memory")
     expected = play_alone(make, make_agent, range(4))
     torch.set_num_threads(2)
@@ -126,7 +126,7 @@ def test_threads_make_no_difference():
 
 @pytest.mark.parametrize("kind", ["sampled box", "random box", "user"])
 def test_the_action_seed(kind):
-    """It changes what is done by chance, not how the environment begins."""
+    """The action seed changes sampled actions, but not the initial observation."""
     make, make_agent = PROBLEMS[kind]()
     found = []
     for action_seed in (0, 0, 1):
@@ -141,7 +141,7 @@ def test_the_action_seed(kind):
 
 
 def test_weights_are_those_of_the_beginning():
-    """A model that is trained on does not change what is played; it is left as it is."""
+    """Players copy the weights of a model at construction and leave its mode unchanged."""
     make, make_agent = model_problem("box", "discrete", "own")
     expected = play_alone(make, make_agent, range(6))
     model = make_agent.args[0].train()
@@ -157,7 +157,7 @@ def test_weights_are_those_of_the_beginning():
 
 
 def check_replay(make, trajectory):
-    """Taking the actions of a trajectory again leads to all that is in it."""
+    """Check that replaying the actions of a trajectory reproduces it."""
     env = make()
     obs, _ = env.reset(seed=trajectory.seed)
     view = env.observation_space
@@ -174,7 +174,7 @@ def check_replay(make, trajectory):
 
 
 def compare(value, tree, t):
-    """A flat observation matches step t."""
+    """Check that a flat observation matches step t."""
     found = leaves_by_key(value)
     assert found.keys() == leaves_by_key(tree).keys()
     for key, part in found.items():
@@ -183,7 +183,7 @@ def compare(value, tree, t):
 
 @pytest.mark.parametrize("kind", everyday(4, PROBLEMS))
 def test_recorded_episodes_can_be_replayed(kind):
-    """Observations with the true last one, actions as the environment got them, rewards."""
+    """Trajectories contain the final observation, the actions of the environment, and rewards."""
     make, make_agent = PROBLEMS[kind]()
     ends = set()
     with player_of(make, make_agent, num_envs=3) as player:
@@ -207,7 +207,7 @@ def test_recorded_episodes_can_be_replayed(kind):
 
 
 def test_memory_that_is_used_again():
-    """Observations and actions are copies, those after the last step too."""
+    """Trajectories contain copies of observations and actions, including the final observation."""
     make = partial(WalkEnv, "box", "box")
     reusing = partial(ReusingEnv, "box", "box")
     expected = play_alone(make, random_agent, range(8))
@@ -221,7 +221,7 @@ def test_memory_that_is_used_again():
 
 @every_place
 def test_lost_episodes(start, n_workers):
-    """They are reported as lost, without a trajectory; or they are an error that names the seed."""
+    """Lost episodes have no trajectory, or raise an error that names the seed."""
     make = partial(FailsForSeedEnv, "lost", 4)
     player = start(make, n_workers=n_workers, on_non_finite="skip")
     found = list(player.play(range(8)))
@@ -231,19 +231,19 @@ def test_lost_episodes(start, n_workers):
     player = start(make, n_workers=n_workers, on_worker_failure="restart")
     with pytest.raises(EnvError, match=r"step 2 .*seed 4: .* nan"):
         list(player.play(range(8)))
-    assert player.worker_restarts == 0  # which would be no remedy
+    assert player.worker_restarts == 0  # a restart would not help
 
 
 class LastIsBadEnv(ActorEnv):
-    """What is observed at last is not finite."""
+    """Environment whose final observation is not finite."""
 
     def observe(self):
-        """NaN at the end."""
+        """Return NaN at the end."""
         return super().observe() * (np.nan if self.t == getattr(self, "length", 0) else 1.0)
 
 
 def test_a_last_observation_that_is_not_finite():
-    """A trajectory with it would be of no use, so the episode is lost, or that is an error."""
+    """A non-finite final observation loses a recorded episode, or raises an error."""
     with player_of(LastIsBadEnv, on_non_finite="skip") as player:
         found = list(player.play(range(3)))
     assert all(episode.lost and episode.trajectory is None for episode in found)
@@ -254,7 +254,7 @@ def test_a_last_observation_that_is_not_finite():
 
 
 def test_an_environment_that_raises():
-    """The error names the seed; the episodes before it are there, and others can be played."""
+    """An error of an environment names the seed; earlier and later episodes are played."""
     make = partial(FailsForSeedEnv, "raise", 5)
     with player_of(make, num_envs=2) as player:
         episodes = player.play(range(9))
@@ -266,13 +266,13 @@ def test_an_environment_that_raises():
 
 
 def fails(observation):
-    """A policy that is no good."""
+    """Raise an error."""
     raise KeyError("speed")
 
 
 @every_place
 def test_a_policy_that_raises(start, n_workers):
-    """The error names policy, seed and step."""
+    """An error of a policy names policy, seed and step."""
     player = start(
         WalkEnv, partial(PolicyAgent, lambda: fails), n_workers=n_workers, max_worker_restarts=0
     )
@@ -288,18 +288,18 @@ def test_a_policy_that_raises(start, n_workers):
 
 @pytest.mark.parametrize("key", ["video_every", "action_seed", "num_envs"])
 def test_settings_are_checked(key):
-    """Numbers have ranges."""
+    """Values out of range raise ConfigError."""
     with pytest.raises(ConfigError, match=key):
         player_of(WalkEnv, num_envs=0) if key == "num_envs" else PlaySettings(**{key: -1})
 
 
 def refuses(envs):
-    """An agent that cannot be built."""
+    """Raise ConfigError instead of building an agent."""
     raise ConfigError("policy", "expected another one")
 
 
 def test_an_agent_that_can_not_be_built():
-    """The environments are closed."""
+    """If the agent cannot be built, all environments are closed."""
     make, closed = closing_env()
     with pytest.raises(ConfigError, match="another one"):
         player_of(make, refuses, num_envs=3)
@@ -308,7 +308,7 @@ def test_an_agent_that_can_not_be_built():
 
 @slow
 def test_what_can_not_be_built(tmp_path):
-    """Errors of settings are reported as what they are, others with the process; none is left."""
+    """Errors in constructors keep their type or name the worker; no process remains."""
     marker = tmp_path / "broken"
     marker.touch()
     with pytest.raises(ConfigError, match="another one"):
@@ -334,7 +334,7 @@ def test_what_can_not_be_built(tmp_path):
     ),
 )
 def test_killed_processes(no_file_is_left, kind, bits_of, victims, after, capfd):
-    """In the middle of episodes; others play them again, and no one sees a difference."""
+    """Episodes of killed processes are repeated with identical results."""
     count = 40
     with closing(kind()) as here:
         expected = here.take(count, count) if kind is Rollouts else here.take(count)
@@ -352,7 +352,7 @@ def test_killed_processes(no_file_is_left, kind, bits_of, victims, after, capfd)
             words = rf"warning: {name} died .*SIGKILL.*its \d+ episodes are repeated with the"
             assert re.search(words, told)
         assert re.search(r"SIGKILL.*with the seeds \d+", told)
-        # What is killed between rounds is found when it is needed; steps made before stay counted.
+        # A worker killed between rounds is replaced when it is needed; its steps remain counted.
         made = there.of.steps_made
         processes_of(there.of)[0].kill()
         processes_of(there.of)[0].join()
@@ -382,7 +382,7 @@ FAILURES = {
     ),
 )
 def test_a_failure(start, how, again, tmp_path, capfd):
-    """The episode is played again; if it fails again, that ends the run with its error."""
+    """A failed episode is repeated once; a second failure raises its error."""
     make = partial(FailsForSeedEnv, how, 5, None if again else tmp_path / "failed")
     player = start(make, on_worker_failure="restart", timeout_s=SHORT_S, max_worker_restarts=100)
     pids = [process.pid for process in processes_of(player)]
@@ -407,11 +407,11 @@ def test_a_failure(start, how, again, tmp_path, capfd):
     assert ("In the worker process:" in told) == is_raised
 
 
-# -- one after the other -------------------------------------------------------------------------
+# -- order of episodes ---------------------------------------------------------------------------
 
 
 def test_few_episodes_are_begun_ahead():
-    """What waits in memory for a long episode is bounded, and steps are counted."""
+    """The number of episodes that wait for a long episode is bounded; all steps are counted."""
     begun = []
 
     class Noted(UnequalEnv):
@@ -435,7 +435,7 @@ def test_few_episodes_are_begun_ahead():
 
 @every_place
 def test_episodes_that_wait_are_kept(start, n_workers):
-    """Those that are done when playing ends early, until the next call; taken ones are not."""
+    """Finished episodes are kept when playing is interrupted, until the next call takes them."""
     make = partial(PictureEnv, endless=(9,))
     player = start(make, n_workers=n_workers)
 
@@ -457,7 +457,7 @@ def test_episodes_that_wait_are_kept(start, n_workers):
 
 @pytest.mark.parametrize("where", ["reset", "step", "receive"])
 def test_an_interrupt_costs_no_later_episode(where):
-    """Wherever it comes; in other processes, before the result of a worker was taken."""
+    """After an interrupt at any point, later episodes are identical."""
 
     class Interrupted(PictureEnv):
         def step(self, action):
@@ -491,7 +491,7 @@ def test_an_interrupt_costs_no_later_episode(where):
 
 @every_place
 def test_episodes_that_are_not_wanted_any_more(start, n_workers):
-    """Another call starts over, and news of the first one are not taken for its own."""
+    """A second call of `play` cancels the first; its results are discarded."""
     player = start(UnequalEnv, n_workers=n_workers)
     expected = play_alone(UnequalEnv, random_agent, range(100, 112))
     for _ in range(5):
@@ -506,7 +506,7 @@ def test_episodes_that_are_not_wanted_any_more(start, n_workers):
 
 
 def test_closing_in_one_process():
-    """It can be done twice; afterwards nothing is played."""
+    """`close` can be called twice; afterwards playing raises EnvError."""
     make, closed = closing_env()
     player = player_of(make, num_envs=2)
     episodes = player.play(range(9))
@@ -525,7 +525,7 @@ def test_closing_in_one_process():
 
 @slow
 def test_videos(start, tmp_path):
-    """The same files as in one process; those of killed processes are removed."""
+    """Videos equal those of one process; partial videos of killed processes are removed."""
     pytest.importorskip("imageio_ffmpeg")
     make = partial(PictureEnv, endless=(9,))
     here, there = (

@@ -19,13 +19,13 @@ from maze_train.training.policy_files import TrainedPolicy
 
 
 def generated(env, policy="random", n=4, **settings):
-    """Trajectories of the first episodes."""
+    """Return trajectories of the first episodes."""
     with RolloutGenerator(env, policy, **settings) as generator:
         return generator.rollout(n)
 
 
 def assert_equal(ours, theirs):
-    """The same episodes."""
+    """Check that episodes are identical."""
     assert [one.seed for one in ours] == [one.seed for one in theirs]
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one.obs, other.obs)
@@ -34,27 +34,27 @@ def assert_equal(ours, theirs):
 
 
 def cartpole():
-    """A function that makes an environment."""
+    """Return a CartPole environment."""
     return gymnasium.make("CartPole-v1")
 
 
 def lean(observation):
-    """Goes where the pole falls."""
+    """Push the cart to the side where the pole leans."""
     return int(observation[2] > 0)
 
 
 class Leaning:
-    """The same as a class."""
+    """`lean` as a class."""
 
     def act(self, observation):
-        """Goes where the pole falls."""
+        """Push the cart to the side where the pole leans."""
         return lean(observation)
 
 
 @sweep("env", [cartpole, EnvConfig(id="CartPole-v1"), "CartPole-v1"])
 @sweep("policy", [lean, Leaning, Leaning(), lambda obs: lean(obs)])
 def test_all_forms(env, policy):
-    """Environments and policies by name, class, object or function."""
+    """Environments and policies can be a name, a class, an object or a function."""
     found = generated(env, policy)
     assert [one.seed for one in found] == [0, 1, 2, 3]
     assert all(20 <= one.num_steps <= 80 for one in found)
@@ -62,7 +62,7 @@ def test_all_forms(env, policy):
 
 
 def test_models_and_what_holds_one():
-    """A trained policy acts as its model does, which may be sampled from."""
+    """A trained policy acts like its model, deterministic or sampled."""
     model = model_for(WalkEnv, "memory")
     env = WalkEnv()
     trained = TrainedPolicy(model, env.observation_space, env.action_space)
@@ -74,7 +74,7 @@ def test_models_and_what_holds_one():
 
 
 def test_an_object_stays_as_it_is():
-    """Each environment gets a copy."""
+    """Each environment gets a copy of a policy object."""
     policy = RememberingPolicy()
     policy.seen.append("mine")
     found = generated(WalkEnv, policy)
@@ -83,7 +83,7 @@ def test_an_object_stays_as_it_is():
 
 
 def test_seeds_go_on():
-    """Each call plays the next ones, or those that it is reported."""
+    """Each call plays the next seeds, or the given seeds."""
     with RolloutGenerator(WalkEnv, seed=7) as generator:
         first = generator.rollout(3)
         told = generator.rollout(2, seeds=[3, 8])
@@ -95,7 +95,7 @@ def test_seeds_go_on():
 
 
 def test_wrappers_of_training_are_left_out():
-    """Those for both are not."""
+    """Wrappers for training only are not applied."""
     wrapper = {"_target_": "maze_train.envs.wrappers.RewardScalingWrapper", "scale": 10.0}
     plain = generated("CartPole-v1")
     for name, scale in (("wrappers", 10.0), ("training_wrappers", 1.0)):
@@ -105,7 +105,7 @@ def test_wrappers_of_training_are_left_out():
 
 
 def test_what_is_refused():
-    """Settings, with what is expected; numbers of episodes and of seeds."""
+    """Invalid settings, numbers of episodes and seeds raise ConfigError."""
     for settings, words in (
         ({"policy": "rendom"}, r"policy = 'rendom': expected 'random', a model"),
         ({"policy": 3}, r"policy = 3: expected 'random', a model"),
@@ -134,7 +134,7 @@ def test_what_is_refused():
 
 
 def test_policies_of_other_spaces():
-    """The error names both spaces; the environments are closed."""
+    """If the spaces differ, the error names both; the environments are closed."""
     make, closed = closing_env()
     other = partial(WalkEnv, "box", "box")()
     trained = TrainedPolicy(model_for(WalkEnv), other.observation_space, other.action_space)
@@ -144,7 +144,7 @@ def test_policies_of_other_spaces():
 
 
 def test_spaces_that_policies_tell():
-    """Objects may; classes and functions do not."""
+    """Only objects can report spaces; classes and functions do not."""
     env = WalkEnv()
     trained = TrainedPolicy(model_for(WalkEnv), env.observation_space, env.action_space)
     assert spaces_of_policy(trained) == (env.observation_space, env.action_space)
@@ -157,7 +157,7 @@ def test_spaces_that_policies_tell():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_processes():
-    """The same trajectories; their settings are passed on."""
+    """Trajectories of worker processes are identical; their settings are passed on."""
     model = model_for(WalkEnv)
     for policy in (model, "random", RememberingPolicy()):
         expected = generated(WalkEnv, policy, 9, deterministic=False)

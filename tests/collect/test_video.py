@@ -20,20 +20,20 @@ ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
 
 
 def decoded(path, height, width):
-    """The frames of a video, `[n, height, width, 3]`."""
+    """Return the frames of a video, `[n, height, width, 3]`."""
     command = [ffmpeg, "-loglevel", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24"]
     raw = subprocess.run([*command, "-"], capture_output=True, check=True).stdout
     return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3).astype(int)
 
 
 def described(path):
-    """What ffmpeg says about the stream in a file."""
+    """Return the description of the video stream by ffmpeg."""
     told = subprocess.run([ffmpeg, "-i", str(path)], capture_output=True, text=True).stderr
     return next(line for line in told.splitlines() if "Video:" in line)
 
 
 def frames(n, height, width):
-    """Frames whose halves have their own colour, which changes with time."""
+    """Return frames with two halves in colours that change over time."""
     found = np.zeros((n, height, width, 3), np.uint8)
     for t in range(n):
         found[t, :, : width // 2] = (20 * t, 200, 30)
@@ -43,7 +43,7 @@ def frames(n, height, width):
 
 @pytest.mark.parametrize(("height", "width"), [(32, 48), (33, 51), (1, 1)])
 def test_frames_come_back(height, width, tmp_path):
-    """All of them, in their order, within what the compression loses; odd sizes get a line more."""
+    """Decoded frames match within compression loss; odd sizes are padded by one line."""
     path, shown = tmp_path / "new" / "a.mp4", frames(9, height, width)
     writer = VideoWriter(path, 12.5)
     for frame in shown:
@@ -65,7 +65,7 @@ def test_frames_come_back(height, width, tmp_path):
 
 
 def test_what_is_no_frame(tmp_path):
-    """The error says what to do; nothing is left, neither of frames of another size."""
+    """Invalid frames raise an error with a remedy; no file remains."""
     writer = VideoWriter(tmp_path / "a.mp4")
     words = r"returned {}, expected a frame, uint8 \[H, W, 3\]: build .*render_mode=\"rgb_array\""
     for frame, given in (
@@ -77,7 +77,7 @@ def test_what_is_no_frame(tmp_path):
         with pytest.raises(EnvError, match=words.format(given)):
             writer.add(frame)
     writer.close()
-    writer.add(np.zeros((8, 8, 3), np.uint8)[:, ::-1])  # of any layout
+    writer.add(np.zeros((8, 8, 3), np.uint8)[:, ::-1])  # any memory layout
     with pytest.raises(EnvError, match=r"\[8, 6, 3\], but previous frames have \[8, 8, 3\]"):
         writer.add(np.zeros((8, 6, 3), np.uint8))
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_what_is_no_frame(tmp_path):
 
 
 def test_a_file_that_can_not_be_written(tmp_path):
-    """The error tells why; there is no half of a file."""
+    """If the file cannot be written, the error has the reason; no partial file remains."""
     folder = tmp_path / "a.mp4"
     folder.mkdir()
     writer = VideoWriter(folder)
@@ -102,9 +102,9 @@ def test_a_file_that_can_not_be_written(tmp_path):
 
 @pytest.mark.parametrize("call", ["add", "close"])
 def test_an_ffmpeg_that_dies(call, tmp_path):
-    """That is an error, at the latest at the end."""
+    """An exit of ffmpeg raises an error, at the latest on close."""
     writer = VideoWriter(tmp_path / "a.mp4")
-    frame = np.zeros((400, 400, 3), np.uint8)  # longer than a pipe
+    frame = np.zeros((400, 400, 3), np.uint8)  # larger than the buffer of a pipe
     writer.add(frame)
     process = writer._process
     process.kill()
@@ -117,7 +117,7 @@ def test_an_ffmpeg_that_dies(call, tmp_path):
 
 
 def test_an_ffmpeg_that_does_not_end(monkeypatch, tmp_path):
-    """It is ended, and told like every other failure; nothing is left."""
+    """If ffmpeg hangs, it is killed and an error is raised; no file remains."""
     writer = VideoWriter(tmp_path / "a.mp4")
     writer.add(np.zeros((8, 8, 3), np.uint8))
     process = writer._process
@@ -136,7 +136,7 @@ def test_an_ffmpeg_that_does_not_end(monkeypatch, tmp_path):
 
 
 def test_frames_per_second():
-    """Those that the environment tells, or 30."""
+    """The frame rate comes from the metadata of the environment; the default is 30."""
     env = PictureEnv()
     for told, expected in ((None, 30.0), (4, 4.0), (12.5, 12.5), (np.float32(2.0), 2.0)):
         env.metadata = {} if told is None else {"render_fps": told}
@@ -151,12 +151,12 @@ def test_frames_per_second():
 
 
 class FailingPictureEnv(FailsForSeedEnv):
-    """Has a picture until it fails."""
+    """Environment that renders frames until it fails."""
 
     render_mode = "rgb_array"
 
     def render(self):
-        """A picture; of another size in the episode of seed 2, none in that of seed 3."""
+        """Return a frame; seed 2 changes its size, seed 3 raises an error."""
         if self.seed == 3:
             raise RuntimeError("no light")
         return np.zeros((8, 10 if self.t and not self.is_bad and self.seed == 2 else 8, 3), "u1")
@@ -168,7 +168,7 @@ class FailingPictureEnv(FailsForSeedEnv):
 
 
 def test_episodes_that_fail_leave_no_video(tmp_path):
-    """Those that ended have theirs; the error names the seed."""
+    """Failed episodes leave no video; the error names the seed."""
     settings = PlaySettings(video_dir=str(tmp_path))
     for seed, words in (
         (1, "seed 1: RuntimeError"),

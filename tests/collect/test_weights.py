@@ -1,4 +1,4 @@
-"""Weights in memory shared between learner and actors."""
+"""Weights in memory shared by learner and actors."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 
 
 def make_memory(model):
-    """Memory for the weights of a model."""
+    """Return memory for the weights of a model."""
     return np.zeros(weights_nbytes(model), np.uint8)
 
 
 def test_the_critic_stays_at_home():
-    """What only the learner needs is neither sent nor touched."""
+    """Weights used only by the learner are neither sent nor overwritten."""
     make_model = model_maker(OBSERVATIONS["box"], spaces.Discrete(3))
     model, acting = make_model(), make_model()
     memory = make_memory(model)
@@ -51,18 +51,18 @@ def test_the_critic_stays_at_home():
         assert not torch.equal(value, model.critic.state_dict()[key])
     whole = sum(value.nbytes for value in model.state_dict().values())
     critic = sum(value.nbytes for value in model.critic.state_dict().values())
-    # Among several agents too.
+    # The same holds for several agents.
     joint = JointModel({"a": model, "b": acting}, {"left": "a", "right": "b"})
     own = {key for key in model.state_dict() if not key.startswith("critic.")}
     sent = {f"policies.{policy}.{key}" for policy in "ab" for key in own}
     assert acting_state(joint).keys() == sent
-    # Two buffers; each tensor begins on its own cache line.
+    # Memory has two buffers; each tensor is aligned to a cache line.
     padding = 64 * (len(model.state_dict()) + 2)
     assert 2 * (whole - critic) < len(memory) < 2 * (whole - critic + padding)
 
 
 class OddModule(nn.Module):
-    """Buffers of many types; a part that has two names; nothing that only a learner needs."""
+    """Module with buffers of many types and a submodule with two names."""
 
     flag: Tensor
     counts: Tensor
@@ -82,7 +82,7 @@ class OddModule(nn.Module):
 
 @torch.no_grad()
 def test_buffers_of_all_types_arrive():
-    """Also those that the module replaced, and what has several names."""
+    """Buffers of all types are sent, including replaced buffers and tensors with several names."""
     model, acting = OddModule(), OddModule()
     memory = make_memory(model)
     writer, reader = WeightsWriter(model, memory), WeightsReader(acting, memory)
@@ -103,7 +103,7 @@ def test_buffers_of_all_types_arrive():
 
 @pytest.mark.parametrize("shape", [(), (1,), (6,)])
 def test_a_buffer_that_changes_its_size_is_named(shape):
-    """Readers keep what was published before."""
+    """A buffer whose shape changes raises an error; readers keep the last published weights."""
     model, acting = OddModule(), OddModule()
     memory = make_memory(model)
     writer, reader = WeightsWriter(model, memory), WeightsReader(acting, memory)
@@ -116,11 +116,11 @@ def test_a_buffer_that_changes_its_size_is_named(shape):
     assert torch.equal(acting.counts, torch.zeros(5, dtype=torch.int64))
 
 
-# -- at the same time --------------------------------------------------------------------------
+# -- concurrency -------------------------------------------------------------------------------
 
 
 class Wide(nn.Module):
-    """Weights that are all equal to the number of their version."""
+    """Module whose weights all equal its version."""
 
     def __init__(self, size=4):
         super().__init__()
@@ -130,17 +130,17 @@ class Wide(nn.Module):
 
     @torch.no_grad()
     def fill(self, version):
-        """Make it a version."""
+        """Set all weights to a version."""
         for value in self.state_dict().values():
             value.fill_(version)
 
     def versions(self):
-        """One number, or several if not all are equal."""
+        """Return the set of values of the weights; a single one if the weights are consistent."""
         return {float(x) for value in self.state_dict().values() for x in value.aminmax()}
 
 
 class Watched:
-    """A header; something happens before each access."""
+    """Header that calls a function before each access."""
 
     def __init__(self, header, before):
         self.header, self.before = header, before
@@ -155,21 +155,21 @@ class Watched:
 
 
 class InHalves:
-    """A tensor that is copied to half by half; something happens before each of them."""
+    """Tensor that is copied in two halves, with a call before each of them."""
 
     def __init__(self, tensor, before):
         self.tensor, self.before = tensor, before
 
     @property
     def shape(self):
-        """That of the tensor."""
+        """Shape of the tensor."""
         return self.tensor.shape
 
     def __getitem__(self, part):
         return self.tensor[part]
 
     def copy_(self, source):
-        """Copy."""
+        """Copy the source in two halves."""
         half = len(source) // 2
         for part in (slice(half), slice(half, None)):
             self.before()
@@ -177,11 +177,11 @@ class InHalves:
 
 
 class Stopped(Exception):  # noqa: N818  # not an error
-    """The writer is to end."""
+    """Raised in the writer thread to end it."""
 
 
 class SteppedWriter:
-    """Publishes version after version in a thread, which moves only as far as it is reported."""
+    """Thread that publishes versions and advances by a given number of memory accesses."""
 
     def __init__(self, memory):
         self.published = 0
@@ -217,7 +217,7 @@ class SteppedWriter:
             raise Stopped
 
     def advance(self, steps):
-        """Let that many accesses happen."""
+        """Advance by a number of memory accesses."""
         for _ in range(steps):
             self._go.release()
             assert self._done.acquire(timeout=30), "the thread of the writer failed"
@@ -231,7 +231,7 @@ class SteppedWriter:
 
 @pytest.fixture
 def stepped():
-    """A writer that is moved by hand, and its memory."""
+    """A stepped writer and its memory."""
     memory = make_memory(Wide())
     writer = SteppedWriter(memory)
     yield writer, memory
@@ -240,7 +240,7 @@ def stepped():
 
 @pytest.mark.parametrize("longest", [3, 20])
 def test_whatever_the_writer_does_between_two_steps_of_a_reader(stepped, longest):
-    """Thousands of interleavings: what is read is whole, and never older than what was read."""
+    """In thousands of interleavings, reads are consistent and never return an older version."""
     writer, memory = stepped
     rng = np.random.default_rng(longest)
 
@@ -268,7 +268,7 @@ def test_whatever_the_writer_does_between_two_steps_of_a_reader(stepped, longest
 
 
 def read_versions(memory, size, count):
-    """Read that many versions; returns what was wrong."""
+    """Read `count` versions; return a description of the first error, or ''."""
     torch.set_num_threads(1)
     model = Wide(size)
     reader = WeightsReader(model, memory)
@@ -285,7 +285,7 @@ def read_versions(memory, size, count):
 
 
 def read_in_a_process(memory, size, count):
-    """The same as the main function of a process."""
+    """Call `read_versions` as the main function of a process."""
     problem = read_versions(memory, size, count)
     os.write(2, problem.encode())
     os._exit(1 if problem else 0)
@@ -293,7 +293,7 @@ def read_in_a_process(memory, size, count):
 
 @pytest.mark.slow
 def test_a_reader_elsewhere_never_sees_half_of_a_version():
-    """Thousands of versions are published while it reads."""
+    """A reader in another process sees only complete versions while the writer publishes."""
     size, count = 20_000, 500
     model = Wide(size)
     memory = mmap.mmap(-1, weights_nbytes(model))
