@@ -9,7 +9,7 @@ from maze_train.tools.runs import bootstrap_interval, interquartile_mean
 
 
 def slow_iqm(values: list[float]) -> float:
-    """Mean without the lowest and the highest quarter (arXiv:2108.13264, section 4.3)."""
+    """Return the mean without the lowest and highest quarter (arXiv:2108.13264, section 4.3)."""
     cut = int(0.25 * len(values))
     middle = sorted(values)[cut : len(values) - cut]
     return sum(middle) / len(middle)
@@ -17,7 +17,7 @@ def slow_iqm(values: list[float]) -> float:
 
 @pytest.mark.parametrize("n", range(1, 14))
 def test_the_interquartile_mean(n: int) -> None:
-    """Any number of runs, any axis; equal to the mean of fewer than four."""
+    """Matches the reference for any number of runs and any axis; the mean of up to three runs."""
     values = np.random.default_rng(n).normal(size=(n, 3))
     expected = [slow_iqm(column) for column in values.T.tolist()]
     assert np.allclose(interquartile_mean(values, axis=0), expected, rtol=1e-12)
@@ -25,7 +25,7 @@ def test_the_interquartile_mean(n: int) -> None:
 
 
 def test_the_interval_is_that_of_a_loop() -> None:
-    """Each sample draws from each task as many runs as it has; ends are percentiles."""
+    """Each resample draws as many runs per task as the task has; the bounds are percentiles."""
     rng = np.random.default_rng(5)
     strata = [rng.normal(size=4), rng.normal(3.0, size=7)]
     low, high = bootstrap_interval(strata, n_resamples=300, seed=2)
@@ -39,13 +39,13 @@ def test_the_interval_is_that_of_a_loop() -> None:
 
 
 def test_tasks_keep_their_weight() -> None:
-    """Runs of a task that are all alike leave nothing to chance, however different tasks are."""
+    """Identical runs of each task give an interval of width 0, even if the tasks differ."""
     low, high = bootstrap_interval([np.zeros(4), np.ones(12)])
     assert low == high == 1.0
 
 
 def test_curves_have_an_interval_at_each_point() -> None:
-    """Trailing axes stay, also where samples are made in several portions."""
+    """Trailing axes are kept, also if resampling is split into chunks."""
     values = np.random.default_rng(0).normal(size=(5, 3000))
     low, high = bootstrap_interval([values], n_resamples=400)
     assert low.shape == high.shape == (3000,)
@@ -54,7 +54,7 @@ def test_curves_have_an_interval_at_each_point() -> None:
 
 
 def test_a_single_run_has_no_interval() -> None:
-    """There is nothing to draw from."""
+    """The interval of a single run is NaN."""
     assert np.isnan(bootstrap_interval([np.ones(1)])).all()
-    low, high = bootstrap_interval([np.ones(1), np.arange(2.0)])  # next to one of two runs
+    low, high = bootstrap_interval([np.ones(1), np.arange(2.0)])  # together with a task of two runs
     assert low < high

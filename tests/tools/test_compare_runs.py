@@ -1,4 +1,4 @@
-"""Comparison of runs, with directories written by the tests."""
+"""Comparison of runs, with run directories created by the tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def pictures(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Figure]:
-    """The pictures that are drawn; files of them take long."""
+    """Return the drawn figures by path; nothing is saved, since saving is slow."""
     found: dict[Path, Figure] = {}
 
     def keep(figure: Figure, path: Path, dpi: int) -> None:
@@ -42,31 +42,31 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Figure]:
 
 
 def compared(folder: Path, *names: str, **settings: Any) -> Comparison:
-    """A comparison of directories below a folder, with few samples."""
+    """Compare the runs in directories below a folder, with few bootstrap samples."""
     runs = [str(folder / name) for name in names or [""]]
     return compare_runs(runs, folder / "out", n_resamples=100, **settings)
 
 
 def write_runs(folder: Path, *curves: Sequence[float], **settings: Any) -> None:
-    """Write runs with the seeds 0, 1 and so on."""
+    """Write runs with the seeds 0, 1, ..."""
     for seed, values in enumerate(curves):
         write_run(folder / str(seed), values, seed=seed, **settings)
 
 
 def figure_of(folder: Path, **labels: str) -> Figure:
-    """The figure of a comparison, with labels by algorithm."""
+    """Return the figure of a comparison, with labels by algorithm."""
     drawn = {(name,): label for name, label in (labels or {"ppo": "PPO"}).items()}
     return draw_comparison(compared(folder).groups, drawn, RETURN, "steps")
 
 
 def table(folder: Path) -> list[dict[str, str]]:
-    """The rows of the CSV."""
+    """Return the rows of the CSV file."""
     lines = (folder / "out/comparison.csv").read_text().splitlines()
     return list(csv.DictReader(lines))
 
 
 def test_the_figures_of_a_group(tmp_path: Path) -> None:
-    """Last and best values over seeds; steps and time at which runs reach a threshold."""
+    """Final and best values over seeds, and steps and time until a threshold is reached."""
     write_runs(tmp_path, (1, 5, 3), (2, 4, 4), (0, 1, 2))
     (row,) = compared(tmp_path, threshold=4).rows
     expected = {"environment": "CartPole-v1", "algorithm": "ppo", "runs": 3, "seeds": "0 1 2"}
@@ -80,7 +80,7 @@ def test_the_figures_of_a_group(tmp_path: Path) -> None:
 
 
 def cut(run: Path, first: int = 1, column: str = "") -> None:
-    """Take the first rows of a run away, and the values of a column."""
+    """Remove the rows before `first`, and the values of a column."""
     head, *rows = (run / "metrics.csv").read_text().splitlines()
     number = head.split(",").index(column) if column else -1
     kept = [row.split(",") for row in rows[first - 1 :]]
@@ -89,7 +89,7 @@ def cut(run: Path, first: int = 1, column: str = "") -> None:
 
 
 def test_runs_of_different_lengths(tmp_path: Path) -> None:
-    """Medians of two runs lie between them; values that are not finite are left out."""
+    """Medians of two runs lie between them; non-finite values are ignored."""
     write_runs(tmp_path, [9.0], [math.nan, 1.0, 9.0, math.nan])
     (row,) = compared(tmp_path, threshold=5).rows
     assert (row["env_steps"], row["wall_time_s"]) == (2e3, 20)
@@ -98,7 +98,7 @@ def test_runs_of_different_lengths(tmp_path: Path) -> None:
 
 
 def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
-    """There is no median then; how many reached it is reported."""
+    """The median is NaN, and the number of runs that reached the threshold is reported."""
     write_runs(tmp_path, [1.0], [9.0])
     comparison = compared(tmp_path, threshold=5)
     assert comparison.rows[0]["reached"] == 1
@@ -112,7 +112,7 @@ def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
 def test_settings_that_differ_are_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of one algorithm in one environment, but for seeds and what is only written."""
+    """Settings that differ within an algorithm are columns, except seeds and settings of output."""
     for i, lr in enumerate((0.0123456, 0.001, 0.0123456)):
         written = {"tracking__plot": i == 0, "checkpoint__interval": i}
         write_run(tmp_path / f"a{i}", [i], seed=i, algorithm__lr=lr, **written)
@@ -134,7 +134,7 @@ def test_settings_that_differ_are_columns(
 
 @pytest.mark.exhaustive
 def test_several_environments(tmp_path: Path) -> None:
-    """A table each, and with bounds one over all, for what was run in all of them."""
+    """One table per environment, and with bounds one for algorithms that ran in all of them."""
     write_runs(tmp_path / "c", [100], [200])
     write_runs(tmp_path / "p", [-100], [-200], env="Pendulum-v1")
     write_run(tmp_path / "a", [1.0], algorithm="a2c")
@@ -156,14 +156,14 @@ def test_several_environments(tmp_path: Path) -> None:
 
 
 def test_bounds_of_a_loss(tmp_path: Path) -> None:
-    """Where smaller is better, the best value is the one that comes closest to 1."""
+    """If smaller is better, the best value is the smallest, which normalizes closest to 1."""
     write_run(tmp_path / "a", [4.0, 1.0, 2.0])
     (_, row) = compared(tmp_path, mode="min", bounds={"CartPole-v1": [5, 0]}).rows
     assert (row["best_mean"], row["final_mean"]) == (0.8, 0.6)
 
 
 def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
-    """Each with its reason; those that have metrics count on demand."""
+    """Each excluded run is listed with its reason; `unfinished=true` includes runs with metrics."""
     write_run(tmp_path / "good", [1.0])
     write_run(tmp_path / "failed", [2.0], stop_reason="error", seed=1)
     write_run(tmp_path / "stopped", [3.0], stop_reason="interrupted", seed=2)
@@ -217,7 +217,7 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_run_is_left_out(tmp_path: Path, file: str, text: str, reason: str) -> None:
-    """By name, whatever its files hold; the others are compared."""
+    """A damaged run is listed with the reason, and the others are compared."""
     write_run(tmp_path / "good", [1.0])
     bad = write_run(tmp_path / "bad", [1.0], seed=1)
     before = (bad / file).read_text() if file == "config.yaml" else ""
@@ -233,7 +233,7 @@ def test_a_damaged_run_is_left_out(tmp_path: Path, file: str, text: str, reason:
 
 
 def write_starts(folder: Path, *starts: object) -> None:
-    """Write runs, and the start of each."""
+    """Write runs, and the recorded start of each."""
     write_runs(folder, *[[float(seed)] for seed in range(len(starts))])
     for seed, start in enumerate(starts):
         content = json.dumps({"starts": [{}, start]})
@@ -241,13 +241,13 @@ def write_starts(folder: Path, *starts: object) -> None:
 
 
 def code(diff: object, directory: object = "/code/agent", commit: object = "a1" * 20) -> Any:
-    """A start with one repository."""
+    """Return a recorded start with one repository."""
     found = {"directory": directory, "commit": commit, "diff": diff}
     return {"python": "3.11.7", "packages": {"torch": "2.6"}, "repositories": [found]}
 
 
 def test_runs_of_different_code(tmp_path: Path) -> None:
-    """Versions and commits that differ are listed, each with its changes if these are known."""
+    """Differing versions and commits are listed; `+` marks uncommitted changes, `?` unknown."""
     newer = {**code(""), "packages": {"torch": "2.7"}}
     write_starts(tmp_path, code(""), newer, code("-old"), code("-new"), code(None))
     text = str(compared(tmp_path))
@@ -258,7 +258,7 @@ def test_runs_of_different_code(tmp_path: Path) -> None:
 
 
 def test_repositories_of_the_same_name(tmp_path: Path) -> None:
-    """Their paths are shown as far as they differ; those of other machines have the same names."""
+    """Paths are shortened to the parts that differ, across machines."""
     one, two = ("x", "0"), ("y", "1")
     pairs = [("/home/ada", one, two), ("/root", one, two), ("/root", one, ("y", "2")), ("/u", one)]
     starts = []
@@ -289,13 +289,13 @@ def test_code_that_cannot_be_read(start: object, tmp_path: Path) -> None:
 
 
 def test_names_of_strangers(tmp_path: Path) -> None:
-    """What is not printable is shown as text, and a dollar sign begins no formula."""
+    """Unprintable characters are escaped, and `$` does not start a formula."""
     write_run(tmp_path / "a", [1.0], env="\x1b[2J$x_{$-v0")
     assert "\\x1b[2J$x_{$-v0\n" in str(compared(tmp_path))
 
 
 def test_a_run_without_a_summary(tmp_path: Path) -> None:
-    """It counts where none is wanted."""
+    """A run that writes no summary by its settings is included."""
     write_run(tmp_path / "a", [1.0], stop_reason=None, tracking__summary=False)
     assert compared(tmp_path).left_out == []
 
@@ -314,13 +314,13 @@ def test_a_run_without_a_summary(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_runs(target: str, algorithm: str, env: Any, dataset: Any, task: str) -> None:
-    """Of the algorithm, and of the environment or the data."""
+    """Names of the algorithm, and of the environment or dataset."""
     assert algorithm_name({"_target_": target}) == algorithm
     assert task_name({"env": env, "runner": {"dataset": dataset}}) == task
 
 
 def test_where_runs_are_found(tmp_path: Path) -> None:
-    """Directories, those above, and patterns; each run once; none within a run."""
+    """Paths may be runs, their parent folders or patterns; each run counts once."""
     for seed, name in enumerate(("s/0", "s/1", "s/10", "t/u/2")):
         write_run(tmp_path / name, [1.0], seed=seed)
     write_run(tmp_path / "s/0/best", [1.0], seed=9)
@@ -338,7 +338,7 @@ def test_where_runs_are_found(tmp_path: Path) -> None:
 
 
 def test_jobs_of_a_sweep(tmp_path: Path) -> None:
-    """Failures without a run are listed, runs elsewhere found; one that was continued counts."""
+    """Failed jobs and runs elsewhere are found; a job whose run has since completed is included."""
     sweep = tmp_path / "a sweep"
     write_run(sweep / "0", [1.0])
     write_run(sweep / "2", [1.0], stop_reason="error", seed=2)
@@ -359,7 +359,7 @@ def test_jobs_of_a_sweep(tmp_path: Path) -> None:
     assert [job.run_dir for job in jobs] == [str(sweep / "0"), str(elsewhere), *failed]
     assert [job.objective for job in jobs[:2]] == [1.0, 0.1 + 0.2]
     assert "\n2,seed=2,2,NaN," in (sweep / "jobs.csv").read_text()
-    comparison = compared(tmp_path, "a sweep", "elsewhere", "a *")  # each once
+    comparison = compared(tmp_path, "a sweep", "elsewhere", "a *")  # overlapping patterns
     assert comparison.rows[0]["seeds"] == "1 0 5"
     assert [(left.name, left.reason) for left in comparison.left_out] == [
         ("a sweep: job 3 (seed=x)", "seed = 'x': expected an integer"),
@@ -375,7 +375,7 @@ def test_jobs_of_a_sweep(tmp_path: Path) -> None:
 
 
 def test_the_metric(tmp_path: Path) -> None:
-    """Returns of evaluation, else of training; any other by its name, a loss is minimised."""
+    """Evaluation returns by default, else training returns; losses are minimised."""
     write_run(tmp_path / "a", [3.0, 1.0, 2.0], metric="train/episode_return_mean")
     comparison = compared(tmp_path)
     assert comparison.metric == "train/episode_return_mean"
@@ -389,7 +389,7 @@ def test_the_metric(tmp_path: Path) -> None:
 
 
 def test_the_metric_of_runs_that_play_nothing(tmp_path: Path) -> None:
-    """The loss that selected the policies, of validation data if there are any."""
+    """Runs without episodes are compared by their validation loss, else by their training loss."""
     cloned: dict[str, Any] = {"algorithm": "bc", "runner__dataset": "data"}
     write_run(tmp_path / "a", [3.0, 1.0], metric="validation/loss", env=None, **cloned)
     write_run(
@@ -402,7 +402,7 @@ def test_the_metric_of_runs_that_play_nothing(tmp_path: Path) -> None:
 
 
 def test_the_metric_of_the_runs(tmp_path: Path) -> None:
-    """What selected the best policies, if they agree; with the mode that they have for it."""
+    """The metric and mode that selected the best policies are used, if all runs agree."""
     own = {"metric": "eval/episode_length_mean", "mode": "min"}
     write_run(tmp_path / "a", [3.0, 1.0, 2.0], metric="eval/episode_length_mean", evaluation=own)
     assert compared(tmp_path).metric == "eval/episode_length_mean"
@@ -434,20 +434,20 @@ def test_the_metric_of_the_runs(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    """One message with key, value and what is expected."""
+    """One message contains key, value and what is expected."""
     with pytest.raises(ConfigError, match=message):
         compare_runs(**{"runs": ["a"], **settings})
 
 
 def test_seeds_that_come_twice_are_told(tmp_path: Path) -> None:
-    """A repetition of a run is no further sample."""
+    """Repeated seeds are reported, since repeating a run adds no sample."""
     write_runs(tmp_path, [1.0], [1.0])
     write_run(tmp_path / "again", [1.0], seed=1)
     assert "ppo on CartPole-v1: several runs have seed 1" in str(compared(tmp_path))
 
 
 def test_the_files(tmp_path: Path, pictures: dict[Path, Figure]) -> None:
-    """Numbers in full, tables and directories for people, a picture; they are replaced."""
+    """The CSV has full precision; Markdown and picture are written; all files are replaced."""
     write_runs(tmp_path, [1.0, 1 / 3], [1.0, 4 / 3])
     comparison = compared(tmp_path)
     (line,) = table(tmp_path)
@@ -466,8 +466,8 @@ def test_the_files(tmp_path: Path, pictures: dict[Path, Figure]) -> None:
 
 
 def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single runs, over them the mean with its band as far as all go; by steps and by time."""
-    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # of another test
+    """Single runs, their mean and its band up to the shortest run, by steps and by time."""
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # imported by another test
     write_runs(tmp_path, [0.0, 2.0, 4.0], [2.0, 4.0])
     write_run(tmp_path / "2", [7.0], algorithm="a2c")
     figure = figure_of(tmp_path, ppo="PPO", a2c="A2C")
@@ -497,7 +497,7 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rare_values_do_not_flatten_a_picture(
     tmp_path: Path, extreme: float, range_: tuple[float, float], text: list[str]
 ) -> None:
-    """An axis ends before them where they would take most of it, and says how far they go."""
+    """Outliers that would take up most of the axis are clipped, with a note of their range."""
     write_run(tmp_path / "0", [extreme, *np.linspace(0.0, 100.0, 39)])
     figure = figure_of(tmp_path)
     for axes in figure.axes:
@@ -512,11 +512,11 @@ def test_rare_values_do_not_flatten_a_picture(
 def test_where_the_mean_of_runs_is_drawn(
     tmp_path: Path, first: int, length: int, expected: tuple[float, ...] | None
 ) -> None:
-    """From the last beginning to the first end, at not too many places."""
+    """From the last first step to the first last step, at a limited number of points."""
     write_runs(tmp_path, [1.0] * length, [2.0] * max(length, 5))
     cut(tmp_path / "1", first)
     by_steps = figure_of(tmp_path).axes[0]
-    if expected is None:  # they have no step in common
+    if expected is None:  # the runs have no step in common
         assert (len(by_steps.lines), len(by_steps.collections)) == (2, 0)
         return
     steps = by_steps.lines[2].get_xdata()
@@ -525,7 +525,7 @@ def test_where_the_mean_of_runs_is_drawn(
 
 @pytest.mark.exhaustive
 def test_a_long_table_is_cut(tmp_path: Path) -> None:
-    """On the screen, and the picture has the best ones; the file has all rows."""
+    """Console and picture show the best groups; the file has all rows."""
     for i in range(MAX_ROWS + 2):
         write_run(tmp_path / str(i), [float(i)], algorithm__lr=0.1 + i)
     assert " more in " not in str(compared(tmp_path, *map(str, range(MAX_ROWS))))
@@ -539,7 +539,7 @@ def test_a_long_table_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_table_of_the_runs(tmp_path: Path) -> None:
-    """One row per run, with its last, best and tested result, for other tools."""
+    """`runs.csv` has one row per run, with its final, best and test result."""
     write_runs(tmp_path / "a", (1, 5, 3), (2, 4, 4), algorithm__lr=0.001)
     other = write_run(tmp_path / "b", [7], algorithm__lr=0.002)
     tests = {"best": {"episode_return_mean": 6.5, "epoch": 1}}
@@ -557,7 +557,7 @@ def test_a_table_of_the_runs(tmp_path: Path) -> None:
 
 
 def test_rliable_and_seaborn_read_the_table(tmp_path: Path) -> None:
-    """Two lines give the interquartile mean of rliable, equal to that of the comparison."""
+    """Two lines of code with rliable compute the same interquartile mean from `runs.csv`."""
     metrics = pytest.importorskip("rliable.metrics")
     pandas, seaborn = pytest.importorskip("pandas"), pytest.importorskip("seaborn")
     for seed, value in enumerate((1.0, 9.0, 4.0, 6.0, 8.0)):
@@ -604,7 +604,7 @@ WHITE = [0.95047, 1.0, 1.08883]
 
 @pytest.mark.parametrize("vision", VISION)
 def test_colours_that_every_reader_distinguishes(vision: str) -> None:
-    """The first eight are 30 apart or more in CIELAB, with each type of colour blindness."""
+    """The first eight differ by at least 30 in CIELAB, with each type of colour blindness."""
     rgb = np.array([[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in COLORS[:8]]) / 255
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     seen = np.clip(linear @ np.transpose(VISION[vision]), 0, 1)
@@ -616,7 +616,7 @@ def test_colours_that_every_reader_distinguishes(vision: str) -> None:
 
 
 def test_lines_differ_without_colours(tmp_path: Path, pictures: dict[Path, Figure]) -> None:
-    """In style; the plot is a vector graphic on request."""
+    """Lines differ in style; the plot is a vector graphic on request."""
     write_runs(tmp_path / "a", (1, 5, 3), (2, 4, 4))
     write_run(tmp_path / "b", [7, 8], algorithm="a2c")
     compared(tmp_path, plot_format="svg")

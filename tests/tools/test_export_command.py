@@ -27,18 +27,18 @@ HEAPS = {"_target_": "agent_envs.Heaps"}
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path, monkeypatch):
-    """An empty working directory."""
+    """Change to an empty working directory."""
     monkeypatch.chdir(tmp_path)
 
 
 def write_policy(env):
-    """The directory of a run with a best policy, which was not trained."""
+    """Save an untrained policy as the best policy of a run, and return it."""
     config = load_config({"algorithm": "ppo", "env": env, "model.hidden_sizes": [8], "seed": 0})
     made = EnvFactory.from_any(config.env)()
     here = made.observation_space, made.action_space
     made.close()
     model = make_joint_model(config.algorithm, config.model, {}, *here, 0)
-    settings = config_text(config).partition("# signature")[0]  # as of somebody else
+    settings = config_text(config).partition("# signature")[0]  # the configuration is unsigned
     PolicyWriter(*here, settings)(Path("run/best"), model.state_dict(), {})
     return TrainedPolicy(model, *here)
 
@@ -61,7 +61,7 @@ def write_policy(env):
     ),
 )
 def test_the_command(env, arguments, file, source, capsys):
-    """A file next to the policy, or where it is wanted; environments are played if they may be."""
+    """The file is written next to the policy or to `output`; a trusted environment is played."""
     write_policy(env)
     assert main(["-cn", "export", "run=run", "format=torch_export", *arguments]) == 0
     said = capsys.readouterr()
@@ -80,7 +80,7 @@ def test_the_command(env, arguments, file, source, capsys):
     ],
 )
 def test_wrong_settings(settings, problem):
-    """They are reported before anything is read."""
+    """Wrong settings raise ConfigError before any file is read."""
     with pytest.raises(ConfigError, match=problem):
         load_settings(ExportConfig, settings)
 
@@ -88,7 +88,7 @@ def test_wrong_settings(settings, problem):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_program_of_the_page_runs_without_this_package():
-    """Nor with PyTorch; it plays the episode that the policy plays."""
+    """The example of docs/export.md plays the policy's episode without maze_train and PyTorch."""
     pytest.importorskip("onnxruntime")
     policy = write_policy("CartPole-v1")
     export_policy(policy, "policy.onnx")

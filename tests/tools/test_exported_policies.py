@@ -1,4 +1,4 @@
-"""Exported files act like their policies: all families and formats, any batch size."""
+"""Exported files act like their policies, for all algorithms, formats and batch sizes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ CASES = {
 
 
 def build(name, **policies):
-    """The policy of a case, whose actions differ between observations."""
+    """Return the policy of a case, whose actions differ between observations."""
     make, *here, settings = CASES[name]
     settings, others = dict(settings), {}
     for key in ("num_quantiles", "dueling"):
@@ -93,7 +93,7 @@ def build(name, **policies):
 
 
 def observations(policy, n, seed=0):
-    """Observations in the form of a vector environment; all actions are legal in every second."""
+    """Return flattened observations of `n` environments; every second one allows all actions."""
     view = FlatView(policy.observation_space)
     drawn = dict(FlatView(batch_space(view.space, n)).read(sample(view.space, n, seed)))
     for key, leaf in drawn.items():
@@ -104,19 +104,19 @@ def observations(policy, n, seed=0):
 
 
 def sample(space, n, seed):
-    """A sample of a batch of observations."""
+    """Sample a batch of observations."""
     batched = batch_space(space, n)
     batched.seed(seed)
     return batched.sample()
 
 
 def named(start, leaves):
-    """Arrays by the names that they have in files."""
+    """Return arrays by their names in exported files."""
     return {f"{start}/{key}" if key else start: np.asarray(leaf) for key, leaf in leaves.items()}
 
 
 def opened(path, kind):
-    """Description of a file, and a function from arrays to arrays; nothing of this package."""
+    """Return the description of a file and a function that runs it, without using maze_train."""
     files = {formats.DESCRIPTION: ""}
     if kind == "onnx":
         session = pytest.importorskip("onnxruntime").InferenceSession(path)
@@ -133,7 +133,7 @@ def opened(path, kind):
 
 
 def check_actions(policy, run, given):
-    """A function does what the policy does, step by step."""
+    """Assert that a function returns the actions of the policy, step by step."""
     for n in (1, 6):
         policy.reset()
         state = {"state": np.zeros((n, getattr(policy.model, "state_size", 0)), np.float32)}
@@ -150,7 +150,7 @@ def check_actions(policy, run, given):
 
 
 def no_constant(word):
-    """Refuse what JSON does not have."""
+    """Raise AssertionError for NaN and infinities, which JSON does not have."""
     raise AssertionError(word)
 
 
@@ -162,11 +162,11 @@ EVERY += [(name, "onnx") for name in IN_ONNX[1:]] + [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")  # by PyTorch 2.6
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")  # PyTorch 2.6
 @pytest.mark.filterwarnings("ignore:Node lifted_tensor")
 @pytest.mark.parametrize("case", everyday(2, EVERY), ids=" as ".join)
 def test_a_file_acts_as_the_policy(tmp_path, case):
-    """In batches of other sizes, of a recurrent policy that continues; it says what it is."""
+    """An exported file matches the policy at other batch sizes and in recurrent steps."""
     name, kind = case
     if kind == "onnx":
         pytest.importorskip("onnxruntime")
@@ -186,9 +186,9 @@ def test_a_file_acts_as_the_policy(tmp_path, case):
 
 
 def test_what_is_not_read_is_not_asked_for(tmp_path):
-    """What the critic alone reads, rewards and ends of agents, who acts unless an agent remembers.
+    """Critic-only observations, rewards and dones are not inputs; `acts` only for recurrent agents.
 
-    Masks are read.
+    Action masks are inputs.
     """
     step = PolicyStep(build("agents"))
     assert PolicyStep(build("critic's own")).keys == ["gear"]
@@ -199,7 +199,7 @@ def test_what_is_not_read_is_not_asked_for(tmp_path):
 
 @sweep("name", CASES)
 def test_what_learning_alone_needs_is_left_out(name):
-    """Critics and targets, which are most of a model of SAC."""
+    """Critics and target networks are excluded."""
     weights = PolicyStep(build(name)).state_dict()
     assert weights
     assert not [key for key in weights if re.search("critic|target|value_head", key)]
@@ -207,7 +207,7 @@ def test_what_learning_alone_needs_is_left_out(name):
 
 @pytest.mark.exhaustive
 def test_one_of_several_agents(tmp_path):
-    """Its file takes its own observations; agents without networks have none."""
+    """The file of one agent takes only its observations; policies without networks are rejected."""
     policies = {
         "team": PolicyConfig(agents=["first", "second"]),
         "chance": PolicyConfig(agents=["other"], source="random"),
@@ -240,12 +240,12 @@ CHANGES = {
     "shape": (lambda name, x, call: x[:, None], "the file returns"),
     "failure": (lambda name, x, call: 1 // 0, "cannot be run: ZeroDivisionError"),
 }
-"""What is done to the outputs of a file, the first eight calls of which have one observation."""
+"""Changes to the outputs of a file, and the error; its first eight calls have one observation."""
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_differences_between_file_and_policy(tmp_path, monkeypatch, change):
-    """Beyond rounding they are an error that says by how much, and what was there stays."""
+    """Differences beyond rounding raise ExportError, and an existing file is kept."""
     function, problem = CHANGES[change]
     kind, calls = formats.FORMATS["torch_export"], itertools.count()
 
@@ -273,7 +273,7 @@ def test_differences_between_file_and_policy(tmp_path, monkeypatch, change):
 
 
 class Fickle(nn.Module):
-    """Chooses by its inputs what it computes."""
+    """Network with data-dependent control flow."""
 
     def forward(self, obs):
         values = obs[..., :4].float()
@@ -288,7 +288,7 @@ class Fickle(nn.Module):
     ],
 )
 def test_a_network_that_can_not_be_recorded(tmp_path, kind, problem):
-    """It is one error, and there is no file."""
+    """ExportError is raised, and no file is written."""
     if kind == "onnx":
         pytest.importorskip("onnxscript")
     policy = build("vector")
@@ -299,7 +299,7 @@ def test_a_network_that_can_not_be_recorded(tmp_path, kind, problem):
 
 
 def test_what_can_not_be_exported(tmp_path, monkeypatch):
-    """Formats that there are not, policies without networks, and packages that are missing."""
+    """Unknown formats, policies without networks, and missing packages raise an error."""
     policy = build("vector")
     with pytest.raises(ConfigError, match=r"format = 'onix': expected one of onnx.*mean 'onnx'"):
         export_policy(policy, tmp_path / "policy", format="onix")
@@ -313,7 +313,7 @@ def test_what_can_not_be_exported(tmp_path, monkeypatch):
 
 
 def test_a_policy_that_remembers_is_not_disturbed(tmp_path):
-    """Nor is it by the comparison, which starts over."""
+    """Exporting does not change the recurrent state of the policy."""
     policy, other = build("lstm"), build("lstm")
     seen = [observations(policy, 2, seed)[""] for seed in range(3)]
     for obs in seen[:2]:

@@ -1,4 +1,4 @@
-"""Policies on the Hugging Face hub: pushed, loaded and played, with a local server."""
+"""Policies on the Hugging Face Hub: pushed, loaded and played, with a local server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOLD = ("README.md", "learning_curve.png", "metrics.csv", "replay.mp4", "results
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
-    """A short run, with settings that are of no one else."""
+    """Return the result of a short run, with a writer whose settings must stay private."""
     place = tmp_path_factory.mktemp("home")
     return train(
         "CartPole-v1",
@@ -61,14 +61,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HubServer]:
-    """A hub on this machine, for which this process has the token of the owner."""
+    """Start a local hub; this process has the token of its owner."""
     pytest.importorskip("huggingface_hub")
     with HubServer() as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", server.url)
         patch.setenv("HF_TOKEN", OWNER_TOKEN)
         patch.setenv("HF_HUB_DISABLE_XET", "1")
         patch.setenv("NO_PROXY", "127.0.0.1")
-        # It reads them when it is imported, which another test may have done.
+        # huggingface_hub reads these variables on import, which an earlier test may have done.
         for name in [name for name in sys.modules if name.startswith("huggingface_hub")]:
             patch.delitem(sys.modules, name)
         yield server
@@ -76,7 +76,7 @@ def server() -> Iterator[HubServer]:
 
 @pytest.fixture
 def hub(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
-    """The hub without repositories, an empty cache, and an empty working directory."""
+    """Return the hub without repositories, with an empty cache and working directory."""
     constants = importlib.import_module(CONSTANTS)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -88,12 +88,12 @@ def hub(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> H
 
 
 def observations(n: int = 20) -> np.ndarray[Any, Any]:
-    """Some observations of CartPole."""
+    """Return random observations of CartPole."""
     return np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32)
 
 
 def test_a_pushed_policy_acts_as_that_of_the_run(hub: HubServer, trained: TrainingResult) -> None:
-    """What was pushed is loaded, from the newest commit, a branch, a commit, or a private place."""
+    """A pushed policy is loaded by repository, branch or commit, also from a private repository."""
     (film := trained.run_dir.parent / "a.mp4").write_bytes(b"film")
     pushed = push_to_hub(trained, NAME, private=True, film=str(film))
     assert pushed.name == f"hf://{NAME}"
@@ -109,7 +109,7 @@ def test_a_pushed_policy_acts_as_that_of_the_run(hub: HubServer, trained: Traini
 
 
 def test_only_what_a_policy_needs_is_downloaded(hub: HubServer, trained: TrainingResult) -> None:
-    """Of all files four are asked for, and once."""
+    """Loading a policy downloads its four files once."""
     push_to_hub(trained, NAME)
     hub.requests.clear()
     load_policy(f"hf://{NAME}")
@@ -125,7 +125,7 @@ def test_only_what_a_policy_needs_is_downloaded(hub: HubServer, trained: Trainin
 
 
 def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingResult) -> None:
-    """The film of an earlier policy goes with it; a custom card and other files stay."""
+    """Files of an earlier policy are deleted; a custom model card and other files are kept."""
     push_to_hub(trained, NAME)
     repository = hub.repositories[NAME]
     more = {"README.md": b"mine", "notes.txt": b"mine", "replay.mp4": b"film"}
@@ -141,7 +141,7 @@ def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingR
 def test_the_newest_video_of_a_rollout_is_uploaded(
     hub: HubServer, trained: TrainingResult, tmp_path: Path
 ) -> None:
-    """If this policy played in it; with the results that leaderboards read."""
+    """Only videos of the pushed policy are uploaded; `results.json` is written for leaderboards."""
     run = tmp_path / "run"
     shutil.copytree(trained.run_dir, run)
     known = {"algorithm": "ppo", "epoch": trained.summary.best_epoch}
@@ -197,7 +197,7 @@ def test_videos_that_are_not_uploaded(
 
 
 def test_nothing_of_the_machine_is_uploaded(hub: HubServer, trained: TrainingResult) -> None:
-    """No file holds the directory of the run, nor the settings of writers."""
+    """No uploaded file contains the run directory or the settings of writers."""
     push_to_hub(trained, NAME)
     files = hub.repositories[NAME].files()
     assert "writer_token" in (trained.run_dir / "config.yaml").read_text()
@@ -225,7 +225,7 @@ PRIVATE = {
 
 
 def test_paths_and_secrets_stay_here() -> None:
-    """Of texts the words that settings offer stay, names of classes, and those that one shares."""
+    """Of texts, only allowed values, class names and `share` keys are uploaded."""
     config = load_config({"algorithm": "bc", "env": "CartPole-v1", **PRIVATE})
     settings, left_out = shared_settings(config, ["env.kwargs.known"])
     assert settings["env"]["id"] == "CartPole-v1"
@@ -246,7 +246,7 @@ def test_paths_and_secrets_stay_here() -> None:
 
 
 def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
-    """Its head is YAML that the hub reads; figures match the run; its commands work."""
+    """The YAML header is valid for the hub, the results match the run, and the commands work."""
     push_to_hub(trained, NAME)
     _, head, text = hub.repositories[NAME].files()["README.md"].decode().split("---\n", 2)
     header = yaml.safe_load(head)
@@ -267,7 +267,7 @@ def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
 
 
 def test_the_score_of_a_policy(trained: TrainingResult, tmp_path: Path) -> None:
-    """Of an epoch that was not tested it matches its evaluation; without files there is none."""
+    """An untested epoch has the score of its evaluation; without files there is no score."""
     with (trained.run_dir / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     epoch = 1 if trained.summary.best_epoch == 2 else 2
@@ -280,7 +280,7 @@ def test_the_score_of_a_policy(trained: TrainingResult, tmp_path: Path) -> None:
 
 
 def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult) -> None:
-    """A link in a run to another file of the user is not uploaded."""
+    """Files outside the run that a link points to are not uploaded."""
     run, secret = Path(shutil.copytree(trained.run_dir, "run")), Path("secret.txt")
     secret.write_text("mine")
     Path("own").mkdir()
@@ -288,7 +288,7 @@ def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult
     picture.symlink_to(secret.absolute())
     assert "learning_curve.png" not in push_to_hub(str(run), NAME).files
     hub.requests.clear()
-    for place in ("best/policy.pt", "best"):  # a private policy
+    for place in ("best/policy.pt", "best"):  # links to a private policy
         shutil.move(run / place, own := Path("own").absolute() / Path(place).name)
         (run / place).symlink_to(own)
         with pytest.raises(ConfigError, match="a link to a file outside the run directory"):
@@ -301,7 +301,7 @@ def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult
 def test_the_command_line(
     hub: HubServer, trained: TrainingResult, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """`push` and `run=hf://...` work; results of a rollout are not written into the cache."""
+    """`push` and `run=hf://...` work; results of a rollout are not written to the cache."""
     assert main(["-cn", "push", f"run={trained.run_dir}", f"repo_id={NAME}"]) == 0
     assert f"hf://{NAME}: README.md, config.yaml" in capfd.readouterr().out
     hub.requests.clear()
@@ -318,7 +318,7 @@ def test_the_command_line(
 
 @pytest.mark.exhaustive
 def test_other_places_take_the_name(hub: HubServer, trained: TrainingResult) -> None:
-    """Agents act with it, an environment is built from it, and a run begins with it."""
+    """Policy sources, `make_env` and `base_run` accept the name of a repository."""
     push_to_hub(trained, NAME)
     assert read_source(f"hf://{NAME}").spaces[1] == trained.policy.action_space
     with pytest.raises(RunDirectoryError, match="has only one policy; remove :wolf"):
@@ -335,14 +335,14 @@ def test_other_places_take_the_name(hub: HubServer, trained: TrainingResult) -> 
 
 
 class Opens:
-    """A pickle of a stranger, which makes a file when it is loaded."""
+    """Object that creates a file when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return os.system, ("touch marker",)
 
 
 def stranger(trained: TrainingResult, **settings: Any) -> dict[str, bytes]:
-    """The files of the best policy, with other settings in its configuration."""
+    """Return the files of the best policy, with changed settings of the model."""
     best = trained.run_dir / "best"
     config = yaml.safe_load((best / "config.yaml").read_text())
     config["model"].update(settings)
@@ -351,7 +351,7 @@ def stranger(trained: TrainingResult, **settings: Any) -> dict[str, bytes]:
 
 
 def test_a_hostile_repository_runs_nothing(hub: HubServer, trained: TrainingResult) -> None:
-    """Neither a pickle, nor what settings name, nor files with names that lead upwards."""
+    """Pickles, targets in settings and file names with `..` execute and write nothing."""
     files = stranger(trained)
     pickled = pickle.dumps(Opens())
     score = json.dumps({"score": 1.0, "sha256": hashlib.sha256(pickled).hexdigest()}).encode()
@@ -377,7 +377,7 @@ def test_a_hostile_repository_runs_nothing(hub: HubServer, trained: TrainingResu
 def test_a_policy_that_fills_the_disk_is_not_downloaded(
     hub: HubServer, trained: TrainingResult
 ) -> None:
-    """Sizes are asked for first."""
+    """File sizes are checked before the download."""
     hub.publish("x/large", stranger(trained))
     hub.sizes["policy.pt"] = 1 << 40
     with pytest.raises(RunDirectoryError, match=r"has 1,099,5.* bytes; the limit is 4,294,967,296"):
@@ -393,7 +393,7 @@ def test_without_the_hub_the_last_download_is_used(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """One line says which commit; what was never downloaded is an error."""
+    """A note names the cached commit; without an earlier download an error is raised."""
     hub.publish(NAME, stranger(trained))
     hub.publish("me/other", stranger(trained))
     load_policy(f"hf://{NAME}")
@@ -401,7 +401,7 @@ def test_without_the_hub_the_last_download_is_used(
     package, constants = map(importlib.import_module, ("huggingface_hub", CONSTANTS))
     if how == "offline":
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        package.close_session()  # it remembers whether it is offline
+        package.close_session()  # the session caches the offline mode
     elif how == "gone":
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     hub.is_down = True
@@ -429,7 +429,7 @@ def test_without_the_hub_the_last_download_is_used(
 def test_names_that_lead_nowhere(
     hub: HubServer, trained: TrainingResult, name: str, problem: str
 ) -> None:
-    """The message says what is wrong; nothing is asked of the hub for a malformed name."""
+    """The error names the problem; a malformed name causes no request."""
     hub.publish(NAME, stranger(trained))
     with pytest.raises(RunDirectoryError, match=problem):
         load_policy(name)
@@ -439,7 +439,7 @@ def test_names_that_lead_nowhere(
 def test_who_may_not_write(
     hub: HubServer, trained: TrainingResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The refusal of the hub is reported with the remedy; a token may be given."""
+    """A rejected push raises an error with the remedy; a token can be passed."""
     monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 30)
     with pytest.raises(RunDirectoryError, match=r"was not pushed to .*HF_TOKEN"):
         push_to_hub(trained, NAME)
@@ -460,7 +460,7 @@ def test_who_may_not_write(
 def test_wrong_settings(
     hub: HubServer, trained: TrainingResult, settings: dict[str, Any], problem: str
 ) -> None:
-    """One message names key, value and what is expected; nothing is made on the hub."""
+    """One message contains key, value and what is expected; no repository is created."""
     given = {"run": trained.run_dir, "repo_id": NAME, **settings}
     with pytest.raises(ConfigError, match=problem):
         push_to_hub(**given)

@@ -1,4 +1,4 @@
-"""Searches: study, trials and their end, with runs that do not train."""
+"""Searches: study, trials and results, with runs that do not train."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ PATIENCE_S = 60.0
 
 
 def gamma_of(config: TrainConfig) -> float:
-    """A run whose value is a setting."""
+    """Return the value of a run, which is its `gamma`."""
     return float(vars(config.algorithm)["gamma"])
 
 
 class Runs:
-    """Runs of four epochs that do not train, in the place of `make_runner`."""
+    """Substitute for `make_runner` with runs of four epochs that do not train."""
 
     def __init__(self) -> None:
         self.metric = RETURN
@@ -56,11 +56,11 @@ class Runs:
         self.pictures: dict[str, Figure] = {}
 
     def save_picture(self, figure: Figure, path: Path, dpi: int) -> None:
-        """Keep it instead of writing a file, which takes long."""
+        """Keep the figure instead of saving it, which is slow."""
         self.pictures[path.name] = figure
 
     def runner_of(self, config: TrainConfig) -> SimpleNamespace:
-        """What takes the place of a runner."""
+        """Return a substitute for a runner."""
         runner = SimpleNamespace(
             callbacks=[], builder=SimpleNamespace(selection_metric=self.metric)
         )
@@ -68,7 +68,7 @@ class Runs:
         return runner
 
     def _rows(self, config: TrainConfig, callbacks: list[Any]) -> Iterator[dict[str, float]]:
-        """The rows of a run: its value grows over the epochs."""
+        """Yield the metrics of a run, whose value grows over the epochs."""
         assert config.run_dir is not None
         Path(config.run_dir).mkdir(parents=True, exist_ok=True)
         with (Path(config.run_dir) / "calls").open("a") as file:
@@ -91,7 +91,7 @@ class Runs:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    """Runs that do not train."""
+    """Replace `make_runner` by runs that do not train."""
     found = Runs()
     monkeypatch.setattr("maze_train.tools.search.make_runner", found.runner_of)
     monkeypatch.setattr("maze_train.core.report.save_picture", found.save_picture)
@@ -99,20 +99,20 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
-    """The rows of trials.csv."""
+    """Return the rows of trials.csv."""
     with (folder / "trials.csv").open() as file:
         return list(csv.DictReader(file))
 
 
 def column(folder: Path, name: str) -> list[str]:
-    """One column of trials.csv."""
+    """Return one column of trials.csv."""
     return [row[name] for row in rows_of(folder)]
 
 
 def test_a_search_ends_with_its_best_settings(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Printed as a command, and in files; what a trial prints goes to its own one."""
+    """The best settings are printed as a command and saved; output of trials goes to their logs."""
     given = ("total_steps=1000", "n_trials=4", "n_jobs=2", "algorithm.gamma=0.7")
     assert maze_run(*ONE, *given) == 0
     output = capfd.readouterr()
@@ -120,7 +120,7 @@ def test_a_search_ends_with_its_best_settings(
     values = [float(text) for text in column(study, "value")]
     assert column(study, "state") == ["complete"] * 4
     assert column(study, "algorithm.gamma") == [repr(value) for value in values]
-    assert values[0] == 0.7  # the settings as they are
+    assert values[0] == 0.7  # the configured settings
     assert 0.5 <= min(values) < max(values) <= 0.9
     best = yaml.safe_load((study / "best.yaml").read_text())
     assert best == {"algorithm.gamma": max(values)}
@@ -138,7 +138,7 @@ def test_a_search_ends_with_its_best_settings(
 def test_tables_that_can_not_be_written(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The search says so and continues; its trials are in the journal, and the tables follow."""
+    """The search continues with a warning; a later search writes the tables from the journal."""
     table = maze_run.folder / "s/trials.csv"
     table.mkdir(parents=True)
     assert maze_run(*ONE, "n_trials=3", "n_jobs=1") == 2
@@ -154,7 +154,7 @@ def test_tables_that_can_not_be_written(
 def test_a_study_goes_on_with_the_same_command(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As if it had not been stopped, for trials one after the other; other settings are refused."""
+    """Sequential trials continue as if never stopped; changed settings raise an error."""
     sampler = "sampler={name: tpe, n_startup_trials: 2}"
     for study, n_trials in (("whole", 6), ("s", 3), ("s", 6), ("s", 6)):
         assert maze_run(*ONE, sampler, f"study={study}", f"n_trials={n_trials}") == 0
@@ -185,7 +185,7 @@ def test_a_study_goes_on_with_the_same_command(
 def test_a_hopeless_trial_is_pruned(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By what others had at the same share of the run; it is counted and shown as such."""
+    """A trial below the median of others at the same progress is pruned, counted and displayed."""
     pruner = "pruner={name: median, n_startup_trials: 2, n_warmup_steps: 0}"
     runs.value = lambda config: 1.0 if gamma_of(config) == 0.99 else -gamma_of(config)
     grid = "search.algorithm.gamma=[0.99,0.5]"
@@ -203,7 +203,7 @@ def test_a_hopeless_trial_is_pruned(
 def test_a_trial_that_fails(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str], everything: bool
 ) -> None:
-    """It is reported and marked, and stops no other; only where all fail the search does."""
+    """A failed trial is reported and does not stop the search, unless all trials fail."""
 
     def value(config: TrainConfig) -> float:
         if everything or gamma_of(config) == 0.5:
@@ -234,7 +234,7 @@ def test_a_trial_that_fails(
 def test_a_search_that_is_interrupted_goes_on(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With the same trials in the same directories: runs continue at their checkpoints."""
+    """The same trials resume from their checkpoints, in the same directories."""
     both = FORK.Barrier(2)
 
     def after_epoch(config: TrainConfig, epoch: int) -> None:
@@ -267,7 +267,7 @@ def test_a_search_that_is_interrupted_goes_on(
 
 
 def test_trials_that_a_kill_ended_have_failed(maze_run: CommandLine, runs: Runs) -> None:
-    """Their own, or that of the search while the settings were chosen; the study continues."""
+    """Trials of a killed worker, and a trial without sampled settings, count as failed."""
 
     def after_epoch(config: TrainConfig, epoch: int) -> None:
         if config.run_dir == str(maze_run.folder / "s/1"):
@@ -285,7 +285,7 @@ def test_trials_that_a_kill_ended_have_failed(maze_run: CommandLine, runs: Runs)
 def test_what_the_first_trial_has(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The settings as they are, unless they lie elsewhere or are not wanted."""
+    """The first trial uses the configured settings if enabled and if they lie in the ranges."""
     told = "note: no trial uses the configured settings: algorithm.gamma = 0.99: outside"
     for study, settings, is_told in (
         ("a", ("algorithm.gamma=0.7",), False),
@@ -298,7 +298,7 @@ def test_what_the_first_trial_has(
 
 
 def test_losses_of_recorded_actions_are_minimised(maze_run: CommandLine, runs: Runs) -> None:
-    """Where behavioral cloning has no environment, the loss on its validation data decides."""
+    """Behavioral cloning without an environment minimises the validation loss."""
     runs.metric = "validation/loss"
     runs.value = lambda config: float(vars(config.algorithm)["lr"])
     cloning = ("algorithm=bc", "runner.dataset=recorded", "study=s", "value=final", "pruner=nop")
@@ -311,7 +311,7 @@ def test_losses_of_recorded_actions_are_minimised(maze_run: CommandLine, runs: R
 
 
 def test_seeds_of_a_trial(maze_run: CommandLine, runs: Runs) -> None:
-    """One run each below the directory of the trial; their mean is the value."""
+    """Each seed is a run below the directory of the trial; the value is their mean."""
     runs.value = lambda config: float(config.seed or 0)
     assert maze_run(*ONE, "n_trials=2", "n_seeds=3", "seed=4") == 0
     study = maze_run.folder / "s"
@@ -338,7 +338,7 @@ def test_seeds_of_a_trial(maze_run: CommandLine, runs: Runs) -> None:
 def test_what_is_best(
     maze_run: CommandLine, runs: Runs, settings: tuple[str, ...], best: str, value: float
 ) -> None:
-    """The metric that selects policies, unless another one is named; the best value or the last."""
+    """The default metric selects the policies; the value of a trial is its best or final value."""
     ranges = ("search.algorithm.gamma=[0.5,0.9]", "sampler=random", "n_trials=6", "pruner=nop")
     assert maze_run(*SEARCH, *ranges, *settings) == 0
     study = maze_run.folder / "s"
@@ -362,16 +362,16 @@ def test_what_is_best(
 def test_mistakes_are_told_before_the_first_trial(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], wrong: str, message: str
 ) -> None:
-    """One message, exit code 2, and nothing is written."""
+    """One message, exit code 2, and no files."""
     assert maze_run(*ONE, wrong) == 2
     assert f"maze-run: error: {message}" in capfd.readouterr().err
     assert maze_run.files() == []
 
 
 def test_ranges_of_a_file_can_be_changed(maze_run: CommandLine, runs: Runs) -> None:
-    """`search=<name>` chooses one, in a folder of the user, too; single ones are put over it.
+    """`search=<name>` selects ranges, also from a user's folder; single ranges can be overridden.
 
-    The command with the best settings is spelled as the command line wants it, without the search.
+    The printed command with the best settings omits the search.
     """
     ranges = "algorithm: {gamma: [0.9], lr: [0.1], max_grad_norm: [1]}\n"
     maze_run.write("own/search/mine.yaml", ranges)
@@ -387,7 +387,7 @@ def test_ranges_of_a_file_can_be_changed(maze_run: CommandLine, runs: Runs) -> N
 
 
 def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same study; its directory is named after environment and algorithm."""
+    """`search` runs the same study; its directory is named after environment and algorithm."""
     monkeypatch.chdir(tmp_path)
     ranges = {"algorithm.gamma": {"low": 0.5, "high": 0.9}}
     result = search("CartPole-v1", "ppo", ranges, n_trials=3, **{"algorithm.gamma": 0.9})
@@ -402,7 +402,7 @@ def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_search_where_rewards_cancel(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trials are compared by the metric that selects their policies."""
+    """Trials of zero-sum games are compared by the metric that selects their policies."""
     monkeypatch.chdir(tmp_path)
     runs.metric = "eval/vs_random/return_mean"
     ranges = {"algorithm.gamma": {"low": 0.5, "high": 0.9}}
@@ -415,7 +415,7 @@ def test_a_search_where_rewards_cancel(
 def test_trials_in_parallel_have_the_values_of_trials_one_after_the_other(
     tmp_path: Path,
 ) -> None:
-    """Each is a usual run, also one that was pruned; all of them can be compared."""
+    """Values do not depend on `n_jobs`; pruned trials are ordinary runs that can be compared."""
     ranges = {"algorithm.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
     settings: dict[str, Any] = {
         "env": "CartPole-v1",

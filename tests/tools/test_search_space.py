@@ -20,18 +20,18 @@ PPO = {"env": "CartPole-v1", "algorithm": "ppo"}
 
 
 def space_of(ranges: dict[str, Any], **settings: Any) -> Space:
-    """The space of a search with PPO."""
+    """Return the search space of a search with PPO."""
     config, own = load_search_config({**PPO, **settings, "search": ranges})
     return Space(config.ranges, own)
 
 
 def test_settings_of_searches_and_runs_have_other_names() -> None:
-    """Both stand side by side on the command line."""
+    """Settings of searches and of runs share the command line."""
     assert not field_of_key(SearchConfig).keys() & field_of_key(TrainConfig).keys()
 
 
 def test_ranges_are_found_at_any_depth() -> None:
-    """Nested as in a file, by dotted names, a list for choices; null takes a setting out."""
+    """Ranges are nested or dotted; lists are choices; null removes a range."""
     node = {
         "algorithm": {"lr": {"low": 1e-4, "high": 1e-2, "log": True}, "gamma": [0.9, 0.99]},
         "algorithm.batch_size": {"low": 64, "high": 256, "step": 64},
@@ -86,7 +86,7 @@ def test_ranges_are_found_at_any_depth() -> None:
     ],
 )
 def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
-    """One message with setting, value and what is expected; a run would refuse the value, too."""
+    """One message contains setting, value and what is expected; values must be valid for a run."""
     with pytest.raises(ConfigError) as caught:
         space_of(ranges)
     assert str(caught.value).startswith(message)
@@ -109,14 +109,14 @@ def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
-    """Settings of the search and of its runs are distinguished."""
+    """Errors name the settings of the search or those of its runs."""
     with pytest.raises(ConfigError) as caught:
         load_search_config({**PPO, "search": "ppo", **settings})
     assert str(caught.value).startswith(message)
 
 
 def test_distributions() -> None:
-    """Integers where the setting is one, also if the ends are spelled so for a number."""
+    """Ranges of integer settings are integers; ranges of floats may have integer bounds."""
     space = space_of(
         {
             "algorithm.lr": {"low": 1e-4, "high": 1e-2, "log": True, "linear": True},
@@ -161,7 +161,7 @@ def test_distributions() -> None:
 
 @sweep("name", list_options("search"))
 def test_shipped_ranges(name: str) -> None:
-    """Each algorithm has some, in which its own settings lie."""
+    """The shipped ranges include the defaults of the algorithm."""
     env = {"sac": "Pendulum-v1", "td3": "Pendulum-v1"}.get(name, "CartPole-v1")
     node = {"env": env, "algorithm": name, "search": name}
     config, settings = load_search_config({**node, "runner.dataset": "x" if name == "bc" else None})
@@ -172,18 +172,18 @@ def test_shipped_ranges(name: str) -> None:
 
 
 def test_every_algorithm_has_ranges() -> None:
-    """Those that derive from another one take its own."""
+    """Only algorithms derived from another one have no ranges."""
     assert set(list_options("algorithm")) - set(list_options("search")) == {"sacfd"}
 
 
 def test_settings_of_runs_among_those_of_a_user() -> None:
-    """For the command that trains with the best settings."""
+    """Settings of the search are removed for the command that trains with the best settings."""
     words = ["algorithm=ppo", "++n_trials=3", "++search.algorithm.lr=[1]", "search=ppo", "++seed=1"]
     assert without_search(words) == ["algorithm=ppo", "seed=1"]
 
 
 def test_values_and_names_for_people() -> None:
-    """Numbers with four digits; the last part of a name, where it is the only one."""
+    """Numbers are rounded to four digits; names are shortened if they are unambiguous."""
     assert [shown(text) for text in ("0.00123456", "linear_0.00123456", "tanh", "65536")] == [
         *("0.001235", "linear_0.001235", "tanh", "65536")
     ]

@@ -1,4 +1,4 @@
-"""Studies without processes: pruning, storage, and reports of trials."""
+"""Studies without worker processes: pruning, storage, and reports of trials."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ KEYS = ("algorithm.gamma", "algorithm.lr")
 
 
 def space_of() -> Space:
-    """Two settings from 0 to 1."""
+    """Return a search space of two settings from 0.1 to 0.9."""
     ranges = {key: SearchRange(low=0.1, high=0.9) for key in KEYS}
     return Space(ranges, {"env": "CartPole-v1", "algorithm": "ppo"})
 
 
 def test_what_ends_a_trial(tmp_path: Path) -> None:
-    """Neither a value that is not finite, nor one of a run that ends by itself."""
+    """Non-finite values, and runs that stop by themselves, are not pruned."""
     number = open_study(open_journal(tmp_path), "max").ask().number
     pruner = optuna.pruners.ThresholdPruner(lower=0.5, n_warmup_steps=10)
     task = TrialTask(number, tmp_path, {}, [0], "m", "max", "best", pruner)
@@ -52,12 +52,12 @@ def test_what_ends_a_trial(tmp_path: Path) -> None:
     assert (reasons, callback.pruned_at) == ([], 0)
     run.stop_reason = ""
     again = PruningCallback(task)
-    again.on_run_start(run)  # it was interrupted just then
+    again.on_run_start(run)  # resumed after an interruption at this point
     assert (reasons, again.pruned_at) == (["pruned at 20 %"], 20)
 
 
 def test_parts_of_optuna() -> None:
-    """A seed is added to that of the settings; pruning begins where curves tell something."""
+    """The seed of the settings is added to the sampler's; pruners have warm-up steps by default."""
     space = space_of()
 
     def drawn(node: Any, seed: int) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_parts_of_optuna() -> None:
 
 
 def test_settings_of_a_study(tmp_path: Path) -> None:
-    """They stay, but for those that newer versions have besides."""
+    """Settings of a study cannot change, except settings added by newer versions."""
     check_settings(tmp_path, {"a": 1})
     check_settings(tmp_path, {"a": 1, "b": 2})
     with pytest.raises(ConfigError, match=r"a = 2: the study in .* has 1"):
@@ -80,7 +80,7 @@ def test_settings_of_a_study(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", ["waiting", "running", "complete"])
 def test_trials_with_other_choices(tmp_path: Path, state: str) -> None:
-    """A journal that was edited, or matches a stranger, is named; no traceback is printed."""
+    """An edited or untrusted journal raises an error that names it."""
     study = open_study(open_journal(tmp_path), "max")
     if state == "waiting":
         study.enqueue_trial({"algorithm.gamma": "0.7"})
@@ -100,7 +100,7 @@ def test_trials_with_other_choices(tmp_path: Path, state: str) -> None:
 
 @pytest.mark.parametrize("direction", everyday(1, ["minimize", "maximize"]))
 def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
-    """Then those that were pruned, with their last values; the picture has the best so far."""
+    """Trials are sorted from best to worst; the picture shows the best value so far."""
     space, study = space_of(), optuna.create_study(direction=direction)
 
     def add(state: str, value: float | None = None, reports: Any = ()) -> None:
@@ -113,7 +113,7 @@ def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
     for value in (3.0, 1.0, 2.0):
         add("COMPLETE", value)
     result = result_of(study, space, tmp_path, "m", [])
-    assert len(draw_search(result, study, space).axes) == 3  # too few for importances
+    assert len(draw_search(result, study, space).axes) == 3  # too few trials for importances
     add("PRUNED", reports={5: 7.0, 10: 8.0})
     add("FAIL")
     add("COMPLETE", 4.0)
@@ -141,7 +141,7 @@ def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
     ids=["deep", "pickle", "text", "list", "no fields", "pipe"],
 )
 def test_a_journal_that_is_none(tmp_path: Path, content: bytes | None) -> None:
-    """One error that names the file, at once."""
+    """An error names the file."""
     path = tmp_path / "study.journal"
     os.mkfifo(path) if content is None else path.write_bytes(content)
     with pytest.raises(RunDirectoryError, match=r"study\.journal (cannot be read|is not)"):
@@ -149,7 +149,7 @@ def test_a_journal_that_is_none(tmp_path: Path, content: bytes | None) -> None:
 
 
 def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
-    """No one waits for it; what cannot be removed is named."""
+    """The stale lock is removed; if this fails, the error names it."""
     lock = tmp_path / "study.journal.lock"
     lock.symlink_to(tmp_path / "study.journal")
     release_journal(tmp_path)
@@ -160,7 +160,7 @@ def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
 
 
 def test_settings_that_are_damaged(tmp_path: Path) -> None:
-    """Aliases, which could grow without end, and deep lists are refused."""
+    """YAML aliases and deep nesting raise an error."""
     for text in ("a: &a [1]\nb: *a", "[" * 1000, "{"):
         (tmp_path / "study.yaml").write_text(text)
         with pytest.raises(RunDirectoryError, match=r"study\.yaml is damaged"):

@@ -18,7 +18,7 @@ RUN = RunInfo(title="PPO on [CartPole]", total_env_steps=100_000, n_epochs=50)
 
 
 class Clock:
-    """Time that passes when the test says so."""
+    """Clock that is advanced by the test."""
 
     now = 100.0
 
@@ -27,13 +27,13 @@ class Clock:
 
 
 def make_row(epoch: int, **returns: float) -> dict[str, float]:
-    """A row of metrics with 2,000 environment steps per epoch."""
+    """Return a row of metrics with 2,000 environment steps per epoch."""
     row: dict[str, float] = {"epoch": epoch, "updates": epoch, "env_steps": 2000 * epoch}
     return {**row, **{f"{name}/episode_return_mean": value for name, value in returns.items()}}
 
 
 def make_console(*, is_terminal: bool = False, width: int = 80) -> Console:
-    """A console that keeps what is printed."""
+    """Return a console that writes to a buffer."""
     return Console(file=StringIO(), force_terminal=is_terminal, width=width, legacy_windows=False)
 
 
@@ -45,7 +45,7 @@ def started(
     width: int = 80,
     **more: Any,
 ) -> tuple[ConsoleWriter, Clock, Console]:
-    """A writer of a run that has begun."""
+    """Return a started writer, with its clock and console."""
     clock, console = Clock(), make_console(is_terminal=is_terminal, width=width)
     writer = ConsoleWriter(mode, console=console, clock=clock, **more)
     writer.start(run)
@@ -53,13 +53,13 @@ def started(
 
 
 def output(console: Console) -> str:
-    """What was printed."""
+    """Return the printed text."""
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
 
 def test_lines_come_once_per_interval_and_at_the_end() -> None:
-    """At most one line per second, the last epoch in any case, the best evaluation kept."""
+    """At most one line per second, always the last epoch, and the best evaluation so far."""
     writer, clock, console = started()
     for epoch in range(1, 6):
         clock.now += 0.4
@@ -74,7 +74,7 @@ def test_lines_come_once_per_interval_and_at_the_end() -> None:
 
 
 def test_evaluations_scroll_by_above_the_bar() -> None:
-    """Of a terminal; at most one per second."""
+    """A terminal shows at most one evaluation per second."""
     writer, clock, console = started(is_terminal=True)
     for epoch in range(1, 5):
         clock.now += 0.6
@@ -88,7 +88,7 @@ def test_evaluations_scroll_by_above_the_bar() -> None:
 
 
 def test_the_outcome_of_a_run() -> None:
-    """Steps past the limit are explained; a run that failed at once has no outcome."""
+    """An exceeded limit is explained; a run that failed immediately has no outcome."""
     writer, _, console = started()
     writer.finish({"stop_reason": "error", "epochs": 0, "env_steps": 0})
     assert output(console) == "PPO on [CartPole]\n"
@@ -100,7 +100,7 @@ def test_the_outcome_of_a_run() -> None:
 
 
 def test_without_a_limit_there_is_no_eta() -> None:
-    """A run without limits shows no invented end, and a return that is NaN is left out."""
+    """A run without limits shows no time remaining; NaN returns are omitted."""
     writer, clock, console = started(RunInfo(), line_interval_s=0)
     clock.now += 1
     writer.write(make_row(3, train=math.nan))
@@ -109,7 +109,7 @@ def test_without_a_limit_there_is_no_eta() -> None:
 
 
 def test_the_eta_of_a_continued_run_counts_its_own_steps() -> None:
-    """Steps made before the checkpoint are neither speed nor progress of this process."""
+    """Steps before the checkpoint count neither for speed nor for remaining time."""
     past = tuple(make_row(epoch, eval=float(epoch)) for epoch in range(1, 26))
     writer, clock, console = started(RunInfo(total_env_steps=100_000, past_rows=past))
     clock.now += 10
@@ -118,7 +118,7 @@ def test_the_eta_of_a_continued_run_counts_its_own_steps() -> None:
 
 
 def test_a_limit_of_time_counts_too() -> None:
-    """Also alone, and with the seconds before the run was continued."""
+    """The wall time before resuming counts towards the limit."""
     for before, expected in ((0.0, "0:01:15"), (50.0, "0:00:25")):
         past = ({**make_row(1), "time/total_s": before},)
         run = RunInfo(max_wall_time_s=100.0, total_env_steps=10**9, past_rows=past)
@@ -129,7 +129,7 @@ def test_a_limit_of_time_counts_too() -> None:
 
 
 def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing where it is to be quiet, plain lines where there is no terminal, no other modes."""
+    """`quiet` prints nothing, `auto` prints lines without a terminal; other modes are errors."""
     lines = "PPO on [CartPole]\nepoch  1/50     2k/100k steps"
     for mode, start in (("quiet", ""), ("auto", lines)):
         writer = ConsoleWriter(mode)  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )  # fmt: skip
 def test_where_the_time_went(seconds: dict[str, float], expected: str) -> None:
-    """In percent of all epochs, those before a run was continued included."""
+    """Percentages cover all epochs, including those before resuming."""
     halves = {f"time/{name}_s": value / 2 for name, value in seconds.items()}
     past = RunInfo(past_rows=({**make_row(1), **halves},))
     writer, clock, _ = started(past)
@@ -164,7 +164,7 @@ def test_where_the_time_went(seconds: dict[str, float], expected: str) -> None:
 
 
 def test_the_summary_is_aligned_and_says_what_happened() -> None:
-    """Numbers of the summary win; the others come from the rows and the clock."""
+    """Values of the summary take precedence over those of the rows and the clock."""
     writer, clock, console = started(RunInfo(run_dir=Path("runs/" + "x" * 100)), line_interval_s=0)
     empty = [text for _, text in writer._status.outcome({}, clock.now)][:5]
     assert empty == ["training ended", "0", "0", "0:00:00", "- steps/s"]
@@ -174,7 +174,7 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
     test = {"epoch": 50, "episode_return_mean": 468.0, "episode_return_std": 11.5, "episodes": 100}
     tests = {"last": test, "best": {**test, "episode_return_mean": 475.25}}
     assert dict(writer._status.outcome({}, clock.now))["best return"] == "480.0 at epoch 49"
-    end = {"stop_reason": "total_steps reached", "best_epoch": 50}  # one that was as good
+    end = {"stop_reason": "total_steps reached", "best_epoch": 50}  # an epoch with an equal result
     writer.finish({**end, "final_test": tests})
     assert output(console).splitlines()[2:] == [
         "",
@@ -193,7 +193,7 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_the_bar_fits_its_terminal(width: int) -> None:
-    """One line at every width; the least important numbers give way."""
+    """One line at every width; the least important values are dropped."""
     writer, clock, _ = started(mode="bar", is_terminal=True, width=width)
     clock.now += 10
     writer.write(make_row(10, train=123.4, eval=234.5))
@@ -209,7 +209,7 @@ def test_the_bar_fits_its_terminal(width: int) -> None:
 
 
 def test_the_terminal_is_given_back() -> None:
-    """After `close` the cursor is visible and standard output is the original, also in errors."""
+    """After `close` the cursor is visible and standard output is restored, also after errors."""
     original = sys.stdout
     writer, _, console = started(mode="bar", is_terminal=True)
     assert sys.stdout is not original

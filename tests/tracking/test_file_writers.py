@@ -31,7 +31,7 @@ ROWS: list[dict[str, float]] = [
 
 
 def write_all(writer: MetricsWriter, run: RunInfo, rows: list[dict[str, float]]) -> None:
-    """The life of a writer."""
+    """Call all methods of a writer."""
     writer.start(run)
     for row in rows:
         writer.write(row)
@@ -40,7 +40,7 @@ def write_all(writer: MetricsWriter, run: RunInfo, rows: list[dict[str, float]])
 
 
 def test_csv_reads_back_exactly(tmp_path: Path) -> None:
-    """Random floats of every size, numpy scalars and infinities come back bit for bit."""
+    """Random floats of every size, numpy scalars and infinities are read back bit for bit."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=50) * 10.0 ** rng.integers(-200, 200, size=50)
     rows: list[dict[str, float]] = [
@@ -68,7 +68,7 @@ def test_csv_grows_columns(tmp_path: Path) -> None:
 
 
 def test_csv_continues_a_run(tmp_path: Path) -> None:
-    """Rows after the checkpoint are replaced; those of a run that it does not continue are kept."""
+    """Rows after the checkpoint are replaced; rows of an unrelated run are kept in another file."""
     run, more = RunInfo(run_dir=tmp_path), {**ROWS[0], "epoch": 3}
     write_all(CSVWriter(), run, [*ROWS, more])
     whole = (tmp_path / "metrics.csv").read_text()
@@ -83,7 +83,7 @@ def test_csv_continues_a_run(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_keeps_its_rows(tmp_path: Path) -> None:
-    """Every row is in the file as soon as it is written: nothing has to be closed."""
+    """Rows are written immediately, so the file is complete without `close`."""
     writer = CSVWriter()
     writer.start(RunInfo(run_dir=tmp_path))
     for count in (1, 2):
@@ -109,14 +109,14 @@ def test_tensorboard_continues_a_run(tmp_path: Path) -> None:
 
 
 def test_a_name_is_a_folder_that_tensorboard_shows(tmp_path: Path) -> None:
-    """It is the end of the path by which TensorBoard calls a run."""
+    """TensorBoard displays the end of the path as the name of a run."""
     name = "algorithm.lr=0.001,seed=2"
     write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path / "0", name=name), ROWS)
     assert {file.parent for file in tmp_path.rglob("events.*")} == {tmp_path / "0" / name}
 
 
 def test_the_summary_is_valid_json(tmp_path: Path) -> None:
-    """NaN and infinities are null; numpy, paths and nested values are plain."""
+    """NaN and infinities become null; numpy values, paths and nested values are converted."""
     values: list[tuple[Any, Any]] = [
         (math.nan, None),
         (np.float32(math.inf), None),
@@ -136,7 +136,7 @@ def test_the_summary_is_valid_json(tmp_path: Path) -> None:
 def test_the_life_of_a_writer(
     kind: type[MetricsWriter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a directory nothing is written; `close` may be called again, and before `start`."""
+    """Without a directory nothing is written; `close` may be called twice and before `start`."""
     monkeypatch.chdir(tmp_path)
     writer = kind()
     writer.close()
@@ -155,7 +155,7 @@ FINISHING = [CSVWriter, TensorBoardWriter, JSONSummaryWriter, LearningCurveWrite
 def test_a_run_that_ends_before_its_first_row(
     kind: type[MetricsWriter], reason: str, tmp_path: Path
 ) -> None:
-    """Only a callback has logged something; the outcome is written."""
+    """Writers finish without a row, even if a callback has logged text."""
     summary = TrainingSummary(reason, 0, 1, 64, 1.0, 64.0, math.nan, 0, math.nan)
     test = {"episodes": 1.0, "episode_return_mean": 2.0, "episode_return_std": 0.0, "epoch": 0.0}
     writer = kind()
@@ -167,7 +167,7 @@ def test_a_run_that_ends_before_its_first_row(
 
 
 def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
-    """A file that vanished is reported, points of TensorBoard are in its file."""
+    """`sync` writes TensorBoard's points, and raises an error if the file was deleted."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     writer, board = CSVWriter(), TensorBoardWriter()
@@ -187,7 +187,7 @@ def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
 
 
 def test_tensorboard_has_the_settings(tmp_path: Path) -> None:
-    """As a text."""
+    """The settings are stored as text."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     writer = TensorBoardWriter()
@@ -203,7 +203,7 @@ def test_tensorboard_has_the_settings(tmp_path: Path) -> None:
 def board_run(
     folder: Path, config: dict[str, Any], reason: str, resumed_at_step: int | None = None
 ) -> None:
-    """A run of two epochs with an evaluation in the second one."""
+    """Write a run of two epochs with an evaluation in the second one."""
     writer, metric = TensorBoardWriter(), "eval/episode_return_mean"
     past = tuple(ROWS[: resumed_at_step is not None])
     writer.start(
@@ -217,7 +217,7 @@ def board_run(
 
 
 def hparams_of(logdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Columns and runs of the tab HParams, by name, from TensorBoard's plug-in."""
+    """Return columns and runs of the HParams tab, by name, from TensorBoard's plug-in."""
     from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
     from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
     from tensorboard.context import RequestContext
@@ -244,14 +244,14 @@ def hparams_of(logdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_the_table_of_hyperparameters(tmp_path: Path) -> None:
-    """It has the columns of all runs, their status, and the best, last and tested result."""
+    """The table has the settings of all runs, their status, and best, last and test results."""
     from tensorboard.plugins.hparams.api_pb2 import Status
 
     ppo = {"seed": 1, "total_steps": None, "algorithm": {"lr": 0.5, "clip_range": 0.2, "a": [1]}}
     sac = {"seed": 2, "total_steps": 90, "algorithm": {"lr": "linear_0.001", "tau": True}}
     board_run(tmp_path / "ppo", ppo, "total_steps")
     board_run(tmp_path / "sac", sac, "error")
-    for logdir in (tmp_path, tmp_path / "sac"):  # Both ways to start TensorBoard.
+    for logdir in (tmp_path, tmp_path / "sac"):  # both ways to start TensorBoard
         columns, runs = hparams_of(logdir)
         assert "algorithm.tau" in columns
     columns, runs = hparams_of(tmp_path)
@@ -268,7 +268,7 @@ def test_the_table_of_hyperparameters(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_in_the_table_of_hyperparameters(tmp_path: Path) -> None:
-    """It has its new settings and its new status."""
+    """The table shows the new settings and status."""
     from tensorboard.plugins.hparams.api_pb2 import Status
 
     board_run(tmp_path, {"total_steps": 2000}, "interrupted")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_rows(n: int) -> list[dict[str, float]]:
-    """Rows of n epochs with an evaluation after every second one, best at epoch 6."""
+    """Return rows of n epochs with an evaluation every second epoch, best at epoch 6."""
     rows: list[dict[str, float]] = []
     for i in range(1, n + 1):
         row = {"epoch": i, "env_steps": 1000 * i, "train/episode_return_mean": float(i)}
@@ -29,7 +29,7 @@ def make_rows(n: int) -> list[dict[str, float]]:
 
 
 def test_the_figure_shows_training_evaluation_and_the_best() -> None:
-    """Curves have the numbers of the rows; the mark is on the best evaluation."""
+    """Curves contain the values of the rows; the best evaluation is marked."""
     figure = draw_learning_curve(make_rows(10), RunInfo(title="PPO on X"))
     axes = figure.axes[0]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -46,7 +46,7 @@ def test_the_figure_shows_training_evaluation_and_the_best() -> None:
 
 
 def test_values_that_are_missing_or_nan_are_left_out() -> None:
-    """An epoch in which no episode ended has no point."""
+    """Epochs without a finished episode have no point."""
     rows = make_rows(4)
     rows[0]["train/episode_return_mean"] = float("nan")
     del rows[1]["train/episode_return_mean"]
@@ -60,7 +60,7 @@ def test_values_that_are_missing_or_nan_are_left_out() -> None:
 
 
 def test_results_against_an_opponent_are_drawn_where_they_select() -> None:
-    """Returns of a policy against itself stay where they are."""
+    """If an opponent selects the best policy, self-play returns are not drawn."""
     metric = "eval/vs_random/win_rate"
     rows = [{**row, metric: row["epoch"] / 4} for row in make_rows(4)]
     axes = draw_learning_curve(rows, RunInfo(metric=metric)).axes[0]
@@ -70,7 +70,7 @@ def test_results_against_an_opponent_are_drawn_where_they_select() -> None:
 
 
 def test_losses_are_drawn_where_one_selects() -> None:
-    """Of those that there are; returns are drawn before losses."""
+    """Losses with values are drawn, unless there are returns."""
     names = ("train/policy_loss", "validation/policy_loss")
     rows = [{"env_steps": 10 * i, names[0]: 1 / i, names[1]: 2 / i} for i in (1, 2)]
     run = RunInfo(metric="validation/loss", mode="min")
@@ -83,7 +83,7 @@ def test_losses_are_drawn_where_one_selects() -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 2, 60])
 def test_the_picture_can_be_opened(tmp_path: Path, n: int) -> None:
-    """A PNG of the expected size that is not blank; none of a run without an epoch."""
+    """The PNG has the expected size and is not blank; a run without epochs has none."""
     writer = LearningCurveWriter()
     rows = make_rows(n)
     writer.start(RunInfo(run_dir=tmp_path, title="A2C", past_rows=tuple(rows[:1])))

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def test_columns_have_a_fixed_order_of_groups() -> None:
-    """Counters, train, eval, others, time; the order within a group matches appearance."""
+    """Counters, train, eval, others, time; within a group, the order of appearance."""
     names = ["time/a", "x/b", "eval/c", "train/z", "env_steps", "train/a", "epoch", "updates"]
     expected = ["epoch", "updates", "env_steps", "train/z", "train/a", "eval/c", "x/b", "time/a"]
     assert ordered_columns([*names, *names]) == expected
 
 
 def test_reading(tmp_path: Path) -> None:
-    """Lines without their end are no rows; those after the checkpoint and pipes are left out."""
+    """Incomplete lines and rows after the checkpoint are skipped; a pipe raises an error."""
     path = tmp_path / "metrics.csv"
     assert read_rows(path) == []
     path.touch()
@@ -46,7 +46,7 @@ def test_reading(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", [b"1,2,3", b"1", b"one,2", b"1,2\xff", b"1,\0", b"1" * 200_000])
 def test_a_damaged_file_is_named(tmp_path: Path, line: bytes) -> None:
-    """The error gives the file, whose path may be text."""
+    """The error names the file, whose path may be a string."""
     path = tmp_path / "metrics.csv"
     path.write_bytes(b"epoch,env_steps\n" + line + b"\n")
     with pytest.raises(RunDirectoryError, match=r"metrics\.csv (line 2 )?is damaged"):
@@ -54,7 +54,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, line: bytes) -> None:
 
 
 def test_no_link_is_written_through(tmp_path: Path) -> None:
-    """Neither one in the place of the file, nor one in that of what is written beside."""
+    """Links in place of the file or of its temporary file are replaced, not followed."""
     other = tmp_path / "other.txt"
     other.write_text("mine")
     for name in ("x.txt", f".x.txt.{os.getpid()}.tmp"):
@@ -66,7 +66,7 @@ def test_no_link_is_written_through(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    """The file is replaced by a complete one or not at all, and nothing is left next to it."""
+    """The file is replaced completely or not at all, and no temporary file remains."""
     path = tmp_path / "below" / "x.txt"
     with atomic_write(path) as file:
         file.write(b"old")

@@ -40,7 +40,7 @@ from maze_train.tracking.services import check_answers, mlflow_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What the packages themselves warn of is not for these tests to judge.
+# Warnings of the packages themselves are not tested.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 ROW = {"epoch": 1, "updates": 2, "env_steps": 300, "league/main@3/win_rate": 0.5}
@@ -51,7 +51,7 @@ BLOCK = 1 << 15
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Neither runs nor telemetry leave this machine."""
+    """Keep runs and telemetry on this machine."""
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path_factory.mktemp("wandb_data")))
     for name, value in (("WANDB_MODE", "offline"), ("MLFLOW_DISABLE_TELEMETRY", "true")):
         monkeypatch.setenv(name, value)
@@ -60,7 +60,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """The directory of a run, with a policy and a film."""
+    """Return the directory of a run with a policy and a video."""
     for name in ("best/policy.pt", "film/videos/a.mp4", "wandb/copy.mp4", "mlartifacts/copy.mp4"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
@@ -68,7 +68,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def write_run(writer: MetricsWriter, run_dir: Path | None, reason: str, **more: Any) -> None:
-    """A run of two epochs that was continued after the first one."""
+    """Write a run of two epochs that was resumed after the first one."""
     info = RunInfo(run_dir=run_dir, title="PPO on X", config=CONFIG, past_rows=(ROW,), **more)
     with Tracker([writer], info) as tracker:
         tracker.write(MORE)
@@ -76,11 +76,11 @@ def write_run(writer: MetricsWriter, run_dir: Path | None, reason: str, **more: 
 
 
 def records(run_dir: Path) -> Iterator[Any]:
-    """What the newest offline run of wandb has written: records, in blocks, with headers."""
+    """Yield the records in the newest offline file of wandb, a sequence of blocks with headers."""
     import wandb
     from wandb.proto import wandb_internal_pb2
 
-    wandb.teardown()  # its process writes the rest
+    wandb.teardown()  # flushes wandb's process
     path = max(run_dir.glob("wandb/offline-run-*/run-*.wandb"), key=lambda p: p.stat().st_mtime_ns)
     data, place, held = path.read_bytes(), 7, b""
     while place < len(data):
@@ -90,7 +90,7 @@ def records(run_dir: Path) -> Iterator[Any]:
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
         held += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # complete record, or its last chunk
             record = wandb_internal_pb2.Record()
             record.ParseFromString(held)
             held = b""
@@ -98,13 +98,13 @@ def records(run_dir: Path) -> Iterator[Any]:
 
 
 def items(found: Any) -> dict[str, Any]:
-    """Names and values of a record."""
+    """Return names and values of a record."""
     return {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in found}
 
 
 @pytest.mark.parametrize(("reason", "code"), [("total_steps", 0), ("error", 1)])
 def test_wandb(run_dir: Path, reason: str, code: int) -> None:
-    """Configuration, curves, outcome, the best policy as an artifact, and films."""
+    """Configuration, curves, outcome, the best policy as an artifact, and videos."""
     pytest.importorskip("wandb")
     write_run(WandbWriter(project="p", tags=["mine"]), run_dir, reason)
     by_kind: dict[str, list[Any]] = {}
@@ -133,7 +133,7 @@ def test_wandb(run_dir: Path, reason: str, code: int) -> None:
 
 
 def test_two_runs_of_wandb_in_a_process(tmp_path: Path) -> None:
-    """Each has its rows, and nothing is kept that is not there."""
+    """Each run has its own rows, and no artifact if there is no policy."""
     pytest.importorskip("wandb")
     trackers = [Tracker([WandbWriter()], RunInfo(run_dir=tmp_path / name)) for name in "ab"]
     for name in "ab":
@@ -154,7 +154,7 @@ def test_two_runs_of_wandb_in_a_process(tmp_path: Path) -> None:
 
 
 def continued(writer: MetricsWriter, run_dir: Path | None) -> None:
-    """Train for two epochs, and again from the checkpoint of the first one for three."""
+    """Train two epochs, resume from the checkpoint of the first, and train until the third."""
     start = RunInfo(run_dir=run_dir, title="PPO on X", config=CONFIG)
     with Tracker([writer], start) as tracker:
         tracker.write(ROW)
@@ -167,7 +167,7 @@ def continued(writer: MetricsWriter, run_dir: Path | None) -> None:
 
 
 def test_a_resumed_run_continues_its_run_of_wandb(tmp_path: Path) -> None:
-    """It has the same id; rows before the checkpoint are not written again."""
+    """The resumed run has the same id; rows before the checkpoint are not written again."""
     pytest.importorskip("wandb")
     continued(WandbWriter(), tmp_path)
     ids = {path.name.rpartition("-")[2] for path in tmp_path.glob("wandb/offline-run-*")}
@@ -179,7 +179,7 @@ def test_a_resumed_run_continues_its_run_of_wandb(tmp_path: Path) -> None:
 
 
 class FakeRun:
-    """A run on a server that has all rows up to a step."""
+    """Run on a server that has all rows up to a step."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.arguments = arguments
@@ -189,17 +189,17 @@ class FakeRun:
         self.summary: dict[str, Any] = {}
 
     def log(self, row: dict[str, float], step: int) -> None:
-        """Keep the step of a row."""
+        """Record the step of a row."""
         self.rows.append(step)
 
     def finish(self, exit_code: int) -> None:
-        """End it."""
+        """Do nothing."""
 
 
 def test_a_server_of_wandb_gets_each_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resumed run asks for its run, and skips the rows that the server has."""
+    """A resumed run requests its wandb run, and skips rows that the server already has."""
     wandb = pytest.importorskip("wandb")
     runs: list[FakeRun] = []
 
@@ -218,7 +218,7 @@ def test_a_server_of_wandb_gets_each_row_once(
 
 
 def test_a_run_that_was_deleted_from_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says how to start another one."""
+    """The error explains how to start a new wandb run."""
     wandb = pytest.importorskip("wandb")
     (tmp_path / "services.json").write_text('{"wandb:/maze_train": "gone"}')
 
@@ -232,7 +232,7 @@ def test_a_run_that_was_deleted_from_wandb(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_names_and_groups_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a sweep they say what differs; the variables of wandb hold where nothing is given."""
+    """A sweep sets name and group; wandb's environment variables apply to other settings."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_PROJECT", "ours")
     info = RunInfo(run_dir=tmp_path, title="PPO on X", name="seed=2", group="2026-01-02")
@@ -252,7 +252,7 @@ def test_names_and_groups_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_wandb_refuses(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """Ends the run before it has begun."""
+    """The error is raised before training starts."""
     pytest.importorskip("wandb")
     tracker = Tracker([WandbWriter(**arguments)], RunInfo(run_dir=tmp_path))
     with pytest.raises(ConfigError, match=message), tracker:
@@ -260,7 +260,7 @@ def test_what_wandb_refuses(arguments: dict[str, Any], message: str, tmp_path: P
 
 
 def runs_of_mlflow(uri: str, experiment: str = "maze_train") -> tuple[Any, list[Any]]:
-    """A client, and all runs of an experiment, the newest one first."""
+    """Return a client and all runs of an experiment, newest first."""
     import mlflow
 
     client = mlflow.MlflowClient(tracking_uri=uri)
@@ -269,7 +269,7 @@ def runs_of_mlflow(uri: str, experiment: str = "maze_train") -> tuple[Any, list[
 
 
 def test_names_of_mlflow_in_other_scripts() -> None:
-    """They stay different, in the characters that MLflow accepts."""
+    """Names remain distinct and use only characters that MLflow accepts."""
     names = ["train/狼/return", "train/羊/return", "train/é/return", "train/🐺/return"]
     found = [mlflow_name(name) for name in names]
     assert len(set(found)) == len(names)
@@ -280,7 +280,7 @@ def test_names_of_mlflow_in_other_scripts() -> None:
 def test_mlflow_in_the_run_directory(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """All is there, and nothing in the working directory; a second run joins the first."""
+    """All files are in the run directory; a second run is added to the same experiment."""
     pytest.importorskip("mlflow")
     monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
     write_run(MLflowWriter(), run_dir, "error")
@@ -307,7 +307,7 @@ def test_mlflow_in_the_run_directory(
 
 
 def test_a_resumed_run_continues_its_run_of_mlflow(tmp_path: Path) -> None:
-    """It has each row once, and the settings that it started with."""
+    """Each row is logged once, and the parameters are those of the first start."""
     pytest.importorskip("mlflow")
     continued(MLflowWriter(), tmp_path)
     client, (run,) = runs_of_mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}")
@@ -320,7 +320,7 @@ def test_a_resumed_run_continues_its_run_of_mlflow(tmp_path: Path) -> None:
 
 
 class FailingWriter(MetricsWriter):
-    """A service that cannot be reached."""
+    """Writer of a service that cannot be reached."""
 
     def start(self, run: RunInfo) -> None:
         raise ConfigError("service", "does not answer")
@@ -330,9 +330,9 @@ class FailingWriter(MetricsWriter):
 def test_names_and_groups_of_mlflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
-    """The runs of a sweep have one parent; the variables of MLflow hold where nothing is given.
+    """Runs of a sweep share a parent; MLflow's environment variables apply to other settings.
 
-    Runs that do not start create no parent.
+    Runs that fail to start create no parent.
     """
     pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path / 'own.db'}"
@@ -358,10 +358,10 @@ def test_names_and_groups_of_mlflow(
 def test_the_login_of_a_server_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is neither in the file with the ids nor in messages; a resumed run finds its id."""
+    """Credentials appear neither in services.json nor in errors; a resumed run finds its id."""
 
     class RequestError(Exception):
-        """An error of MLflow."""
+        """Exception of MLflow."""
 
     client = MagicMock()
     client.create_run.return_value.info.run_id = "r1"
@@ -383,7 +383,7 @@ def test_the_login_of_a_server_is_not_stored(
 
 
 def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the names that were given; what fails later is reported, and training continues."""
+    """The given names are used; later failures are reported, and training continues."""
     pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     uri, warnings = f"sqlite:///{tmp_path / 'own.db'}", list[str]()
@@ -395,7 +395,7 @@ def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "own.db").unlink()
         for _ in range(2):
             tracker.write(ROW)
-    assert tracker.missing == []  # The run directory is complete.
+    assert tracker.missing == []  # the run directory is complete
     assert len(warnings) == 1
     assert warnings[0].startswith("MLflowWriter is no longer updated; training continues: ")
 
@@ -405,7 +405,7 @@ def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
 def test_private_files_are_not_uploaded(
     run_dir: Path, tmp_path_factory: pytest.TempPathFactory, service: str, link: str
 ) -> None:
-    """What a link leads to is no file of the run, and no log of wandb leads out of it."""
+    """Targets of links are not uploaded, and wandb writes no log through links."""
     pytest.importorskip(service)
     private = tmp_path_factory.mktemp("private")
     for name in ("a.mp4", "policy.pt"):
@@ -417,14 +417,14 @@ def test_private_files_are_not_uploaded(
     write_run(writer, run_dir, "total_steps")
     path.unlink()
     if service == "wandb":
-        list(records(run_dir))  # its process has ended
+        list(records(run_dir))  # waits for wandb's process
     found = [p for p in run_dir.rglob("*") if p.is_file() and p.read_bytes() == b"private"]
     assert found == []
     check_enclosed(run_dir)
 
 
 def test_a_database_that_keeps_files_elsewhere(run_dir: Path, tmp_path_factory: Any) -> None:
-    """The database of a run that was moved, or of a stranger, has no say in where files go."""
+    """Artifact locations in a moved or untrusted database are ignored."""
     pytest.importorskip("mlflow")
     write_run(MLflowWriter(), run_dir, "total_steps")
     moved = tmp_path_factory.mktemp("other") / "run"
@@ -447,7 +447,7 @@ writer.start(RunInfo(title=sys.argv[2]))
 
 
 def test_processes_that_open_a_new_database_together(tmp_path: Path) -> None:
-    """One creates tables and experiment, the others find them."""
+    """One process creates the tables and the experiment; the others use them."""
     pytest.importorskip("mlflow")
     uri, pipe = f"sqlite:///{tmp_path / 'new.db'}", subprocess.PIPE
     jobs = [
@@ -471,7 +471,7 @@ def test_processes_that_open_a_new_database_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
-    """It is named within seconds; one that answers with an error is for MLflow to judge."""
+    """An unreachable server raises an error within seconds; error responses are left to MLflow."""
     monkeypatch.setattr("maze_train.tracking.services.ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -494,7 +494,7 @@ def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answers:
 
 
 def test_a_place_that_mlflow_does_not_have(tmp_path: Path) -> None:
-    """Ends the run before it has begun; the message has MLflow's own remedy."""
+    """The error is raised before training starts and contains MLflow's remedy."""
     pytest.importorskip("mlflow")
     tracker = Tracker([MLflowWriter(f"file://{tmp_path}/runs")], RunInfo(run_dir=tmp_path))
     with (
@@ -531,7 +531,7 @@ def test_a_run_that_is_uploaded_from_another_machine(
     """The copy of the policy that wandb uploads is below the run, not in the home directory."""
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_DATA_DIR")
-    monkeypatch.setenv("HOME", "/dev/null")  # As in some containers.
+    monkeypatch.setenv("HOME", "/dev/null")  # as in some containers
     warnings = list[str]()
     info = RunInfo(run_dir=run_dir, title="PPO on X", config=CONFIG)
     with Tracker([WandbWriter()], info, warn=warnings.append) as tracker:
@@ -547,7 +547,7 @@ def test_a_run_that_is_uploaded_from_another_machine(
 
 @pytest.mark.parametrize("service", ["wandb", "mlflow"])
 def test_times_of_earlier_rows(tmp_path: Path, service: str) -> None:
-    """Rows before a resume keep their distances in time in a new run of the service."""
+    """Rows logged again in a new run of the service keep their time differences."""
     pytest.importorskip(service)
     past = tuple({**ROW, "env_steps": 10 * s, "time/total_s": float(s)} for s in (10, 30))
     writer = WandbWriter() if service == "wandb" else MLflowWriter()
@@ -566,7 +566,7 @@ def test_times_of_earlier_rows(tmp_path: Path, service: str) -> None:
 
 
 def test_the_policy_is_a_registered_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaded from the registry, it acts as the policy of the run; its signature has the spaces."""
+    """The registered model acts like the policy of the run; its signature matches the spaces."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path / 'own.db'}"
@@ -609,7 +609,7 @@ def test_the_policy_is_a_registered_model(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_registered_model_of_nested_spaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obs: str, action: str
 ) -> None:
-    """It takes and returns arrays by flattened name, with the types of its signature."""
+    """The model maps arrays by flattened name, with the types of its signature."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": obs, "action": action}}
@@ -633,7 +633,7 @@ def test_a_registered_model_of_nested_spaces(
 
 
 def test_a_failed_run_registers_no_model(run_dir: Path) -> None:
-    """Its best policy is an artifact, but not a version of the registered model."""
+    """The best policy of a failed run is an artifact, but not a version of the registered model."""
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{run_dir / 'own.db'}"
     for reason in ("error", "interrupted"):

@@ -30,7 +30,7 @@ ROW = {"epoch": 1, "updates": 2, "env_steps": 300, "train/loss": 0.5}
 
 
 def recorder(fail_at: str = "", error: Exception | None = None) -> Any:
-    """A writer that notes what it is reported, and fails when it is told to."""
+    """Return a writer that records its calls, and fails in one of them if requested."""
     writer = MagicMock(spec=MetricsWriter, recovers=False, is_kept=True, filename="")
     if fail_at:
         failure = error or OSError(28, "No space left on device")
@@ -39,12 +39,12 @@ def recorder(fail_at: str = "", error: Exception | None = None) -> Any:
 
 
 def told(writer: Any) -> list[str]:
-    """The names of the calls."""
+    """Return the names of the calls."""
     return [name for name, _, _ in writer.method_calls]
 
 
 def test_every_call_reaches_every_writer() -> None:
-    """Writers get the calls in order, and the rows stay in memory."""
+    """Writers receive all calls in order, and the tracker keeps the rows."""
     writers = [recorder(), recorder()]
     run = RunInfo(title="x", past_rows=({**ROW, "epoch": 0},))
     with Tracker(writers, run) as tracker:
@@ -59,7 +59,7 @@ def test_every_call_reaches_every_writer() -> None:
 
 @pytest.mark.parametrize("name", ["start", "advance", "write", "finish"])
 def test_a_writer_without_disk_is_dropped_once(name: str) -> None:
-    """The others continue, and one line says what happened."""
+    """A failing writer is closed with one warning; the others continue."""
     warnings: list[str] = []
     broken, sound = recorder(name), recorder()
     with Tracker([broken, sound], RunInfo(), warn=warnings.append) as tracker:
@@ -78,7 +78,7 @@ def test_a_writer_without_disk_is_dropped_once(name: str) -> None:
 def test_a_real_file_that_can_not_be_written_does_not_end_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A plot whose folder is a file is lost; the metrics are not. One line is printed to stderr."""
+    """If the plot cannot be written, the metrics still are; one line is printed to stderr."""
     (tmp_path / "plots").write_text("in the way")
     with Tracker([LearningCurveWriter(), CSVWriter()], RunInfo(run_dir=tmp_path)) as tracker:
         tracker.write(ROW)
@@ -91,7 +91,7 @@ def test_a_real_file_that_can_not_be_written_does_not_end_training(
 
 @pytest.mark.parametrize("name", ["start", "write", "close"])
 def test_other_errors_reach_the_caller_and_all_writers_are_closed(name: str) -> None:
-    """A bug in a writer is not hidden, the terminal is given back; closing twice is harmless."""
+    """Other exceptions propagate; all writers are closed once."""
     broken, sound = recorder(name, ValueError("bug")), recorder()
     tracker = Tracker([broken, sound], RunInfo())
     with pytest.raises(ValueError, match="bug"), tracker:
@@ -102,7 +102,7 @@ def test_other_errors_reach_the_caller_and_all_writers_are_closed(name: str) -> 
 
 
 def test_settings_choose_the_writers() -> None:
-    """Each switch is one writer, and so is each class that is named; the console comes last."""
+    """Each switch and each named class adds one writer; the console comes last."""
     assert TrackingConfig().progress == "auto"
     files = [CSVWriter, TensorBoardWriter, JSONSummaryWriter, LearningCurveWriter]
     assert [type(writer) for writer in build_writers(TrackingConfig())] == [*files, ConsoleWriter]
@@ -124,18 +124,18 @@ def test_settings_choose_the_writers() -> None:
     ],
 )
 def test_settings_that_can_not_be_meant(settings: dict[str, Any], message: str) -> None:
-    """Errors give the place in the configuration and the remedy."""
+    """Errors name the setting and the remedy."""
     with pytest.raises(ConfigError, match=message):
         build_writers(TrackingConfig(**settings))
 
 
 def test_a_failing_writer_is_missing_until_it_writes(tmp_path: Path) -> None:
-    """Calls that write no row say nothing about the rows that a writer failed to write."""
+    """Calls that write no rows do not clear the writer's error."""
     writer, warnings = CSVWriter(), list[str]()
     with Tracker([writer], RunInfo(run_dir=tmp_path), warn=warnings.append) as tracker:
         tracker.write({"epoch": 0, "env_steps": 1})
         (tmp_path / "metrics.csv").unlink()
-        (tmp_path / "metrics.csv").mkdir()  # In the way.
+        (tmp_path / "metrics.csv").mkdir()  # blocks the file
         for use in (
             lambda: tracker.write(ROW),
             lambda: tracker.log("image", "x", lambda w: w.log_image("x", np.zeros((2, 2, 3)), 1)),
