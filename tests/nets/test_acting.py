@@ -38,25 +38,25 @@ BOTH = spaces.Dict({"go": FORCE, "say": CHOICE})
 
 
 def network(space: Any, **settings: Any) -> Any:
-    """A policy of a template network."""
+    """Return a policy with a template network."""
     return build_policy(ModelConfig(hidden_sizes=[5], **settings), SEEN, space, seed=1)
 
 
 def joint(*policies: Any) -> JointModel:
-    """The first policy acts for two agents, each other one for one."""
+    """Return a joint model whose first policy acts for two agents, each other policy for one."""
     owners = {f"agent_{i}": str(max(i - 1, 0)) for i in range(len(policies) + 1)}
     return JointModel({str(i): own for i, own in enumerate(policies)}, owners)
 
 
 def league() -> LeagueModel:
-    """With a snapshot in some seats."""
+    """Return a league model with a snapshot in some seats."""
     own = League("0", [0, 1], OpponentsConfig(share=0.9), seed=1)
     own.add(lambda _: network(CHOICE, rnn=GRU))
     return LeagueModel(joint(network(CHOICE, rnn=GRU)), [own])
 
 
 class Counts:
-    """Acts with the number of its turns since it was reset."""
+    """Policy that returns the number of its turns since the last reset."""
 
     def reset(self) -> None:
         self.turns = -1
@@ -97,7 +97,7 @@ SEVERAL = {
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("case", [*SINGLE, *SEVERAL])
 def test_everything_acts_by_one_contract(case: str, deterministic: bool) -> None:
-    """Forms, and that the methods say the same; the noise alone decides, where there is any."""
+    """Shapes and dtypes match, methods are consistent, and only the noise is random."""
     model = acting({**SINGLE, **SEVERAL}[case]())
     assert acting(model) is model
     agents = list(model.agents) if isinstance(model, JointModel) else []
@@ -150,7 +150,7 @@ def _part(actions: dict[str, Any], key: str) -> Any:
 
 
 class Counting(Wrapper):
-    """Notes the number of rows of each call."""
+    """Policy that records the number of rows of each call."""
 
     def policy_params(self, obs: Any) -> torch.Tensor:
         self.asked.append(len(obs))
@@ -160,7 +160,7 @@ class Counting(Wrapper):
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["recurrent", "joint"])
 def test_states_have_the_dtype_of_the_policy(case: str) -> None:
-    """Also after the end of an episode."""
+    """Hidden states keep the dtype, also after the end of an episode."""
     model: Any = network(CHOICE, rnn=GRU).double()
     obs: Any = torch.rand(N, 3, dtype=torch.float64)
     if case == "joint":
@@ -179,7 +179,7 @@ def test_states_have_the_dtype_of_the_policy(case: str) -> None:
 def test_only_the_agents_that_act_are_evaluated(
     turn: str, deterministic: bool, dtype: torch.dtype
 ) -> None:
-    """Their actions are those of a policy that is evaluated for all agents."""
+    """Actions equal those of a policy evaluated for all agents."""
     agents, n = [f"a{i}" for i in range(64)], 8
     policy = Counting(network(CHOICE)).to(dtype)
     policy.asked = []
@@ -208,4 +208,4 @@ def test_only_the_agents_that_act_are_evaluated(
         noise if noise is None else noise[:2],
         deterministic,
     )
-    assert policy.asked[-1] == 2 * 64  # selecting rows would take longer than it saves
+    assert policy.asked[-1] == 2 * 64  # selecting rows would take longer than evaluating all

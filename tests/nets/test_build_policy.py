@@ -34,7 +34,7 @@ ACTIONS = {
     "dict": spaces.Dict({"turn": TURN, "keys": spaces.MultiDiscrete([2, 4])}),
 }
 CHOICES = {"discrete": 4, "multi discrete": 5, "tuple": 3, "dict": 6}
-"""Entries of the mask of the action spaces that can have one."""
+"""Number of mask entries of the action spaces that support masks."""
 
 RUNNING = ObservationNormalizationConfig(mode="running")
 MEMORY = RecurrentConfig(size=7, layers=2)
@@ -54,21 +54,21 @@ PROBLEMS = [
     for j, action in enumerate(ACTIONS)
     for k, kind in enumerate(KINDS)
     if kind != "masked" or action in CHOICES
-    # Each setting with most actions, and each of them with all kinds of observations.
+    # Combines each setting with most actions, and each action with all kinds of observations.
     if (i + 2 * j + k) % 5 == 0
 ]
 WRAPPER = "algorithm.policy_wrapper"
 
 
 def space_of(kind, action):
-    """An observation space: one Box, nested ones, or nested ones with a mask."""
+    """Return an observation space: a Box, a nested Dict, or a nested Dict with a mask."""
     if kind == "masked":
         return spaces.Dict({**PARTS, "action_mask": spaces.MultiBinary(CHOICES[action])})
     return spaces.Dict(PARTS) if kind == "dict" else BOX
 
 
 def observations(space):
-    """N flat observations of a space, in which every second action is legal."""
+    """Return N flat observations of a space, in which every second action is legal."""
     obs = sampled_for(flat_space(space), N)
     if isinstance(obs, dict):
         for key in filter(is_mask_key, obs):
@@ -77,12 +77,12 @@ def observations(space):
 
 
 def model_config(name, **more):
-    """Settings of a small model."""
+    """Return settings of a small model."""
     return ModelConfig(**{"hidden_sizes": [8, 6], **SETTINGS[name], **more})
 
 
 def acts(model, obs):
-    """What a model gives for N observations: parameters, of two steps if it is recurrent."""
+    """Return the outputs of a model for N observations; of two steps if it is recurrent."""
     with torch.no_grad():
         if not model.state_size:
             return [model.policy_params(obs)]
@@ -91,7 +91,7 @@ def acts(model, obs):
 
 
 def assert_same(found, expected):
-    """All tensors of two lists are equal, bit by bit."""
+    """Assert that the tensors of two lists are bit-for-bit identical."""
     assert len(found) == len(expected)
     for x, y in zip(found, expected, strict=True):
         assert torch.equal(x, y)
@@ -99,9 +99,9 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize(("settings", "action", "kind"), PROBLEMS)
 def test_a_policy_is_that_of_an_actor_critic(settings, action, kind):
-    """The same seed gives the same weights in the same order, and the same parameters.
+    """The same seed gives the same weights, in the same order, and the same outputs.
 
-    Weights of another actor-critic can be loaded, and then act the same.
+    Weights of another actor-critic can be loaded and give its outputs.
     """
     space = space_of(kind, action)
     arguments, obs = (model_config(settings), space, ACTIONS[action]), observations(space)
@@ -130,7 +130,7 @@ def test_a_policy_is_that_of_an_actor_critic(settings, action, kind):
 
 
 def test_order_of_an_actor_critic():
-    """Saved weights and flat vectors of parameters rely on the order of its parts."""
+    """Saved weights and flat parameter vectors depend on the order of the submodules."""
     config = model_config("normalised memory")
     model = build_actor_critic(config, BOX, TURN, 0)
     order = ["normalizer", "trunk", "rnn", "policy", "critic"]
@@ -144,7 +144,7 @@ def test_order_of_an_actor_critic():
 
 
 def test_models_with_and_without_memory_are_told_apart():
-    """The method without a recurrent state is not for recurrent models."""
+    """Recurrent models do not support the method without a hidden state."""
     assert build_policy(model_config("plain"), BOX, TURN, 0).state_size == 0
     memory = build_policy(model_config("memory"), BOX, TURN, 0)
     assert memory.state_size == 2 * 2 * 7
@@ -153,7 +153,7 @@ def test_models_with_and_without_memory_are_told_apart():
 
 
 def named(name, **settings):
-    """Configuration of something in this file."""
+    """Return the configuration of an object in this file."""
     return {"_target_": f"{__name__}.{name}", **settings}
 
 
@@ -169,7 +169,7 @@ def named(name, **settings):
     ids=str,
 )
 def test_settings_of_a_critic_are_refused(key, value):
-    """What a policy alone cannot have is named."""
+    """The error names the setting, which a policy without a critic does not support."""
     message = rf"model.{key} = .*: there is no critic: remove this setting"
     with pytest.raises(ConfigError, match=message) as caught:
         build_policy(ModelConfig(**{key: value}), BOX, TURN, 0)
@@ -177,14 +177,14 @@ def test_settings_of_a_critic_are_refused(key, value):
 
 
 def test_spaces_without_network_or_distribution_are_refused():
-    """Observations and actions of an unknown kind are named."""
+    """The error contains the type of the space."""
     for observation_space, action_space in ((spaces.Text(3), TURN), (BOX, spaces.Text(3))):
         with pytest.raises(SpaceError, match="Text"):
             build_policy(ModelConfig(), observation_space, action_space, 0)
 
 
 class NeedsLegalActions(Wrapper):
-    """Cannot act where an action is not legal."""
+    """Wrapper that requires all actions to be legal."""
 
     def policy_params(self, obs):
         assert sorted(obs) == ["action_mask", "at", "robot/0", "robot/1"]
@@ -211,7 +211,7 @@ class NoParams(nn.Module):
 
 
 class Changes(Wrapper):
-    """Makes something else of the parameters."""
+    """Wrapper that changes the distribution parameters."""
 
     def __init__(self, model, how):
         super().__init__(model)
@@ -240,28 +240,28 @@ class OneOutput(Remembers):
 
 
 def no_module(model):
-    """A factory that returns something else."""
+    """Factory that does not return a module."""
     return "hello"
 
 
 def refuses(model):
-    """A factory that does not like its setting."""
+    """Factory that raises ConfigError."""
     raise ConfigError("strength", "expected more", 1)
 
 
 def breaks(model):
-    """A factory with a defect."""
+    """Factory that raises another error."""
     raise KeyError("the key is lost")
 
 
 def wrap(node, settings="plain", space=BOX, action="discrete", seed=0):
-    """A policy with what a node puts around it."""
+    """Return a policy in the wrapper of a node."""
     config = model_config(settings)
     return build_policy(config, space, ACTIONS[action], seed, policy_wrapper=node)
 
 
 def test_a_wrapper_changes_what_it_likes():
-    """It gets the policy and its settings; parameters of other observations stay as they are."""
+    """A wrapper gets the policy and its settings; other outputs do not change."""
     model, policy = wrap(own("Rule", strength=4.0)), wrap(None)
     assert type(model) is Rule
     assert type(model.model) is PolicyModel
@@ -275,7 +275,7 @@ def test_a_wrapper_changes_what_it_likes():
 
 
 def test_a_wrapper_of_a_memory():
-    """It is asked of a recurrent policy as large as it says."""
+    """A recurrent wrapper sets the size of its hidden state."""
     model = wrap(own("Remembers"), "memory")
     actor = Actor(model, N)
     obs = observations(BOX)
@@ -286,13 +286,13 @@ def test_a_wrapper_of_a_memory():
 
 
 def test_a_wrapper_is_tried_out_with_all_actions():
-    """The observations are flat ones with masks, in which every action is legal."""
+    """Wrappers are tested on flat observations with masks in which every action is legal."""
     space = space_of("masked", "discrete")
     assert type(wrap(named("NeedsLegalActions"), space=space)) is NeedsLegalActions
 
 
 def test_a_wrapper_may_bring_another_distribution():
-    """It has to give as many parameters as its own distribution needs."""
+    """The number of parameters must match the distribution of the wrapper."""
     with pytest.raises(ConfigError, match=r"= \[2, 4\]: .*shape \[batch, 9\] from policy_par"):
         wrap(named("OtherDistribution"))
 
@@ -329,6 +329,6 @@ WRONG = {
     [(settings, *row) for settings, rows in WRONG.items() for row in rows],
 )
 def test_wrappers_that_do_not_fit_are_refused(settings, node, message):
-    """What is wrong with a wrapper is reported with its key, before training."""
+    """The error contains the key and the problem, before training."""
     with pytest.raises(ConfigError, match=f"^{re.escape(WRAPPER)}{message}"):
         wrap(node, settings)

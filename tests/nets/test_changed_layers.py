@@ -24,7 +24,7 @@ IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 
 
 class Adapter(nn.Module):
-    """A layer and a low-rank addition to it, as LoRA replaces layers."""
+    """Layer plus a low-rank addition, as in LoRA."""
 
     def __init__(self, base):
         super().__init__()
@@ -36,19 +36,19 @@ class Adapter(nn.Module):
 
 
 class Doubled(nn.Module):
-    """A parametrization: twice the weight."""
+    """Parametrization that doubles the weight."""
 
     def forward(self, weight):
         return 2 * weight
 
 
 def replace_by_adapter(layers, i):
-    """Put an adapter in the place of a layer."""
+    """Replace a layer by an adapter."""
     layers[i] = Adapter(layers[i])
 
 
 def double_forward(layers, i):
-    """Give a layer another `forward`."""
+    """Replace the `forward` of a layer."""
     layer = layers[i]
     layer.forward = lambda x: 2 * type(layer).forward(layer, x)
 
@@ -68,7 +68,7 @@ CHANGES = {
 
 
 def reference(mlp, x):
-    """What calls of the layers give, without anything in place."""
+    """Return the result of calling the layers one after another."""
     for i, layer in enumerate(mlp.layers):
         x = layer(x)
         if i < mlp.n_hidden:
@@ -80,7 +80,7 @@ def reference(mlp, x):
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("i", [0, 2])
 def test_changed_layers_are_called(change, i):
-    """The network computes what its layers do, and no shortcut takes it for a plain one."""
+    """The changed layers are called, and fast paths for plain networks are disabled."""
     model = build_policy(ModelConfig(), BOX, spaces.Discrete(3), 0)
     obs, net = torch.randn(7, 5), model.policy.net
     before = model.policy_params(obs)
@@ -94,7 +94,7 @@ def test_changed_layers_are_called(change, i):
 
 
 def test_hooks_see_what_layers_give():
-    """Kept outputs are not overwritten by nonlinearities; hooks of gradients are called."""
+    """Stored outputs are not overwritten by activations, and backward hooks are called."""
     model = build_policy(ModelConfig(), BOX, spaces.Discrete(3), 0)
     layer, kept, gradients = model.policy.net.layers.layers[1], [], []
     layer.register_forward_hook(lambda m, x, y: kept.append((x[0], y)))
@@ -108,7 +108,7 @@ def test_hooks_see_what_layers_give():
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_changed_recurrent_layers_are_called(cell, layers):
-    """Step by step they give what the shortcut gives, hooks see each step, changes take effect."""
+    """Layers with hooks are called step by step with the same result; changes have an effect."""
     net = RecurrentNetwork(3, RecurrentConfig(cell=cell, size=4, layers=layers), True)
     x, state = torch.randn(6, 2, 3), torch.randn(2, net.state_size)
     resets = torch.zeros(6, 2, dtype=torch.bool)
@@ -127,7 +127,7 @@ def test_changed_recurrent_layers_are_called(cell, layers):
 @pytest.mark.parametrize("change", ["forward hook", "spectral norm", "parametrization"])
 @pytest.mark.parametrize("kind", ["nature", "impala"])
 def test_a_changed_first_convolution_is_called(kind, change):
-    """The others are called always."""
+    """A hook or change on the first convolution, which has a fast path, takes effect."""
     encoder = ImageEncoder(IMAGE, kind)
     images = torch.randint(0, 256, (3, 12, 12, 3), dtype=torch.uint8)
     before = encoder(images)
@@ -139,7 +139,7 @@ def test_a_changed_first_convolution_is_called(kind, change):
 
 @pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
 def test_parametrized_critics():
-    """Weights of several networks in one tensor may be parametrized by their names."""
+    """Batched weights can be parametrized by name."""
     net = EnsembleMLP(2, 3, [8], "relu", 1).eval()
     x = torch.randn(4, 3)
     doubled = copy.deepcopy(net)

@@ -37,7 +37,7 @@ OWN = own("OwnNet", width=5)
 
 
 def observations(name):
-    """Observations of a space above, float64 where they are floats."""
+    """Return observations of a space, with floats as float64."""
     return tree_map(
         lambda leaf: leaf.double() if leaf.is_floating_point() else leaf,
         sampled_for(SPACES[name], N),
@@ -45,7 +45,7 @@ def observations(name):
 
 
 def build(name, size=2, action_size=2, output_size=3, **settings):
-    """Critics with weights that are not small, each with other ones."""
+    """Return critics with different random weights."""
     config = ModelConfig(**{"hidden_sizes": [6, 5], "branch_size": 3, **settings})
     config = resolve(config, SPACES[name])
     torch.manual_seed(1)
@@ -54,7 +54,7 @@ def build(name, size=2, action_size=2, output_size=3, **settings):
 
 @pytest.mark.parametrize("name", SPACES)
 def test_critics_share_their_encoder_and_nothing_else(name):
-    """Each is its own network on the features of the one encoder, followed by the actions."""
+    """Each critic is a separate network on the shared features and the actions."""
     critics = build(name, size=3, output_size=2)
     obs, actions = observations(name), torch.randn(N, 2)
     x = torch.cat([critics.encoder(obs), actions], -1).detach()
@@ -78,7 +78,7 @@ def test_critics_share_their_encoder_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", ["dict with image", "own"])
 def test_values_of_encoded_observations(name):
-    """Encoding first, and reading actions later, gives the values of one call."""
+    """Encoding observations first and adding actions later gives the same values."""
     is_own = name == "own"
     critics = build("box", critic=OWN) if is_own else build(name)
     obs, actions = observations("box" if is_own else name), torch.randn(N, 2)
@@ -90,7 +90,7 @@ def test_values_of_encoded_observations(name):
 
 
 def test_sizes_of_hidden_layers():
-    """Critics have the sizes of the policy unless they have their own, `[]` among them."""
+    """Critics use the policy's hidden sizes unless they have a setting, which may be `[]`."""
     for settings, sizes in (
         ({}, [6, 5]),
         ({"critic_hidden_sizes": [4]}, [4]),

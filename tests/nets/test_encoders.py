@@ -15,13 +15,13 @@ from maze_train.nets.template import DictEncoder, encoder_for
 from maze_train.spaces.tensors import as_tensors
 
 IMAGE = spaces.Box(0, 255, (2, 3, 1), np.uint8)
-"""Too small for convolutions."""
+"""Space of images too small for convolutions."""
 
 PICTURE = spaces.Box(0, 255, (7, 8, 3), np.uint8)
 
 
 def encoder(space, **settings):
-    """The encoder of a flat space with branches of 4 units."""
+    """Return the encoder of a flat space with branches of 4 units."""
     return encoder_for(space, ModelConfig(branch_size=4, activation="tanh", **settings))
 
 
@@ -57,7 +57,7 @@ def encoder(space, **settings):
     ids=str,
 )
 def test_known_values(space, value, expected):
-    """Categories become one-hot vectors counted from their start, bytes numbers in [0, 1]."""
+    """Categories become one-hot vectors from their start, and bytes values in [0, 1]."""
     obs = as_tensors(space, np.array(value))
     encoded = encoder(space)(obs)
     assert encoded.dtype is torch.float32
@@ -79,7 +79,7 @@ def test_known_values(space, value, expected):
     ids=str,
 )
 def test_any_leading_dimensions(space):
-    """One observation, a batch and a rollout are encoded alike."""
+    """Single observations, batches and rollouts are encoded in the same way."""
     space.seed(0)
     rows = np.stack([space.sample() for _ in range(6)])
     encode = encoder(space)
@@ -93,7 +93,7 @@ def test_any_leading_dimensions(space):
 
 
 def test_bytes_are_scaled_once():
-    """The largest byte becomes 1, whatever the number of calls, and the input stays bytes."""
+    """The largest byte becomes 1 in every call, and the input is not modified."""
     encode = encoder(IMAGE)
     obs = torch.full((2, 2, 3, 1), 255, dtype=torch.uint8)
     for _ in range(2):
@@ -103,14 +103,14 @@ def test_bytes_are_scaled_once():
 
 
 def test_floats_are_neither_scaled_nor_changed():
-    """Normalised bytes come as floats: they are passed on, and stay what they are."""
+    """Normalized bytes are floats, which are passed on unchanged."""
     obs = torch.tensor([[2.0, -1.0]])
     assert encoder(spaces.Box(0, 255, (2,), np.uint8))(obs).tolist() == [[2.0, -1.0]]
     assert obs.tolist() == [[2.0, -1.0]]
 
 
 def test_pictures_are_read_by_convolutions():
-    """Unless they are to be read as vectors, or too small."""
+    """Images use convolutions unless `image_encoder` is `flat` or they are too small."""
     assert isinstance(encoder(PICTURE), ImageEncoder)
     assert encoder(PICTURE).output_size == 1 * 2 * 64
     assert encoder(PICTURE, image_encoder="impala").output_size == 1 * 1 * 32
@@ -124,14 +124,14 @@ def test_pictures_are_read_by_convolutions():
 
 
 def test_encoders_of_leaves_have_no_weights():
-    """What is fixed by the space is neither trained nor saved."""
+    """Encoders of leaves are determined by the space and have no state."""
     for space in (spaces.MultiDiscrete([3, 2]), IMAGE):
         assert not list(encoder(space).parameters())
         assert not encoder(space).state_dict()
 
 
 def test_a_dict_has_one_branch_per_key():
-    """Each key is read by its own layer; the outputs follow the order of the keys."""
+    """Each key has a separate layer; outputs follow the order of the keys."""
     space = spaces.Dict(
         OrderedDict([("z", IMAGE), ("a", spaces.Discrete(3)), ("m", spaces.MultiBinary(2))])
     )
@@ -151,7 +151,7 @@ def test_a_dict_has_one_branch_per_key():
 
 
 def test_branches_of_pictures_are_larger():
-    """A picture has four times the units of another key, on top of its convolutions."""
+    """The branch of an image has four times the units of other branches."""
     space = spaces.Dict({"a": spaces.Discrete(3), "camera": PICTURE, "z": spaces.Box(-1, 1, (2,))})
     encode = encoder(space)
     assert isinstance(encode, DictEncoder)
@@ -172,7 +172,7 @@ def test_branches_of_pictures_are_larger():
 
 
 def test_one_key_and_keys_with_nothing_in_them():
-    """One key is a Dict like any other; keys that are empty or not of the space are ignored."""
+    """A single key works like several; empty and unknown keys are ignored."""
     vector = spaces.Box(-1, 1, (2,), np.float32)
     torch.manual_seed(0)
     one = encoder(spaces.Dict({"a": vector}))
@@ -193,7 +193,7 @@ def test_one_key_and_keys_with_nothing_in_them():
     ids=str,
 )
 def test_nothing_to_read_is_refused(space):
-    """A network of constant output would be of no use."""
+    """A space without elements raises SpaceError."""
     with pytest.raises(SpaceError, match="it has no elements"):
         encoder(space)
 
@@ -209,7 +209,7 @@ def test_nothing_to_read_is_refused(space):
     ids=lambda leaf: type(leaf).__name__,
 )
 def test_unknown_spaces_are_named_with_their_key(leaf):
-    """The error says which key has a space that no network reads, and what helps."""
+    """The error contains the key, the supported spaces and a remedy."""
     with pytest.raises(SpaceError, match=r"key 'words'.*expected Box, Discrete.*env\.wrappers"):
         encoder(spaces.Dict({"words": leaf}))
     with pytest.raises(SpaceError, match=rf"observation space {type(leaf).__name__}"):

@@ -35,19 +35,19 @@ SHAPES = {
 
 
 def build(shape, nonlinearity="tanh", **settings):
-    """An ensemble of one of the shapes above."""
+    """Return an ensemble with one of the shapes above."""
     size, hidden_sizes, output_size = SHAPES[shape]
     return EnsembleMLP(size, INPUTS, hidden_sizes, nonlinearity, output_size, **settings)
 
 
 def layers_of(net):
-    """Weights `[E, inputs, outputs]` and biases `[E, 1, outputs]`, layer by layer."""
+    """Return weights `[E, inputs, outputs]` and biases `[E, 1, outputs]` of each layer."""
     params = dict(net.named_parameters())
     return [(params[f"weight_{i}"], params[f"bias_{i}"]) for i in range(len(params) // 2)]
 
 
 def slow(net, nonlinearity):
-    """The members as their own networks, with the same weights."""
+    """Return the members as separate networks with the same weights."""
     members = []
     for e in range(net.size):
         member = nn.Sequential()
@@ -64,7 +64,7 @@ def slow(net, nonlinearity):
 
 
 def slow_results(net, nonlinearity, x, grad):
-    """Outputs, gradients of parameters in the order of the ensemble, and gradient of the inputs."""
+    """Return outputs, gradients of the parameters, and the gradient of the inputs."""
     members, x = slow(net, nonlinearity), x.clone().requires_grad_()
     outputs = torch.stack([member(x) for member in members])
     (outputs * grad).sum().backward()
@@ -77,19 +77,19 @@ def slow_results(net, nonlinearity, x, grad):
 
 
 def gradients_of(net):
-    """Gradients of all parameters."""
+    """Return the gradients of all parameters."""
     return [param.grad for param in net.parameters()]
 
 
 def some_gradient(net, output_size):
-    """A gradient of the outputs with zeros in it, as that of a minimum has."""
+    """Return a gradient of the outputs in which some entries are 0, as for a minimum."""
     return torch.randn(net.size, N, output_size) * (torch.rand(net.size, N, output_size) < 0.7)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @sweep("nonlinearity", ACTIVATIONS)
 def test_members_are_networks_of_linear_layers(shape, nonlinearity):
-    """Outputs and all gradients."""
+    """Outputs and all gradients match separate networks."""
     net = build(shape, nonlinearity)
     x = torch.randn(N, INPUTS)
     grad = some_gradient(net, SHAPES[shape][2])
@@ -106,7 +106,7 @@ def test_members_are_networks_of_linear_layers(shape, nonlinearity):
 
 
 def test_pytorchs_initialisation_is_that_of_linear_layers():
-    """Weights and biases are uniform within 1/sqrt(inputs), different in each member."""
+    """Weights and biases are uniform within 1/sqrt(inputs) and differ between members."""
     net = EnsembleMLP(4, 100, [400], "relu", 25)
     twin = nn.Linear(100, 400), nn.Linear(400, 25)
     for (weight, bias), layer in zip(layers_of(net), twin, strict=True):
@@ -122,7 +122,7 @@ def test_pytorchs_initialisation_is_that_of_linear_layers():
 
 @pytest.mark.parametrize("shape", ["one net", "two critics", "five", "no hidden layer"])
 def test_orthogonal_initialisation(shape):
-    """Orthogonal with gain sqrt(2), the output layer with gain 1, biases 0."""
+    """Weights are orthogonal with gain sqrt(2), gain 1 in the output layer; biases are 0."""
     net = build(shape, orthogonal=True)
     layers = layers_of(net)
     for i, (weight, bias) in enumerate(layers):

@@ -43,7 +43,7 @@ MODELS = {
 
 
 class Method(nn.Module):
-    """One method of a model as a module."""
+    """Module that calls one method of a model."""
 
     def __init__(self, model, function):
         super().__init__()
@@ -54,7 +54,7 @@ class Method(nn.Module):
 
 
 def observations(space, n):
-    """Random ones; the first action is legal."""
+    """Return random observations in which the first action is legal."""
     obs = sampled_for(space, n)
     if isinstance(obs, dict) and "action_mask" in obs:
         obs["action_mask"][:, 0] = 1
@@ -62,12 +62,12 @@ def observations(space, n):
 
 
 def settings_of(kind):
-    """Small networks with tanh, unless the case says otherwise."""
+    """Return settings of small networks with tanh, changed by the case."""
     return ModelConfig(**{"hidden_sizes": [6, 6], "activation": "tanh", **MODELS[kind][2]})
 
 
 def make_case(kind, part):
-    """A module, and a function that draws its arguments."""
+    """Return a module and a function that draws its arguments."""
     space, actions, _ = MODELS[kind]
     if part == "critics":
         model = build_soft_actor_critic(settings_of(kind), space, actions, seed=1)
@@ -94,7 +94,7 @@ def make_case(kind, part):
 
 
 def traced(module, args):
-    """The module as `torch.jit.trace` records it, which newer versions of PyTorch discourage."""
+    """Return the module traced by `torch.jit.trace`, which newer PyTorch versions discourage."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.jit.trace(module, args, check_trace=False)
@@ -121,7 +121,7 @@ CASES += [(kind, "critics") for kind in ("vector", "image", "dict", "masked", "r
     ),
 )
 def test_what_is_exported_is_the_same_function(kind, part, way):
-    """On other inputs than it was recorded with, it gives what the network gives."""
+    """The exported function matches the network on other inputs than the recorded ones."""
     torch.manual_seed(0)
     module, draw = make_case(kind, part)
     args, others = draw(), draw()
@@ -131,7 +131,7 @@ def test_what_is_exported_is_the_same_function(kind, part, way):
 
 
 def loaded(model):
-    """A model that had other weights before."""
+    """Return a copy that loaded its weights over other weights."""
     other = copy.deepcopy(model)
     with torch.no_grad():
         for param in other.parameters():
@@ -144,7 +144,7 @@ def loaded(model):
 @sweep("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), loaded])
 @torch.no_grad()
 def test_copies(kind, part, copied):
-    """Copies give the same bits, and have their own weights."""
+    """Copies give bit-for-bit identical results and have separate weights."""
     module, draw = make_case(kind, part)
     twin, args = Method(copied(module.model), module.function), draw()
     expected = module(*args)
@@ -160,7 +160,7 @@ def test_copies(kind, part, copied):
     [(kind, "heads") for kind in ("vector", "image", "dict", "masked")] + [("dict", "critics")],
 )
 def test_vmap_is_a_loop(kind, part):
-    """Mapped over observations, a network gives what it gives for each of them."""
+    """`vmap` over observations matches a loop."""
     torch.manual_seed(0)
     module, draw = make_case(kind, part)
     args = tree_map(lambda x: x.unsqueeze(1), draw())
@@ -173,7 +173,7 @@ def test_vmap_is_a_loop(kind, part):
 
 @torch.no_grad()
 def test_a_dynamic_batch_can_be_exported():
-    """Also more images at once than a CPU computes together."""
+    """The batch may exceed the number of images that a CPU computes at once."""
     model = build_actor_critic(settings_of("image"), IMAGE, ACTIONS, seed=1)
     batch = torch.export.Dim("batch", min=2, max=1000)
     args = (observations(IMAGE, 5),)

@@ -17,12 +17,12 @@ KINDS = ("nature", "impala")
 
 
 def space_of(*shape, high=255):
-    """A Box of bytes."""
+    """Return a Box of bytes."""
     return spaces.Box(0, high, shape, np.uint8)
 
 
 def encoder_of(space, kind, seed=0, orthogonal=True):
-    """An encoder with seeded weights; biases are not zero, so that a missing one is seen."""
+    """Return an encoder with seeded weights and non-zero biases."""
     torch.manual_seed(seed)
     encoder = ImageEncoder(space, kind, orthogonal)
     with torch.no_grad():
@@ -32,12 +32,12 @@ def encoder_of(space, kind, seed=0, orthogonal=True):
 
 
 def convolutions(module):
-    """The convolutions in the order of their use."""
+    """Return the convolutions in the order of their use."""
     return [m for m in module.modules() if isinstance(m, torch.nn.Conv2d)]
 
 
 def bytes_for(space, *lead, seed=0):
-    """Random observations."""
+    """Return random observations."""
     generator = torch.Generator().manual_seed(seed)
     shape = (*lead, *space.shape)
     return torch.randint(0, int(space.high.max()) + 1, shape, generator=generator).to(torch.uint8)
@@ -47,7 +47,7 @@ def bytes_for(space, *lead, seed=0):
 
 
 def conv(x, layer, stride, padding=0):
-    """Cross-correlation of [N, C, H, W], a sum over each window."""
+    """Return the cross-correlation of [N, C, H, W] as a sum over each window."""
     weight, bias = (p.detach().double().numpy() for p in (layer.weight, layer.bias))
     x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], (2, 3))
@@ -56,26 +56,26 @@ def conv(x, layer, stride, padding=0):
 
 
 def max_pool(x):
-    """The largest number of each window 3x3, every second position, nothing outside."""
+    """Return the maximum of 3x3 windows with stride 2, without padding values."""
     x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))
     return windows[:, :, ::2, ::2].max(axis=(-2, -1))
 
 
 def relu(x):
-    """Positive part."""
+    """Return the positive part."""
     return np.maximum(x, 0.0)
 
 
 def nature(x, layers, strides):
-    """Three convolutions, relu after each."""
+    """Return the output of three convolutions, each followed by relu."""
     for layer, stride in zip(layers, strides, strict=True):
         x = relu(conv(x, layer, stride))
     return x
 
 
 def impala(x, layers):
-    """Three stages of convolution, pooling and two residual blocks."""
+    """Return the output of three stages of convolution, pooling and two residual blocks."""
     layers = iter(layers)
     for _ in range(3):
         x = max_pool(conv(x, next(layers), (1, 1), 1))
@@ -86,7 +86,7 @@ def impala(x, layers):
 
 
 def features_of(x):
-    """[N, F, H, W] -> [N, H * W * F]."""
+    """Reshape [N, F, H, W] to [N, H * W * F]."""
     return torch.from_numpy(x.transpose(0, 2, 3, 1).reshape(len(x), -1))
 
 
@@ -105,7 +105,7 @@ def features_of(x):
     ],
 )
 def test_features_are_those_of_the_papers(size, strides):
-    """Three convolutions, with strides that fit small images; or, without, the residual network."""
+    """Nature networks (with strides for small images) and IMPALA networks match the references."""
     space = space_of(4, *size)
     encoder = encoder_of(space, "nature" if strides else "impala")
     obs, layers = bytes_for(space, 2), convolutions(encoder)
@@ -132,7 +132,7 @@ def test_features_are_those_of_the_papers(size, strides):
     ],
 )
 def test_architectures(kind, shape, output_size, filters):
-    """Sizes of the papers."""
+    """Filter shapes and output sizes match the papers."""
     encoder = ImageEncoder(space_of(*shape), kind)
     assert [tuple(layer.weight.shape) for layer in convolutions(encoder)] == filters
     assert encoder.output_size == output_size
@@ -140,7 +140,7 @@ def test_architectures(kind, shape, output_size, filters):
 
 @sweep("side", range(7, 43))
 def test_every_size_leaves_something(side):
-    """From 7 pixels on there is at least one position, and never a large number of them."""
+    """Images of at least 7 pixels have between 1 and 49 output positions."""
     for shape in ((3, side, side), (side, 7), (7, side, 2)):
         encoder = ImageEncoder(space_of(*shape), "nature", orthogonal=False)
         assert 64 <= encoder.output_size <= 49 * 64
@@ -149,7 +149,7 @@ def test_every_size_leaves_something(side):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_layouts_of_the_same_picture(kind):
-    """Channels first, last or none, frames stacked or not: equal pixels give equal features."""
+    """Equal pixels give equal features for any channel order and frame stacking."""
     colours, grey = bytes_for(space_of(6, 40, 48), 3), bytes_for(space_of(40, 48), 3)
     stacked = colours.view(3, 2, 3, 40, 48)
     for same in (
@@ -168,7 +168,7 @@ def test_layouts_of_the_same_picture(kind):
 
 
 def test_pixels_are_scaled_by_the_bound_of_the_space():
-    """The largest byte counts as 1; bytes of 0 and 1 stay, and the observation is not changed."""
+    """The upper bound of the space becomes 1, and the observation is not modified."""
     for high in (1, 10, 255):
         space = space_of(3, 36, 36, high=high)
         encoder = encoder_of(space, "nature")
@@ -187,7 +187,7 @@ def test_pixels_are_scaled_by_the_bound_of_the_space():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_observations(kind):
-    """No images give no features, and gradients of zero."""
+    """Empty batches give empty features and zero gradients."""
     space = space_of(3, 9, 8)
     encoder = encoder_of(space, kind)
     for lead in [(0,), (0, 4), (4, 0)]:
@@ -199,7 +199,7 @@ def test_no_observations(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_are_the_whole(kind, monkeypatch):
-    """Features and gradients of many images match all parts together."""
+    """Features and gradients of images computed in chunks match a single chunk."""
     space = space_of(9, 8, 3)
     encoder = encoder_of(space, kind).double()
     obs = bytes_for(space, 11)
@@ -219,7 +219,7 @@ def test_chunks_are_the_whole(kind, monkeypatch):
 
 @pytest.mark.parametrize(("kind", "gain"), [("nature", math.sqrt(2)), ("impala", 1.0)])
 def test_orthogonal_weights(kind, gain):
-    """Filters are orthogonal, with the gain of the kind; biases are zero."""
+    """Filters are orthogonal with the gain of the architecture; biases are 0."""
     for layer in convolutions(ImageEncoder(space_of(4, 40, 40), kind)):
         rows = layer.weight.detach().double().flatten(1)
         expected = gain**2 * torch.eye(len(rows), dtype=torch.float64)
@@ -228,7 +228,7 @@ def test_orthogonal_weights(kind, gain):
 
 
 def test_the_default_initialisation_of_pytorch_is_an_option():
-    """Without orthogonal weights they are what nn.Conv2d draws, biases included."""
+    """Without `orthogonal_init`, weights and biases are those of nn.Conv2d."""
     torch.manual_seed(3)
     encoder = ImageEncoder(space_of(4, 84, 84), "nature", orthogonal=False)
     torch.manual_seed(3)

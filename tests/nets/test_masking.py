@@ -22,32 +22,32 @@ NESTED = spaces.Dict(
 
 
 def build(mask, action, overrides=None):
-    """Family and masking for a mask space and an action space."""
+    """Return the distribution and the masking for a mask space and an action space."""
     family = distribution_for(action, overrides)
     layout = mask_layout(spaces.Dict({"x": spaces.Box(-1, 1), MASK_KEY: mask}), action)
     return family, ActionMasking(family, layout)
 
 
 def bits(n):
-    """A mask of n entries."""
+    """Return the space of a mask with n entries."""
     return spaces.MultiBinary(n)
 
 
 def observed(values):
-    """Observations with these masks: [..., *mask_shape], or a dict by key of the part."""
+    """Return observations with these masks: [..., *mask_shape], or a dict by component."""
     if not isinstance(values, dict):
         return {MASK_KEY: torch.as_tensor(values)}
     return {f"{MASK_KEY}/{key}": torch.as_tensor(value) for key, value in values.items()}
 
 
 def randn(*shape, seed=0, scale=1.0):
-    """Normal float64 numbers of a fixed seed."""
+    """Return seeded normal values in float64."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def random_masks(n, sizes, seed=0):
-    """Masks of n rows in which every choice has a legal action."""
+    """Return masks of n rows in which every component has a legal choice."""
     rng = np.random.default_rng(seed)
     masks = []
     for size in sizes:
@@ -59,14 +59,14 @@ def random_masks(n, sizes, seed=0):
 
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
 def test_illegal_actions_are_never_sampled(scale):
-    """In 100,000 draws, also with extreme logits, only legal actions appear."""
+    """100,000 samples contain legal actions only, also for extreme logits."""
     family, masking = build(bits(5), spaces.Discrete(5))
     legal = torch.tensor([0, 1, 0, 1, 0])
     logits = scale * torch.tensor([3.0, -1.0, 0.5, -1.0, 9.0])
     params = masking.apply(logits, observed(legal))
     noise = family.draw_noise((100_000,), torch.Generator().manual_seed(0))
     actions = family.sample(params.expand(100_000, 5), noise)
-    # Noise is below the last digit of the largest logits, so the first of two equal ones wins.
+    # Noise is below the precision of the largest logits, so the first of equal logits is selected.
     assert actions.unique().tolist() == ([1, 3] if scale < 1e30 else [1])
     worst = torch.full_like(noise, -5.0)
     worst[:, [0, 2, 4]] = 100.0
@@ -81,7 +81,7 @@ def test_illegal_actions_are_never_sampled(scale):
     ],
 )
 def test_equals_the_distribution_over_the_legal_actions(space, legal):
-    """log_prob, entropy, KL and mode match families that know the legal actions only."""
+    """log_prob, entropy, KL and mode match distributions over the legal actions only."""
     size = int(np.sum(getattr(space, "nvec", 6)))
     mask, p, q = torch.zeros(size), randn(7, size, scale=2), randn(7, size, seed=1)
     log_prob = entropy = kl = 0.0
@@ -105,7 +105,7 @@ def test_equals_the_distribution_over_the_legal_actions(space, legal):
 
 @pytest.mark.parametrize("space", [spaces.Discrete(6), spaces.MultiDiscrete([3, 3])], ids=str)
 def test_gradients(space):
-    """They are finite, and 0 for illegal actions."""
+    """Gradients are finite, and 0 for illegal actions."""
     sizes = [6] if isinstance(space, spaces.Discrete) else [3, 3]
     family, masking = build(bits(6), space)
     obs = observed(random_masks(8, sizes))
@@ -124,7 +124,7 @@ def test_gradients(space):
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3), (0,)])
 @pytest.mark.parametrize("shape", [(6,), (2, 3)])
 def test_leading_dimensions_are_free(batch, shape):
-    """Masks of any form and batch replace the same entries."""
+    """Masks of any shape and batch replace the same entries."""
     _, masking = build(bits(shape), spaces.MultiDiscrete([3, 3]))
     flat = torch.as_tensor(random_masks(int(np.prod(batch)), [3, 3])).reshape(*batch, 6)
     params = randn(*batch, 6)
@@ -136,7 +136,7 @@ def test_leading_dimensions_are_free(batch, shape):
 
 
 def test_numbers_other_than_zero_are_legal():
-    """A mask of floats counts as legal what is not 0."""
+    """In a float mask, all values other than 0 are legal."""
     _, masking = build(spaces.Box(0, 1, (3,)), spaces.Discrete(3))
     masked = masking.apply(torch.zeros(3), observed(torch.tensor([0.0, 0.2, 1.0])))
     assert masked.dtype == torch.float32
@@ -146,7 +146,7 @@ def test_numbers_other_than_zero_are_legal():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_finite(dtype):
-    """The number that stands for illegal actions fits the type of the params."""
+    """The logit of illegal actions is finite in the dtype of the parameters."""
     family, masking = build(bits(3), spaces.Discrete(3))
     masked = masking.apply(torch.tensor([1.0, 2.0, 3.0]).to(dtype), observed([1, 0, 1]))
     assert masked.dtype == dtype
@@ -155,7 +155,7 @@ def test_half_precision_is_finite(dtype):
 
 
 def test_joint_with_masks_of_some_parts():
-    """Only the logits of the masked parts change, wherever they stand in the params."""
+    """Only the logits of masked components change."""
     mask = spaces.Dict({"wheel": bits(2), "arm": spaces.Tuple([bits(3)])})
     family, masking = build(mask, NESTED)
     assert isinstance(family, JointDistribution)
@@ -168,7 +168,7 @@ def test_joint_with_masks_of_some_parts():
 
 
 def test_joint_with_one_mask():
-    """One mask over all parts is cut in the order of the parts, around the one without choices."""
+    """One mask over all components is split in their order, without continuous components."""
     family, masking = build(bits(11), NESTED)
     keys = MultiCategorical(spaces.MultiDiscrete([2, 4]))
     mask = torch.tensor([1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 1])
@@ -200,7 +200,7 @@ def test_joint_with_one_mask():
     ],
 )
 def test_other_families_are_refused(action, mask, key):
-    """A family of a user that has no logits cannot be masked; the key is named."""
+    """Masks require a categorical distribution; the error contains the setting."""
     override = {"_target_": f"{__name__}.own_family"}
     with pytest.raises(ConfigError, match="'action_mask' masks the actions of this") as caught:
         build(mask, action, {key.rsplit(".", 1)[1]: override})
@@ -208,12 +208,12 @@ def test_other_families_are_refused(action, mask, key):
 
 
 def own_family(space):
-    """A family that is not categorical, with as many params as there are actions."""
+    """Return a distribution that is not categorical, with one parameter per action."""
     return distribution_for(bits(int(np.sum(getattr(space, "nvec", 3)))))
 
 
 class Sticky(Categorical):
-    """A categorical family with more params than actions."""
+    """Categorical distribution with more parameters than actions."""
 
     def __init__(self, space):
         super().__init__(space)
@@ -221,6 +221,6 @@ class Sticky(Categorical):
 
 
 def test_families_with_other_params_are_refused():
-    """A subclass may have other params than one logit for each action."""
+    """Masks require exactly one logit per action."""
     with pytest.raises(ConfigError, match="Discrete = 'Sticky'"):
         build(bits(3), spaces.Discrete(3), {"Discrete": {"_target_": f"{__name__}.Sticky"}})

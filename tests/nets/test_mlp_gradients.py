@@ -22,12 +22,12 @@ IMAGE = spaces.Box(0, 255, (12, 12, 3), "uint8")
 
 
 def template(space, **settings):
-    """A network for observations of a space, with one hidden layer."""
+    """Return a template network with one hidden layer."""
     return TemplateNet(space, ModelConfig(**settings), [6], 3)
 
 
 def gradients_of(net):
-    """The gradients of all parameters; None where there is none."""
+    """Return the gradients of all parameters; None if a parameter has none."""
     return [param.grad for param in net.parameters()]
 
 
@@ -47,7 +47,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients_are_those_of_autograd(name):
-    """They are added to gradients that are there, and frozen parameters get none."""
+    """Gradients accumulate, and frozen parameters get none."""
     net, obs = copy.deepcopy(CASES[name])
     net = net.double()
     obs = tree_map(lambda x: x.double() if x.is_floating_point() else x, obs)
@@ -74,7 +74,7 @@ def test_outputs_and_gradients_are_those_of_autograd(name):
 
 @pytest.mark.parametrize(("units", "rows"), [(8, 7), (4096, 150)])
 def test_gradients_of_inputs(units, rows):
-    """On request, as layers on top of others need them; also of rows that do not fit a cache."""
+    """Input gradients are optional; they match autograd, also for batches larger than the cache."""
     net, x = MLP(5, [units], "tanh", output_size=3), torch.randn(rows, 5, requires_grad=True)
     weights = torch.randn(rows, 3)
     (expected,) = torch.autograd.grad((net(x) * weights).sum(), x)
@@ -82,7 +82,7 @@ def test_gradients_of_inputs(units, rows):
 
 
 def test_other_networks_have_none():
-    """Subclasses, layers that were replaced, and encoders with weights are left to autograd."""
+    """Subclasses, changed layers and encoders with weights use autograd."""
 
     class Doubled(MLP):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""Observation normalisation by running statistics."""
+"""Observation normalization by running statistics."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LONE = spaces.Box(-INF, INF, (3,))
 
 
 def make_normalizer(space=SPACE, **settings):
-    """A normaliser in evaluation mode, as models are."""
+    """Return a normalizer in evaluation mode."""
     return ObservationNormalizer(space, ObservationNormalizationConfig(**settings)).eval()
 
 
 def observations(n, seed=0):
-    """Observations of the Dict space above, `[n, 2, ...]`."""
+    """Return observations of the Dict space above, `[n, 2, ...]`."""
     rng, shape = np.random.default_rng(seed), (n, 2)
     columns = {
         "robot/pos.x": (rng.normal(3, 2, (*shape, 2, 3)) * np.arange(1, 7).reshape(2, 3)),
@@ -55,7 +55,7 @@ def observations(n, seed=0):
 
 
 def slow_normalized(x, seen, clip):
-    """The definition, entry by entry, in double precision."""
+    """Return observations normalized entry by entry in double precision."""
     seen = seen.astype(np.float64).reshape(-1, *seen.shape[2:])
     result = np.empty(x.shape)
     for index in np.ndindex(x.shape):
@@ -67,10 +67,10 @@ def slow_normalized(x, seen, clip):
 
 @pytest.mark.parametrize("clip", [0.0, 1.0, 10.0])
 def test_follows_the_definition(clip):
-    """Vectors, numbers and bytes of a Dict, after several updates; all else is as it was."""
+    """Vectors, scalars and byte vectors are normalized; other leaves are unchanged."""
     normalizer, batches = make_normalizer(clip=clip), [observations(n, n) for n in (5, 1, 8)]
     for batch in batches:
-        normalizer.train(batch is batches[0])  # which makes no difference
+        normalizer.train(batch is batches[0])  # the mode has no effect
         normalizer.update({key: batch[key] for key in NORMALIZED})
     obs = observations(4, seed=20)
     kept = {key: leaf.clone() for key, leaf in obs.items()}
@@ -92,7 +92,7 @@ def test_follows_the_definition(clip):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 @pytest.mark.parametrize("leading", [(), (7,), (2, 7)])
 def test_a_lone_observation(leading, dtype):
-    """One Box without a key, with any leading dimensions and dtype."""
+    """A Box without a key can have any leading dimensions and dtype."""
     normalizer = make_normalizer(LONE)
     seen = torch.tensor([[0.0, 10.0, -4.0], [2.0, 30.0, 4.0]])
     normalizer.update(seen)
@@ -104,7 +104,7 @@ def test_a_lone_observation(leading, dtype):
 
 
 def test_before_the_first_update_nothing_changes():
-    """Not even by clipping; but the dtype is the one that networks will see later."""
+    """Values are not even clipped, but they have the same dtype as later."""
     normalizer, obs = make_normalizer(clip=1.0), observations(3)
     for _ in range(2):
         normalized = normalizer(obs)
@@ -117,7 +117,7 @@ def test_before_the_first_update_nothing_changes():
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.0, 1e6])
 def test_constant_entries(value):
-    """They give exactly 0, and a hair of difference stays a hair, also without a bound."""
+    """Constant entries become 0, and tiny differences are not amplified, also without clipping."""
     normalizer = make_normalizer(LONE, clip=0.0)
     seen = torch.randn(50, 3)
     seen[:, 1] = value
@@ -131,7 +131,7 @@ def test_constant_entries(value):
 
 
 def test_small_deviations_around_a_large_mean():
-    """Statistics keep their digits: what float32 can tell apart is scaled to deviation 1."""
+    """Statistics are precise enough to scale float32 values with a large mean to std 1."""
     normalizer = make_normalizer(LONE)
     seen = 1e4 + torch.randn(4000, 3)
     for rows in seen.split(100):
@@ -144,7 +144,7 @@ def test_small_deviations_around_a_large_mean():
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32])
 @pytest.mark.parametrize("spread", [1, 50])
 def test_integers_beyond_float32(dtype, spread):
-    """A time stamp keeps its last digit, also where that changes by less than float32 can hold."""
+    """Differences of large integers that float32 cannot represent are preserved."""
     space = spaces.Box(0, 2**31 - 1, (2,), dtype)
     normalizer = make_normalizer(space).half().float()
     seen = 1_700_000_000 + torch.arange(200).remainder(spread + 1)[:, None].expand(200, 2)
@@ -157,9 +157,9 @@ def test_integers_beyond_float32(dtype, spread):
 
 
 def test_state_through_a_file():
-    """Loading brings back what `forward` computes, into a fresh normaliser and into a used one.
+    """A loaded state gives the same results in a new or used normalizer.
 
-    After `freeze` updates do nothing; that is part of the state.
+    The state includes `frozen`, which disables updates.
     """
     first, obs = make_normalizer(), observations(4)
     first.update(observations(6, seed=5))
@@ -182,7 +182,7 @@ def test_state_through_a_file():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_statistics_keep_their_precision(dtype):
-    """A module converted to another dtype computes in it, from the same statistics."""
+    """A converted module computes in its new dtype from unchanged statistics."""
     normalizer = make_normalizer(LONE)
     normalizer.update(torch.randn(50, 3, dtype=torch.float64) + 1e3)
     mean = normalizer.mean.clone()
@@ -194,7 +194,7 @@ def test_statistics_keep_their_precision(dtype):
 
 
 def test_gradients_of_observations():
-    """Observations may carry a graph, as saliency maps need it; statistics never do."""
+    """Gradients flow through observations but never through statistics."""
     normalizer = make_normalizer(LONE)
     obs = torch.tensor([[0.0, 5.0, 1e3]], requires_grad=True)
     normalizer.update(torch.tensor([[0.0, 1.0, 2.0], [4.0, 3.0, 2.0]]) + obs * 0)
@@ -205,7 +205,7 @@ def test_gradients_of_observations():
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_observations_that_are_not_finite(value):
-    """The message names key and entry; nothing is taken in, of other keys neither."""
+    """The error contains key and entry, and no statistics change."""
     normalizer, obs = make_normalizer(), observations(4)
     normalizer.update(obs)
     before = copy.deepcopy(normalizer.state_dict())
@@ -223,7 +223,7 @@ def test_observations_that_are_not_finite(value):
 
 
 def test_excluded_keys():
-    """They pass as they are; so does a key that would have passed anyway."""
+    """Excluded keys pass unchanged, including keys that are never normalized."""
     normalizer = make_normalizer(exclude=["level", "image"])
     assert normalizer.keys == ["robot/pos.x", "memory"]
     obs = observations(3)
@@ -233,7 +233,7 @@ def test_excluded_keys():
 
 
 def test_unknown_excluded_keys():
-    """The message names the nearest key."""
+    """The error suggests a similar key."""
     with pytest.raises(ConfigError, match="did you mean 'memory'") as caught:
         make_normalizer(exclude=["memry"])
     assert caught.value.key == "model.normalization.exclude"
@@ -247,7 +247,7 @@ def test_unknown_excluded_keys():
     "space", [spaces.Discrete(3), SPACE["image"], spaces.Box(-1, 1, (0,))], ids=str
 )
 def test_nothing_to_normalise(space):
-    """A lone observation of another kind passes."""
+    """A single observation of another kind passes unchanged."""
     normalizer = make_normalizer(space)
     obs = torch.zeros(5, *space.shape)
     normalizer.update(obs)

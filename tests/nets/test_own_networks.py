@@ -1,4 +1,4 @@
-"""Custom networks in place of all template networks."""
+"""Custom networks in all roles."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ every_place = pytest.mark.parametrize(
 
 
 def build(model, role, node, space=BOX):
-    """A model with a network of a user in some place."""
+    """Return a model with a custom network in a role."""
     settings = {"hidden_sizes": [8, 6], "shared_trunk": role == "trunk", role: node}
     return BUILDERS[model](ModelConfig(**settings), space, spaces.Discrete(4), 0)
 
 
 @every_place
 def test_own_networks_are_used(model, role, output_size):
-    """With the settings that are named, and without dropout when acting."""
+    """The networks have the given settings and are in evaluation mode."""
     built = build(model, role, own("OwnNet", width=3))
     nets = {
         "policy": lambda: [built.policy.net],
@@ -56,7 +56,7 @@ def test_own_networks_are_used(model, role, output_size):
 
 @every_place
 def test_networks_that_do_not_fit_are_refused(model, role, output_size):
-    """What is wrong with a user's network is reported with its key, before training."""
+    """The error contains the key and the problem, before training."""
     expected = rf"expected outputs of shape \[batch, {output_size}\] \(argument output_size\)"
     for node, message in (
         (own("TooWide"), rf" = \[2, {output_size + 1}\]: {expected}"),

@@ -37,7 +37,7 @@ from maze_train.training.multi_agent_models import build_joint_model
 
 COUNTS = (1, 3, 32, 33, 64)
 STEPS = 3
-"""Observations that a copy sees one after the other."""
+"""Number of consecutive observations of a copy."""
 
 BOX = spaces.Box(-np.inf, np.inf, (5,), np.float32)
 TURN = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -122,7 +122,7 @@ every_case = pytest.mark.parametrize("case", everyday(len(OFTEN), dict.fromkeys(
 
 
 def model_of(case, action="discrete", *, has_statistics=True):
-    """The policy of a case, with statistics where it normalises, and its flat observation space."""
+    """Return the policy of a case, with statistics if it normalizes, and its flat space."""
     config, obs = CASES[case]
     config = dict(config)
     wrapper = config.pop("wrapper", None)
@@ -145,7 +145,7 @@ def model_of(case, action="discrete", *, has_statistics=True):
 
 
 def observations(space, n, seed=0):
-    """N different flat observations; of masks at least one entry is 1."""
+    """Return n different flat observations; masks have at least one legal action."""
     if isinstance(space, spaces.Dict):
         return {key: observations(leaf, n, seed + i) for i, (key, leaf) in enumerate(space.items())}
     rng = np.random.default_rng(seed)
@@ -159,12 +159,12 @@ def observations(space, n, seed=0):
 
 
 def trained(module):
-    """The parameters that are perturbed."""
+    """Return the parameters that are perturbed."""
     return [p for p in module.parameters() if p.requires_grad]
 
 
 def weights_near(model, n, seed=0):
-    """Weights of n copies, `[n, dim]`, of some size."""
+    """Return random weights `[n, dim]` near those of the model."""
     parts = [p.detach().reshape(-1) for p in trained(model)]
     theta = torch.cat([torch.zeros(0), *parts]).numpy()
     rng = np.random.default_rng(seed)
@@ -172,7 +172,7 @@ def weights_near(model, n, seed=0):
 
 
 def plain_params(model, weights, obs):
-    """What the model itself gives with some weights for a row of observations, step by step."""
+    """Return the step-by-step outputs of the model with the given weights."""
     own = copy.deepcopy(model)
     torch.nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), trained(own))
     actor, results = Actor(own, 1), []
@@ -184,7 +184,7 @@ def plain_params(model, weights, obs):
 
 
 class Copies:
-    """What copies are asked for: weights and observations by number."""
+    """Weights and observations of copies by number."""
 
     def __init__(self, model, space, n=6):
         self.model = model
@@ -192,7 +192,7 @@ class Copies:
         self.obs = [observations(space, STEPS, 100 * i) for i in range(n)]
 
     def play(self, population, numbers):
-        """Parameters `[STEPS, param_size]` of each row, where row i plays a number."""
+        """Return the parameters `[STEPS, param_size]` of each row, which plays the given number."""
         for row, number in enumerate(numbers):
             population.weights_of(row)[:] = self.weights[number]
             population.forget(row)
@@ -200,7 +200,7 @@ class Copies:
         return torch.stack(steps, 1)
 
     def check(self, found):
-        """Refuse other parameters of the first copies than those of the model, within float32."""
+        """Assert that the parameters match the model within float32."""
         for params, weights, obs in zip(found, self.weights, self.obs, strict=False):
             expected = plain_params(self.model, weights, obs)
             assert params.dtype == torch.float32
@@ -208,7 +208,7 @@ class Copies:
             torch.testing.assert_close(params, expected, rtol=2e-6, atol=2e-6 * scale)
 
     def step(self, population, numbers, t):
-        """Parameters of the rows that play a number, for its observation t."""
+        """Return the parameters of the rows for observation t of their numbers."""
         others = next(iter(numbers.values()))
         played = [numbers.get(row, others) for row in range(population.rows)]
         leaves = [tree_map(lambda x: x[t], self.obs[number]) for number in played]
@@ -225,7 +225,7 @@ class Copies:
 @every_case
 @sweep("action", ["box", "dict"])
 def test_rows_are_the_policy_with_their_weights(case, action):
-    """As far as float32 goes, for each observation of an episode; the policy stays as it is."""
+    """Each row matches the policy with its weights, and the policy is not modified."""
     model, space = model_of(case, "discrete" if CASES[case][1] == "masked" else action)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     copies = Copies(model, space)
@@ -240,7 +240,7 @@ def test_rows_are_the_policy_with_their_weights(case, action):
 
 @every_case
 def test_rows_do_not_depend_on_others(case):
-    """The same bits in whatever row, next to whichever others, of however many."""
+    """Results are bit-for-bit identical in any row, for any other rows and any population size."""
     model, space = model_of(case)
     copies = Copies(model, space)
     rng = np.random.default_rng(0)
@@ -248,7 +248,7 @@ def test_rows_do_not_depend_on_others(case):
     largest = build_population(model, 64)
     for count in (3, 32, 33) if "image" in CASES[case][1] else COUNTS:
         numbers = rng.integers(0, 6, count)
-        # Those of other sizes lie in memory otherwise.
+        # Populations of other sizes have another memory layout.
         others = [build_population(model, count)] if case in BATCHED or count in (3, 33) else []
         for population in (largest, *others):
             for number, params in zip(numbers, copies.play(population, numbers), strict=True):
@@ -261,7 +261,7 @@ def test_rows_do_not_depend_on_others(case):
 
 @pytest.mark.parametrize("case", ["box tanh", "own", "gru of 33", "two layers", "remembering rule"])
 def test_pausing(case):
-    """Copies keep their weights and their memory while others are computed."""
+    """Copies keep weights and hidden state while other rows are computed."""
     model, space = model_of(case)
     copies = Copies(model, space)
     expected = copies.play(build_population(model, 4), range(4))
@@ -284,7 +284,7 @@ def test_pausing(case):
     "case", ["lstm of 33", "gru of 1", "remembering rule", "normalised memory"]
 )
 def test_memories(case):
-    """Each copy has one of its own, which is empty at first and after it was told to forget."""
+    """Hidden states of copies are separate, and zero initially and after `forget`."""
     model, space = model_of(case)
     copies = Copies(model, space)
     population = build_population(model, 3)
@@ -308,7 +308,7 @@ def test_memories(case):
 
 @sweep("case", CASES)
 def test_weights_are_the_parameters_in_their_order(case):
-    """Those that are trained, one after the other, each in one piece and once."""
+    """Weights are the trainable parameters, each flattened once, in order."""
     model, _ = model_of(case, "discrete")
     population = build_population(model, 3)
     expected = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -327,7 +327,7 @@ def test_weights_are_the_parameters_in_their_order(case):
 @pytest.mark.parametrize("case", ["box tanh", "trunk", "dict", "own", "gru of 33", "rule"])
 @sweep("frozen", ["first", "last", "every second"])
 def test_frozen_parameters(case, frozen):
-    """They are not among the weights, and are those that the model has now."""
+    """Frozen parameters are excluded and follow the model."""
     model, space = model_of(case, "discrete" if case == "trunk" else "box")
     params = trained(model)
     chosen = {"first": params[:1], "last": params[-1:], "every second": params[::2]}[frozen]
@@ -344,7 +344,7 @@ def test_frozen_parameters(case, frozen):
 
 
 def test_weights_that_are_not_finite():
-    """Results of that copy tell it, without a warning; those of others stay what they are."""
+    """Non-finite weights give NaN for their copy without a warning and do not affect others."""
     model, space = model_of("box tanh")
     copies = Copies(model, space)
     expected = copies.play(build_population(model, 2), [0, 1])
@@ -357,7 +357,7 @@ def test_weights_that_are_not_finite():
 @pytest.mark.parametrize("case", [case for case in CASES if "normalised" in case])
 @pytest.mark.parametrize("has_statistics", [False, True])
 def test_statistics_are_those_of_the_model(case, has_statistics):
-    """Also those that it takes in later, be they the first ones, or loads."""
+    """Copies use the model's statistics, including later updates and loaded states."""
     model, space = model_of(case, has_statistics=has_statistics)
     copies = Copies(model, space)
     population = build_population(model, 2)
@@ -376,7 +376,7 @@ def test_statistics_are_those_of_the_model(case, has_statistics):
 
 @pytest.mark.parametrize("case", ["own", "rule"])
 def test_buffers_are_those_of_the_model(case):
-    """They are not perturbed, and follow the model when it loads others."""
+    """Buffers are not perturbed and follow the model."""
     model, space = model_of(case)
     copies = Copies(model, space)
     population = build_population(model, 6)
@@ -397,7 +397,7 @@ def test_buffers_are_those_of_the_model(case):
 
 
 def test_own_kinds_of_networks_are_not_taken_for_templates():
-    """A subclass may compute something else."""
+    """Subclasses of template networks are computed row by row."""
     model, _ = model_of("box tanh")
     assert type(build_population(model, 1)) is BatchedPopulation
     for module in (model, model.policy, model.policy.net, model.policy.net.layers):
@@ -414,7 +414,7 @@ def test_own_kinds_of_networks_are_not_taken_for_templates():
 @pytest.mark.parametrize("case", FAMILIES)
 @sweep("scale", [0.3, 3.0])
 def test_actions_of_a_row_do_not_depend_on_others(case, scale):
-    """The same bits in whatever row of whole blocks: most likely actions and sampled ones."""
+    """Modes and samples are bit-for-bit identical in any row of complete blocks."""
     family, _ = build_family(case)
     generator = torch.Generator().manual_seed(0)
     params = scale * torch.randn(9, family.param_size, generator=generator)

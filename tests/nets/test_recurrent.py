@@ -24,14 +24,14 @@ RESETS = {
 
 
 def make_memory(cell="lstm", layers=2, dtype=torch.float64, **sizes):
-    """A memory in evaluation mode, as models are, with biases other than zero."""
+    """Return a recurrent network in evaluation mode with non-zero biases."""
     torch.manual_seed(1)
     config = RecurrentConfig(cell=cell, size=sizes.get("size", H), layers=layers)
     return RecurrentNetwork(sizes.get("inputs", F), config, orthogonal=False).to(dtype).eval()
 
 
 def make_data(memory, pattern="many", length=L, n=N):
-    """Inputs, states and resets, and the gradient of a loss with respect to the features."""
+    """Return inputs, states, resets and a gradient with respect to the features."""
     generator = torch.Generator().manual_seed(2)
     dtype = next(memory.parameters()).dtype
 
@@ -46,7 +46,7 @@ def make_data(memory, pattern="many", length=L, n=N):
 
 
 def loop_of_steps(memory, x, state, resets):
-    """What `sequence` has to equal."""
+    """Return the features of a loop over steps, the reference of `sequence`."""
     features = []
     for row, reset in zip(x, resets, strict=True):
         state = torch.where(reset[:, None], 0.0, state)
@@ -56,7 +56,7 @@ def loop_of_steps(memory, x, state, resets):
 
 
 def run_with_gradients(function, memory, x, state, resets, d_features):
-    """Features, and the gradients of inputs, states and parameters."""
+    """Return features and the gradients of inputs, states and parameters."""
     memory.zero_grad()
     x, state = x.clone().requires_grad_(), state.clone().requires_grad_()
     features = function(x, state, resets)
@@ -65,12 +65,12 @@ def run_with_gradients(function, memory, x, state, resets, d_features):
 
 
 def sigmoid(x):
-    """Logistic function."""
+    """Return the logistic function."""
     return 1 / (1 + np.exp(-x))
 
 
 def slow_step(cell, weights, x, state):
-    """One environment and one layer, from the equations, with the gates of PyTorch in order."""
+    """Return a step of one environment and layer from the equations; gates in PyTorch's order."""
     w_input, w_state, b_input, b_state = (w.detach().numpy() for w in weights)
     h = state[:H]
     a, b = w_input @ x + b_input, w_state @ h + b_state
@@ -85,7 +85,7 @@ def slow_step(cell, weights, x, state):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_step_follows_the_equations(cell):
-    """Features and new states match the papers; a state is h (and c), layer by layer."""
+    """Features and new states match the papers; a state is h (and c) of each layer."""
     memory = make_memory(cell)
     x, state, _, _ = make_data(memory)
     features, new_state = memory.step(x[0], state)
@@ -106,7 +106,7 @@ def test_step_follows_the_equations(cell):
 @pytest.mark.parametrize("cell", CELLS)
 @sweep("layers", [1, 2])
 def test_a_sequence_is_the_loop_of_steps(cell, layers, pattern):
-    """Features, and gradients of inputs, states and parameters, in double precision."""
+    """Features and gradients of inputs, states and parameters match in float64."""
     memory = make_memory(cell, layers)
     data = make_data(memory, pattern)
     expected = run_with_gradients(lambda *a: loop_of_steps(memory, *a), memory, *data)
@@ -117,7 +117,7 @@ def test_a_sequence_is_the_loop_of_steps(cell, layers, pattern):
 @pytest.mark.parametrize("pattern", list(RESETS))
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_fused_way_is_the_loop_of_steps(cell, pattern):
-    """Rows that erase the memory do so in the layers that other devices use for a GRU too."""
+    """Fused layers, which other devices also use for GRUs, reset the state."""
     memory = make_memory(cell)
 
     def fused(x, state, resets):
@@ -134,7 +134,7 @@ def test_the_fused_way_is_the_loop_of_steps(cell, pattern):
 @pytest.mark.parametrize("pattern", ["none", "many"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_single_precision(cell, pattern):
-    """The kernels of float32 give the numbers of float64, in the sizes of training."""
+    """Results in float32 match float64 for sizes used in training."""
     memory = make_memory(cell, size=32, inputs=16)
     data = make_data(memory, pattern, length=40, n=4)
     expected = run_with_gradients(lambda *a: loop_of_steps(memory, *a), memory, *data)
@@ -149,7 +149,7 @@ def test_single_precision(cell, pattern):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("cell", CELLS)
 def test_nothing_crosses_a_reset(cell, dtype):
-    """Rows after a reset do not depend on rows before it, bit for bit, and send no gradient."""
+    """Rows after a reset do not depend on earlier rows and send them no gradient."""
     memory = make_memory(cell, dtype=dtype)
     x, state, resets, d_features = make_data(memory, "none")
     resets[5, 1] = True
@@ -168,7 +168,7 @@ def test_nothing_crosses_a_reset(cell, dtype):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_sequence_without_graph(cell):
-    """The same features where no gradient is wanted, and the arguments stay as they were."""
+    """Features are the same without a graph, and the arguments are not modified."""
     memory = make_memory(cell, dtype=torch.float32)
     x, state, resets, _ = make_data(memory)
     kept = [y.clone() for y in (x, state, resets)]
@@ -180,7 +180,7 @@ def test_sequence_without_graph(cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_weights_are_exchanged_with_torch(cell):
-    """A layer of PyTorch with the same weights computes the same, from a zero state."""
+    """A PyTorch layer with the same weights gives the same output from a zero state."""
     other = (nn.LSTM if cell == "lstm" else nn.GRU)(F, H, 2).double()
     memory = make_memory(cell)
     memory.layers.load_state_dict(other.state_dict())
@@ -191,7 +191,7 @@ def test_weights_are_exchanged_with_torch(cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_initial_weights(cell):
-    """Orthogonal with gain 1 and zero biases, or what PyTorch does."""
+    """Weights are orthogonal with gain 1 and biases 0, or PyTorch's defaults."""
     config = RecurrentConfig(cell=cell, size=H, layers=2)
     for name, param in RecurrentNetwork(F, config, orthogonal=True).layers.named_parameters():
         if name.startswith("bias"):

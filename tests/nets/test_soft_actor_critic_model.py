@@ -42,7 +42,7 @@ PROBLEMS = {
 
 
 class OwnCritic(nn.Module):
-    """A critic of a user with statistics and a counter that are no parameters."""
+    """User-defined critic with batch norm and a counter as buffers."""
 
     def __init__(self, observation_space, action_size, output_size):
         super().__init__()
@@ -52,23 +52,23 @@ class OwnCritic(nn.Module):
 
     def forward(self, obs, actions):
         if self.training:
-            self.calls = self.calls + 1  # another tensor each time
+            self.calls = self.calls + 1  # a new tensor in each call
         return self.last(self.norm(torch.cat([obs, actions], -1)))
 
 
 def own(name, **settings):
-    """Configuration of a network above."""
+    """Return the configuration of a network above."""
     return {"_target_": f"{__name__}.{name}", **settings}
 
 
 def build(name="box", seed=0, num_critics=2, **settings):
-    """A small model of a problem above."""
+    """Return a small model of a problem above."""
     config = ModelConfig(**{"hidden_sizes": [6, 5], "branch_size": 3, **settings})
     return build_soft_actor_critic(config, *PROBLEMS[name], seed, num_critics)
 
 
 def observations(name):
-    """Observations of a problem, and every second action illegal where there is a mask."""
+    """Return observations of a problem; if there is a mask, every second action is illegal."""
     obs = sampled_for(PROBLEMS[name][0], N)
     if name == "masked":
         obs["action_mask"] = torch.tensor([[1, 0, 1, 0]]).expand(N, 4)
@@ -76,7 +76,7 @@ def observations(name):
 
 
 def results(model, name):
-    """Distribution parameters, and what critics and targets say of some actions."""
+    """Return distribution parameters, and the values of critics and targets for fixed actions."""
     obs = observations(name)
     inputs, actions = model.inputs(obs), torch.full((N, model.actions.critic_input_size), 0.3)
     with torch.no_grad():
@@ -86,12 +86,12 @@ def results(model, name):
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    """The same random numbers for each test."""
+    """Seed the random numbers of each test."""
     torch.manual_seed(0)
 
 
 def shift(module, by=1.0):
-    """Move all parameters of a module."""
+    """Add a constant to all parameters of a module."""
     with torch.no_grad():
         for param in module.parameters():
             param.add_(by)
@@ -102,7 +102,7 @@ def shift(module, by=1.0):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_states_go_from_model_to_model(name):
-    """A state loaded into a copy or another model makes it the same, targets and all."""
+    """A loaded state gives identical results, including target networks."""
     first, second = build(name, seed=1), build(name, seed=2)
     twin = copy.deepcopy(second)
     shift(first.target_critics)
@@ -114,7 +114,7 @@ def test_states_go_from_model_to_model(name):
         torch.testing.assert_close(results(model, name), results(first, name), rtol=0, atol=0)
         assert torch.equal(model.log_temperatures, first.log_temperatures)
         assert model.state_dict().keys() == state.keys()
-        model.update_targets(1.0)  # which moves what was loaded
+        model.update_targets(1.0)  # updates the loaded targets
         torch.testing.assert_close(*results(model, name)[1:], rtol=0, atol=0)
 
 
@@ -125,7 +125,7 @@ def test_states_go_from_model_to_model(name):
     ids=["deepcopy", "pickle"],
 )
 def test_copies_move_their_own_targets(copied, critic):
-    """And those of the original stay; with buffers and all."""
+    """Targets of a copy, including buffers, are independent of the original."""
     model = build(critic=critic and own(critic))
     twin = copied(model)
     for part in (model.critics, twin.critics):
@@ -149,7 +149,7 @@ def test_copies_move_their_own_targets(copied, critic):
 
 @pytest.mark.parametrize("critic", [None, "OwnCritic"])
 def test_targets_are_never_trained(critic):
-    """They need no gradient, and stay in evaluation mode whatever the model does."""
+    """Targets require no gradient and are always in evaluation mode."""
     model = build(critic=critic and own(critic))
     assert not any(p.requires_grad for p in model.target_critics.parameters())
     assert all(p.requires_grad for p in model.critics.parameters())
@@ -170,7 +170,7 @@ def test_targets_are_never_trained(critic):
 
 
 def test_targets_of_critics_in_training_mode_are_evaluated():
-    """Also in a model that was put together from parts."""
+    """Targets are in evaluation mode, also in a model built from components."""
     built = build(critic=own("OwnCritic"))
     critics = CustomCritics([OwnCritic(BOX, 2, 1)]).train()
     model = SoftActorCriticModel(Policy(built.policy.net, built.distribution), critics)
@@ -181,7 +181,7 @@ def test_targets_of_critics_in_training_mode_are_evaluated():
 @pytest.mark.parametrize("tau", [0.0, 0.005, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("name", ["box", "parts", "image"])
 def test_targets_follow_the_critics(name, tau):
-    """θ' <- (1 - τ) θ' + τ θ, in float64, twice; with τ = 1 they are copies."""
+    """θ' <- (1 - τ) θ' + τ θ in float64, twice; τ = 1 copies the critics."""
     model = build(name).double()
     shift(model.target_critics, 0.5)
     targets = [p.clone() for p in model.target_critics.parameters()]
@@ -200,7 +200,7 @@ def test_targets_follow_the_critics(name, tau):
 
 @pytest.mark.parametrize("converted", [False, True])
 def test_buffers_of_targets_are_copied(converted):
-    """Statistics and counters, whole; also of a model that was converted or made new buffers."""
+    """Buffers are copied completely, also if the model was converted or replaced its buffers."""
     model = build(critic=own("OwnCritic"))
     if converted:
         model = model.double()
@@ -220,12 +220,12 @@ def test_buffers_of_targets_are_copied(converted):
 
 
 def build_by_default(name):
-    """A model without any setting."""
+    """Return a model with default settings."""
     return build_soft_actor_critic(ModelConfig(), *PROBLEMS[name], 0)
 
 
 def test_defaults():
-    """Two hidden layers of 256 units, relu, PyTorch's weights, two critics."""
+    """Two hidden layers of 256 units, relu, PyTorch initialization, two critics."""
     model = build_by_default("box")
     layers = list(model.policy.net.layers.layers)
     assert [layer.out_features for layer in layers] == [256, 256, 4]
@@ -248,7 +248,7 @@ def test_defaults():
 @pytest.mark.parametrize("num_critics", [1, 2, 5])
 @pytest.mark.parametrize("critic", [None, "OwnCritic"])
 def test_any_number_of_critics(num_critics, critic):
-    """Each with its own weights, and all of them in the targets."""
+    """Critics have different weights, and the targets contain all of them."""
     model = build(num_critics=num_critics, critic=critic and own(critic))
     assert isinstance(model.critics, CustomCritics if critic else TemplateCritics)
     _, q, target_q = results(model, "box")

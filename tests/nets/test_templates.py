@@ -20,12 +20,12 @@ OWN = {"_target_": "a.B"}
 
 
 def linears(module):
-    """The linear layers in their order."""
+    """Return the linear layers in order."""
     return [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
 
 
 def gain_of(layer):
-    """The factor g with W W^T = g^2 I (or W^T W, for a tall matrix); fails if there is none."""
+    """Return g with W W^T = g^2 I (or W^T W for a tall matrix); fail if there is none."""
     w = layer.weight.detach().double()
     gram = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
     squared = float(gram.diagonal().mean())
@@ -57,7 +57,7 @@ def gain_of(layer):
     ],
 )
 def test_settings_that_depend_on_the_space(space, settings, hidden_sizes, activation, shared_trunk):
-    """What is null is filled in, what is given stays, and nothing happens the second time."""
+    """Unset values are resolved from the space; resolving again changes nothing."""
     config = ModelConfig(branch_size=7, **settings)
     resolved = resolve(config, space)
     assert resolved.hidden_sizes == hidden_sizes
@@ -86,7 +86,7 @@ def test_orthogonal_initialisation_has_the_gains_of_the_field(space, shared):
 
 
 def test_the_default_initialisation_of_pytorch_is_an_option():
-    """Without orthogonal_init the weights are what nn.Linear draws, biases included."""
+    """Without `orthogonal_init`, weights and biases are those of nn.Linear."""
     config = ModelConfig(hidden_sizes=[16, 8], orthogonal_init=False)
     model = build_actor_critic(config, BOX, spaces.Discrete(4), seed=3)
     torch.manual_seed(3)
@@ -97,7 +97,7 @@ def test_the_default_initialisation_of_pytorch_is_an_option():
 
 
 def test_no_hidden_layer_is_a_linear_model():
-    """An empty list of sizes leaves one linear layer."""
+    """Without hidden sizes, the network is one linear layer."""
     net = TemplateNet(BOX, ModelConfig(), [], 3)
     assert len(linears(net)) == 1
     x = torch.randn(4, 5)
@@ -109,7 +109,7 @@ def test_no_hidden_layer_is_a_linear_model():
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_template_is_the_composition_of_its_layers(name):
-    """Each hidden layer is followed by the nonlinearity, the output by none."""
+    """Each hidden layer is followed by the activation; the output layer is not."""
     function = getattr(torch.nn.functional, name)
     net = TemplateNet(BOX, ModelConfig(activation=name), [8, 6], 3)
     first, second, last = linears(net)
@@ -121,14 +121,14 @@ def test_template_is_the_composition_of_its_layers(name):
 
 
 def test_without_output_layer_the_last_hidden_layer_is_the_output():
-    """A trunk ends with its nonlinearity."""
+    """A trunk ends with its activation."""
     net = TemplateNet(BOX, ModelConfig(), [8, 6])
     assert net.output_size == 6
     assert bool((net(100 * torch.randn(50, 5)).abs() <= 1.0).all())
 
 
 def test_seeds_give_weights_and_leave_the_global_generator_alone():
-    """The same seed gives the same weights, another one others; torch's own stream continues."""
+    """The same seed gives the same weights, and the global generator is not used."""
     models = []
     for i, seed in enumerate((1, 1, 2)):
         torch.manual_seed(i)
@@ -164,7 +164,7 @@ def test_seeds_give_weights_and_leave_the_global_generator_alone():
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):
-    """Each wrong setting is named before anything is built."""
+    """ModelConfig raises an error that names the setting."""
     with pytest.raises(ConfigError, match=message):
         ModelConfig(**settings)
 
@@ -184,7 +184,7 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 )
 @pytest.mark.parametrize("shared", [False, True])
 def test_outputs_fit_the_distribution(action_space, params, free, shared):
-    """The policy gives the parameters of the distribution, the critic one value."""
+    """The policy returns the distribution parameters, and the critic one value."""
     config = ModelConfig(hidden_sizes=[8], shared_trunk=shared)
     model = build_actor_critic(config, BOX, action_space, seed=0)
     obs = torch.randn(6, 3, 5)
@@ -199,7 +199,7 @@ def test_outputs_fit_the_distribution(action_space, params, free, shared):
 
 
 def test_free_log_std_starts_where_it_is_told_and_is_the_same_in_every_state():
-    """The state-independent scale is its own trained parameter, appended to the output."""
+    """The state-independent log std is a trainable parameter, appended to the output."""
     node = {"Box": {"name": "diagonal_gaussian", "initial_log_std": -0.5}}
     config = ModelConfig(hidden_sizes=[8], distributions=node)
     model = build_actor_critic(config, BOX, spaces.Box(-1, 1, (2,), np.float32), seed=0)
@@ -213,7 +213,7 @@ def test_free_log_std_starts_where_it_is_told_and_is_the_same_in_every_state():
 
 
 def test_separate_networks_share_no_weight_and_a_trunk_is_shared():
-    """Without a trunk the critic's loss leaves the policy alone; with one both move it."""
+    """Without a trunk, the critic loss has no gradient for the policy; with one, both share it."""
     for shared in (False, True):
         config = ModelConfig(hidden_sizes=[8], shared_trunk=shared)
         model = build_actor_critic(config, BOX, spaces.Discrete(2), seed=0)

@@ -17,17 +17,17 @@ RAW, TARGETS, OLD = (3.0 * RNG.standard_normal(6) for _ in range(3))
 
 
 def column(values):
-    """Raw outputs [N, 1] of a scalar critic."""
+    """Return raw outputs [N, 1] of a scalar critic."""
     return torch.from_numpy(np.array(values)).unsqueeze(-1)
 
 
 def slow_transform(x):
-    """h(x) as the paper prints it."""
+    """Return h(x) as defined in the paper."""
     return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + 1e-2 * x
 
 
 def slow_two_hot_loss(logits, targets, low, high):
-    """Cross-entropy under the two neighbours of each target, one sample at a time."""
+    """Return the cross-entropy with the two neighbours of each target, sample by sample."""
     total = 0.0
     for row, target in zip(logits, targets, strict=True):
         inside = min(max(float(target), low), high)
@@ -39,7 +39,7 @@ def slow_two_hot_loss(logits, targets, low, high):
 
 
 def test_a_scalar_is_its_own_value():
-    """Without transform and support the raw output is the value, and targets are returns."""
+    """Without transform and support, the raw output is the value, and targets are returns."""
     head = ValueHead()
     assert head.output_size == 1
     assert head.values(column(RAW)).tolist() == RAW.tolist()
@@ -65,7 +65,7 @@ def test_scalar_loss_is_the_mean_squared_error(transform, clip_range):
 
 
 def test_values_are_in_units_of_returns():
-    """A critic that hits its transformed target exactly predicts the return exactly."""
+    """Exact predictions of transformed targets give exact returns."""
     head = ValueHead(TRANSFORM)
     returns = torch.tensor([-1000.0, -1.0, 0.0, 0.3, 5000.0], dtype=torch.float64)
     raw = head.targets(returns).unsqueeze(-1)
@@ -75,7 +75,7 @@ def test_values_are_in_units_of_returns():
 
 @pytest.mark.parametrize("transform", [None, TRANSFORM])
 def test_a_support_is_a_categorical_critic(transform):
-    """Values are expectations over the integers, targets are split between two of them."""
+    """Values are expectations over integers, and targets are split between two integers."""
     low, high = -3, 4
     head = ValueHead(transform, (low, high))
     assert head.output_size == 8
@@ -94,13 +94,13 @@ def test_a_support_is_a_categorical_critic(transform):
 
 
 def test_any_leading_dimensions():
-    """Values of a rollout have the shape of the rollout."""
+    """Values have the shape of the rollout."""
     assert ValueHead(TRANSFORM).values(torch.zeros(4, 3, 1)).shape == (4, 3)
     assert ValueHead(None, (-1, 1)).values(torch.zeros(4, 3, 3)).shape == (4, 3)
 
 
 def test_from_config_builds_what_is_named():
-    """Transform and support come from the configuration."""
+    """Transform and support are read from the configuration."""
     node = {"_target_": "maze_train.ReduceScaleValueTransform", "epsilon": 0.5}
     head = ValueHead.from_config(ModelConfig(value_transform=node, value_support=[-2, 2]))
     assert head.transform == ReduceScaleValueTransform(0.5)
@@ -109,7 +109,7 @@ def test_from_config_builds_what_is_named():
 
 
 def test_a_wrong_transform_is_named():
-    """A transform that cannot be found is an error with its key."""
+    """An unknown transform raises an error with its key."""
     config = ModelConfig(value_transform={"_target_": "maze_train.ReduceScaleValueTransfrom"})
     with pytest.raises(ConfigError, match=r"model.value_transform._target_ = .*did you mean"):
         ValueHead.from_config(config)
@@ -166,13 +166,13 @@ class Summed(Cubed):
     ],
 )
 def test_a_transform_is_tried_before_it_is_used(cls, message):
-    """One that is no strictly increasing map with its inverse is refused, with what it does."""
+    """A transform that is not increasing or has a wrong inverse raises an error with an example."""
     config = ModelConfig(value_transform={"_target_": f"{__name__}.{cls.__name__}"})
     with pytest.raises(ConfigError, match=f"^model.value_transform: .*{message}"):
         ValueHead.from_config(config)
 
 
 def test_a_transform_needs_no_base_class():
-    """Two methods are enough."""
+    """A transform only requires two methods."""
     config = ModelConfig(value_transform={"_target_": f"{__name__}.Cubed"})
     assert isinstance(ValueHead.from_config(config).transform, Cubed)
