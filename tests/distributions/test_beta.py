@@ -16,19 +16,19 @@ LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])
 
 
 def raw(*excesses: float) -> torch.Tensor:
-    """Params whose softplus is the given α - 1 and β - 1, > 0."""
+    """Return parameters whose softplus is the given α - 1 and β - 1, > 0."""
     values = torch.tensor(excesses, dtype=torch.float64)
     return values + torch.log(-torch.expm1(-values))
 
 
 def concentrations(params: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """α and β of params [..., 2 D]."""
+    """Return α and β of parameters [..., 2 D]."""
     alpha, beta = (1 + torch.nn.functional.softplus(params)).chunk(2, -1)
     return alpha, beta
 
 
 def distribution_function(x: float, alpha: float, beta: float) -> float:
-    """P(X <= x) by the midpoint rule with 20,000 nodes."""
+    """Return P(X <= x), computed by the midpoint rule with 20,000 nodes."""
     middles = (np.arange(20_000) + 0.5) / 20_000 * x
     log_beta = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
     log_density = (alpha - 1) * np.log(middles) + (beta - 1) * np.log1p(-middles) - log_beta
@@ -63,7 +63,7 @@ def test_moments_and_distribution_of_samples(excess: tuple[float, float]) -> Non
 
 
 def test_the_first_proposal_is_mostly_accepted() -> None:
-    """With all but the first proposal's noise changed, 94% of the variates of shape 1 stay."""
+    """94% of the variates of shape 1 do not depend on the noise of later proposals."""
     family, count = Beta(Box(0.0, 1.0, (1,))), 20_000
     noise = family.draw_noise((count,), torch.Generator().manual_seed(0))
     table = noise.clone().reshape(count, 2, 2, PROPOSALS)
@@ -72,12 +72,12 @@ def test_the_first_proposal_is_mostly_accepted() -> None:
     )[..., 1:]
     params = torch.full((count, 2), -50.0)
     changed = family.sample(params, noise) != family.sample(params, table.reshape(noise.shape))
-    # Both variates of an action have to be accepted at once: 0.95² > 0.9.
+    # Both variates of an action must be accepted at once: 0.95² > 0.9.
     assert 0.0 < changed.double().mean().item() < 0.1
 
 
 def test_rejected_proposals_are_harmless() -> None:
-    """Where every proposal is rejected, even outside the support, the first or 1 is taken."""
+    """If every proposal is rejected, the first proposal or 1 is used, with finite gradients."""
     family = Beta(Box(0.0, 1.0, (1,)))
     table = torch.empty(1, 2, 1, 2, PROPOSALS)
     table[:, 0], table[:, 1] = -40.0, 1.0 - 2**-24
@@ -92,7 +92,7 @@ def test_rejected_proposals_are_harmless() -> None:
 
 @pytest.mark.parametrize("excess", [(0.5, 4.0), (80.0, 80.0)])
 def test_gradient_of_samples(excess: tuple[float, float]) -> None:
-    """Samples move with their quantiles: dx/dα = -(∂F/∂α) / p(x), by finite differences."""
+    """The gradient is dx/dα = -(∂F/∂α) / p(x), checked by finite differences."""
     family = Beta(Box(0.0, 1.0, (1,), dtype=np.float64))
     params = raw(*excess).expand(5, 2).clone().requires_grad_()
     noise = family.draw_noise((5,), torch.Generator().manual_seed(4))
@@ -109,12 +109,12 @@ def test_gradient_of_samples(excess: tuple[float, float]) -> None:
                 alpha, beta = concentrations(moved)
                 values.append(distribution_function(x, alpha.item(), beta.item()))
             expected = -(values[0] - values[1]) / (2 * step) / density
-            # torch's derivative is an approximation.
+            # PyTorch approximates this derivative.
             assert gradient[row, column].item() == pytest.approx(expected, rel=5e-3, abs=1e-6)
 
 
 def test_mode() -> None:
-    """The peak of the density, the middle where it is flat, and finite at the ends."""
+    """The mode is the peak of the density, 0.5 if it is uniform, and finite at the bounds."""
     family = Beta(Box(-1.0, 1.0, (1,)))
     assert family.mode(raw(1.0, 3.0)).item() == pytest.approx(0.25)
     assert family.mode(torch.full((2,), -2000.0)).item() == 0.5
@@ -128,7 +128,7 @@ def test_mode() -> None:
 
 
 def test_actions_never_reach_the_ends() -> None:
-    """The most lopsided distribution gives actions, in float32, whose density is finite."""
+    """The density of float32 samples is finite for extremely skewed distributions."""
     family, count = Beta(Box(0.0, 1.0, (2,))), 5_000
     params = torch.tensor([1e5, -100.0, -100.0, 1e5]).expand(count, 4)
     x = family.sample(params, family.draw_noise((count,), torch.Generator().manual_seed(0)))
@@ -140,7 +140,7 @@ def test_actions_never_reach_the_ends() -> None:
 
 
 def test_peaked_distributions_keep_their_digits() -> None:
-    """In float32 the log-density of concentrations of 10⁶ is right to float32's digits."""
+    """The float32 log-density is accurate for concentrations of 10⁶."""
     family = Beta(Box(0.0, 1.0, (1,)))
     params, x = torch.tensor([1e6, 2e6]), torch.tensor([1 / 3])
     exact = family.log_prob(params.double(), x.double())

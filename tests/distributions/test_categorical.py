@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def logits(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
-    """Random float64 logits of a fixed seed."""
+    """Return random float64 logits from a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def test_forbidden_actions_have_no_part() -> None:
-    """A large negative logit leaves values and gradients finite and is never sampled."""
+    """An action with a large negative logit is not sampled; values and gradients are finite."""
     family = Categorical(Discrete(3))
     params = torch.tensor([[0.3, -1e9, 1.0]]).expand(1000, 3).clone().requires_grad_()
     reference = Categorical(Discrete(2)).entropy(torch.tensor([[0.3, 1.0]]))
@@ -42,7 +42,7 @@ def test_forbidden_actions_have_no_part() -> None:
 
 
 def test_half_precision_padding_is_finite() -> None:
-    """Padding stays finite in bfloat16 and float16."""
+    """The padding of choices is finite in bfloat16 and float16."""
     family = MultiCategorical(MultiDiscrete([2, 5]))
     for dtype in (torch.bfloat16, torch.float16):
         params = logits(4, 7).to(dtype)
@@ -66,7 +66,7 @@ def test_half_precision_padding_is_finite() -> None:
 def test_illegal_choices_add_nothing(
     family: Distribution, legal: list[list[int]], log_counts: list[int], dtype: torch.dtype
 ) -> None:
-    """Values, gradients and the largest entropy match the legal actions alone."""
+    """Values, gradients and the maximum entropy match the legal actions only."""
     is_legal = torch.tensor(legal, dtype=torch.bool)
     logits = torch.linspace(-1, 1, is_legal.numel(), dtype=dtype).reshape(is_legal.shape)
     params = torch.where(is_legal, logits, impossible_logit(dtype))
@@ -90,7 +90,7 @@ def test_illegal_choices_add_nothing(
 
 
 def test_nothing_legal_is_no_choice() -> None:
-    """Without any legal action the largest entropy is 0, not -inf."""
+    """Without legal actions, the maximum entropy is 0 instead of -inf."""
     params = torch.full((1, 3), impossible_logit(torch.float32))
     assert Categorical(Discrete(3)).max_entropy(params).tolist() == [0.0]
 
@@ -107,7 +107,7 @@ def test_nothing_legal_is_no_choice() -> None:
 def test_a_choice_of_probability_zero_adds_nothing(
     family: Distribution, params: list[list[float]]
 ) -> None:
-    """With infinite logits all values and gradients match large finite ones."""
+    """Infinite logits give the values and gradients of large finite logits."""
     actions = family.mode(torch.tensor(params))
 
     def results(params: torch.Tensor) -> list[torch.Tensor]:
@@ -123,7 +123,7 @@ def test_a_choice_of_probability_zero_adds_nothing(
 
 
 def test_a_divergence_from_what_never_happens_is_infinite() -> None:
-    """KL(p || q) is infinite where p does what q never does, and finite the other way round."""
+    """KL(p || q) is infinite if p has an action that q never has; the reverse is finite."""
     family = Categorical(Discrete(3))
     p, q = torch.zeros(3), torch.tensor([0.0, 0.0, -math.inf])
     assert family.kl(p, q) == math.inf
@@ -132,7 +132,7 @@ def test_a_divergence_from_what_never_happens_is_infinite() -> None:
 
 @sweep("dtype", [torch.float32, torch.float64])
 def test_large_logits_of_bits(dtype: torch.dtype) -> None:
-    """At logits of 1000 values and gradients are finite, exact, and the bits are certain."""
+    """For logits of 1000, values and gradients are finite and exact, and the bits are certain."""
     family = Bernoulli(MultiBinary(4))
     logits = torch.tensor([-1000.0, 1000.0, -50.0, 50.0], dtype=dtype, requires_grad=True)
     unlikely = torch.tensor([1, 0, 0, 1], dtype=torch.int8)

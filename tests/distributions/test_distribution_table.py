@@ -1,4 +1,4 @@
-"""Selection of distributions by type of space and by part, and errors."""
+"""Selection of distributions by type of space and by component, and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NESTED = Dict({"a": Tuple([BOX, DISCRETE]), "steer": BOX})
 
 
 class Sticky(Categorical):
-    """A family of a user, with a setting."""
+    """User-defined distribution with a setting."""
 
     def __init__(self, space: Any, bonus: float = 0.0) -> None:
         super().__init__(space)
@@ -26,12 +26,12 @@ class Sticky(Categorical):
 
 
 def not_a_family(space: Any) -> str:
-    """A callable that builds something else."""
+    """Callable that does not return a distribution."""
     return str(space)
 
 
 class SubBox(Box):
-    """A box by inheritance."""
+    """Subclass of Box."""
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ class SubBox(Box):
     ],
 )
 def test_defaults(space: Any, family: type) -> None:
-    """Every supported space has a family without any configuration."""
+    """Every supported space has a default distribution."""
     assert type(distribution_for(space)) is family
 
 
 def test_overrides() -> None:
-    """That of a type holds for every part of the type, with its settings; one of a part wins."""
+    """Settings of a type apply to all its components; settings of a component take precedence."""
     override = {"Box": {"name": "squashed_gaussian", "state_dependent_std": False}}
     squashed, gaussian = SquashedGaussian, DiagonalGaussian
     for more, families in (
@@ -66,7 +66,7 @@ def test_overrides() -> None:
 
 
 def test_family_of_a_user() -> None:
-    """`_target_` is called with the space first and its other keys as settings."""
+    """`_target_` is called with the space and the other keys as settings."""
     override = {"_target_": f"{__name__}.Sticky", "bonus": 0.5}
     family = distribution_for(DISCRETE, {"Discrete": override})
     assert type(family).__name__ == "Sticky"
@@ -74,7 +74,7 @@ def test_family_of_a_user() -> None:
 
 
 def test_every_space_that_can_be_flattened_has_a_default() -> None:
-    """A leaf of a nested space never lacks a family, and every default is a known one."""
+    """Every leaf type has a default, and every default is in the table."""
     assert sorted(DEFAULTS) == sorted(leaf.__name__ for leaf in LEAF_TYPES)
     assert set(DEFAULTS.values()) <= set(FAMILIES)
 
@@ -141,7 +141,7 @@ def test_every_space_that_can_be_flattened_has_a_default() -> None:
     ],
 )
 def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) -> None:
-    """Every wrong override is named with its key, its value and what is allowed."""
+    """The error contains the key, the value and what is allowed."""
     with pytest.raises(ConfigError) as caught:
         distribution_for(space, overrides)
     assert str(caught.value) == message
@@ -149,6 +149,6 @@ def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) ->
 
 @pytest.mark.parametrize("space", [Text(4), Dict({"x": Text(4)})])
 def test_unsupported_space(space: Any) -> None:
-    """A space without a family is an error that names the supported ones."""
+    """The error lists the supported spaces."""
     with pytest.raises(SpaceError, match=r"Box, Discrete, MultiDiscrete or MultiBinary"):
         distribution_for(space)

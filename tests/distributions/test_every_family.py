@@ -22,7 +22,7 @@ REMEDY = ".*model.distributions.Box=diagonal_gaussian"
 
 
 def test_every_family_has_a_case() -> None:
-    """A family that is added to the table is added here."""
+    """The cases cover every distribution of the table."""
     names = {
         override if isinstance(override, str) else override["name"]
         for override, _ in CASES.values()
@@ -33,7 +33,7 @@ def test_every_family_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES)
 @sweep("batch", [(), (0,), (2, 3)])
 def test_shapes_and_types(case: str, batch: tuple[int, ...]) -> None:
-    """Leading dimensions are free, and sizes and types are those that the family declares."""
+    """Leading dimensions are arbitrary; sizes and dtypes match the declared ones."""
     family, space = build(case)
     params = randn(*batch, family.param_size).float()
     noise = family.draw_noise(batch, torch.Generator().manual_seed(0))
@@ -52,12 +52,12 @@ def test_shapes_and_types(case: str, batch: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_are_those_of_torch(case: str) -> None:
-    """Log-probability, entropy and divergence are the sums over torch's own distributions."""
+    """Log-probability, entropy and KL divergence are sums over torch.distributions."""
     family, space = build(case)
     p, q = randn(5, family.param_size), randn(5, family.param_size, seed=1)
     actions = draw(family, p)
     columns = actions.reshape(5, -1)
-    if case in UNCLIPPED:  # torch's are distributions over the environment's action
+    if case in UNCLIPPED:  # torch.distributions use the environment's action
         low, high = (torch.from_numpy(x.astype(np.float64)) for x in (space.low, space.high))
         centre, half = (high + low).flatten() / 2, (high - low).flatten() / 2
         columns = centre + half * family.critic_input(actions)
@@ -69,13 +69,13 @@ def test_values_are_those_of_torch(case: str) -> None:
     divergences = [td.kl_divergence(a, b) for a, b in zip(parts, others, strict=True)]
     torch.testing.assert_close(family.kl(p, q), sum(divergences))
     torch.testing.assert_close(family.kl(p, p), torch.zeros(5, dtype=torch.float64))
-    if case not in UNCLIPPED:  # torch has no entropy of transformed distributions
+    if case not in UNCLIPPED:  # torch.distributions have no entropy of transformed distributions
         torch.testing.assert_close(family.entropy(p), sum(part.entropy() for part in parts))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_noise_decides_the_sample(case: str) -> None:
-    """Equal seeds give equal actions, other seeds others; a Gaussian without noise its mode."""
+    """Samples depend on the seed of the noise only; a Gaussian without noise returns its mode."""
     family, _ = build(case)
     params = randn(40, family.param_size)
     assert torch.equal(draw(family, params), draw(family, params))
@@ -87,9 +87,9 @@ def test_noise_decides_the_sample(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_env_actions_are_in_the_space_and_come_back(case: str) -> None:
-    """Samples and modes of wild params, in float32, are members of the space.
+    """Float32 samples and modes of large parameters are members of the space.
 
-    `from_env` gives back what `to_env` was given, where nothing was clipped.
+    `from_env` inverts `to_env` unless an action was clipped.
     """
     family, space = build(case)
     params = 4 * randn(300, family.param_size).float()
@@ -108,7 +108,7 @@ def test_env_actions_are_in_the_space_and_come_back(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_entropy_and_kl_are_expectations(case: str) -> None:
-    """Entropy and divergence are the means of log-probabilities of 10,000 samples."""
+    """Entropy and KL divergence are means of log-probabilities over 10,000 samples."""
     family, _ = build(case)
     p, q = 0.7 * randn(family.param_size), 0.7 * randn(family.param_size, seed=1)
     many, other = p.expand(10_000, -1), q.expand(10_000, -1)
@@ -121,7 +121,7 @@ def test_entropy_and_kl_are_expectations(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients(case: str) -> None:
-    """All gradients are the numerical ones; values computed together match the methods."""
+    """Gradients match numerical ones; combined methods return the same values as separate ones."""
     family, _ = build(case)
     params = randn(6, family.param_size)
     actions = draw(family, params)
@@ -134,13 +134,13 @@ def test_gradients(case: str) -> None:
     noise = family.draw_noise((6,), torch.Generator().manual_seed(2)).double()
     if case not in CONTINUOUS:
         assert torch.autograd.gradcheck(family.choice_probs, (leaf,))
-    elif not case.startswith("beta"):  # which has the derivative of its quantile
+    elif not case.startswith("beta"):  # the gradient of beta samples is that of their quantiles
         assert torch.autograd.gradcheck(lambda p: family.reparameterized(p, noise), (leaf,))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("squashed")])
 def test_mode_is_most_probable(case: str) -> None:
-    """No action drawn is more probable than the mode (that of `squashed` is the median)."""
+    """No sample is more probable than the mode (the median for `squashed`)."""
     family, _ = build(case)
     params = randn(family.param_size).expand(2000, -1)
     best = family.log_prob(params, family.mode(params))
@@ -149,7 +149,7 @@ def test_mode_is_most_probable(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_tensor_stays_on_the_device_of_params(case: str) -> None:
-    """No family mixes devices: on torch's `meta` device, mixing would raise."""
+    """No distribution mixes devices, which would raise an error on the `meta` device."""
     family, _ = build(case)
     params = torch.zeros(4, family.param_size, device="meta")
     actions = family.sample(params, family.draw_noise((4,), device="meta"))
@@ -166,7 +166,7 @@ def test_every_tensor_stays_on_the_device_of_params(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_survives_pickling(case: str) -> None:
-    """A copy in another process computes the same numbers."""
+    """A pickled copy returns identical values."""
     family, _ = build(case)
     copy, params = pickle.loads(pickle.dumps(family)), randn(3, family.param_size)
     assert torch.equal(copy.entropy(params), family.entropy(params))
@@ -187,7 +187,7 @@ def test_survives_pickling(case: str) -> None:
     ],
 )
 def test_spaces_that_do_not_fit_are_refused(name: str, space: Any, message: str) -> None:
-    """The message names the family, the space, and a remedy where there is one."""
+    """The error contains the distribution, the space and a remedy if there is one."""
     family: Any = FAMILIES[name]
     with pytest.raises(SpaceError, match=message):
         family(space)
@@ -195,7 +195,7 @@ def test_spaces_that_do_not_fit_are_refused(name: str, space: Any, message: str)
 
 @pytest.mark.parametrize("name", BOXED)
 def test_integer_box_is_rounded(name: str) -> None:
-    """An integer box receives integers inside its bounds."""
+    """Actions for an integer Box are integers within its bounds."""
     family = distribution_for(Box(0, 10, (1,), dtype=np.uint8), {"Box": name})
     lowest, middle, highest = {"beta": (1e-7, 0.52, 1.0), "diagonal_gaussian": (-9, 5.2, 99)}.get(
         name, (-9.0, 0.0, 9.0)

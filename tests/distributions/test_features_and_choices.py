@@ -1,4 +1,4 @@
-"""Critic inputs of all families: continuous features and discrete choices."""
+"""Critic inputs of all distributions: continuous features and discrete choices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maze_train.core.errors import SpaceError
 
 @pytest.mark.parametrize("case", BOUNDED)
 def test_features_are_the_environments_actions_scaled(case: str) -> None:
-    """A critic reads what `env.step` gets, from -1 at the lower bound to 1 at the upper one."""
+    """Critic inputs are environment actions scaled from -1 (lower bound) to 1 (upper bound)."""
     family, space = build(case)
     actions = draw(family, 3 * randn(200, family.param_size))
     in_env = family.to_env(actions).double().reshape(200, -1)  # type: ignore[union-attr]
@@ -27,7 +27,7 @@ def test_features_are_the_environments_actions_scaled(case: str) -> None:
 def test_reparameterized_is_the_sample_that_a_critic_reads(
     case: str, batch: tuple[int, ...]
 ) -> None:
-    """Features and log-densities match `sample`, scaled, for any leading dimensions."""
+    """Features and log-densities match scaled samples for any leading dimensions."""
     family, space = build(case)
     params = 2 * randn(*batch, family.param_size)
     noise = family.draw_noise(batch, torch.Generator().manual_seed(1)).double()
@@ -42,7 +42,7 @@ def test_reparameterized_is_the_sample_that_a_critic_reads(
 
 @pytest.mark.parametrize("case", UNCLIPPED)
 def test_log_scale_makes_densities_over_the_unit_box(case: str) -> None:
-    """The mean of 1 / p over samples is the volume 2ᴰ of [-1, 1]ᴰ."""
+    """The mean of 1 / p over samples is 2ᴰ, the volume of [-1, 1]ᴰ."""
     family, _ = build(case)
     params = torch.zeros(family.param_size, dtype=torch.float64)
     if case.startswith("squashed"):
@@ -56,7 +56,7 @@ def test_log_scale_makes_densities_over_the_unit_box(case: str) -> None:
 @pytest.mark.parametrize("case", DISCRETE)
 @sweep("batch", [(), (0,), (5,), (2, 3)])
 def test_choices_have_the_probability_of_the_action(case: str, batch: tuple[int, ...]) -> None:
-    """The log-probabilities of the entries that an action chose add up to its own."""
+    """The log-probabilities of the chosen entries add up to the log-probability of the action."""
     family, _ = build(case)
     params = 2 * randn(*batch, family.param_size)
     actions = draw(family, params)
@@ -75,7 +75,7 @@ def test_choices_have_the_probability_of_the_action(case: str, batch: tuple[int,
 
 @pytest.mark.parametrize("case", DISCRETE)
 def test_choices_are_an_exact_cover(case: str) -> None:
-    """Many samples choose every entry, and as often as its probability says."""
+    """The frequencies of choices match their probabilities."""
     family, _ = build(case)
     params = randn(family.param_size).expand(20_000, -1)
     chosen = family.choices(draw(family, params))
@@ -91,7 +91,7 @@ def test_choices_are_an_exact_cover(case: str) -> None:
 
 @pytest.mark.parametrize("case", DISCRETE)
 def test_largest_entropy_is_that_of_equal_logits(case: str) -> None:
-    """Where all is legal, `max_entropy` is the entropy of the uniform distribution."""
+    """If all actions are legal, `max_entropy` is the entropy of the uniform distribution."""
     family, _ = build(case)
     params = randn(4, family.param_size)
     torch.testing.assert_close(family.max_entropy(params), family.entropy(torch.zeros_like(params)))
@@ -99,7 +99,7 @@ def test_largest_entropy_is_that_of_equal_logits(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_does_not_apply_is_refused(case: str) -> None:
-    """A discrete family has no features, a continuous one no choices."""
+    """Discrete distributions have no features, and continuous ones have no choices."""
     family, _ = build(case)
     params = randn(2, family.param_size)
     noise, actions = family.draw_noise((2,)).double(), draw(family, params)

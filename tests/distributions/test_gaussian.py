@@ -1,4 +1,4 @@
-"""DiagonalGaussian matches torch.distributions; limits of log std."""
+"""DiagonalGaussian matches torch.distributions; limits of the log std."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 
 
 def test_free_params_are_the_last_entries() -> None:
-    """A state-independent log std is the tail of params and gets the gradient of every row."""
+    """A free log std is appended to the parameters and gets the gradient of every row."""
     family = DiagonalGaussian(Box(-1.0, 1.0, (3,)), initial_log_std=-0.5)
     assert family.free_param_size == 3
     free = family.initial_free_params().requires_grad_()
@@ -33,9 +33,9 @@ def test_free_params_are_the_last_entries() -> None:
 @pytest.mark.parametrize("family_class", [DiagonalGaussian, SquashedGaussian])
 @pytest.mark.parametrize("is_free", [False, True])
 def test_limits_of_the_deviation(family_class: Any, is_free: bool) -> None:
-    """Log std is clamped, and its gradient is 0 beyond a limit, free or computed; one may be None.
+    """A log std is clamped to its limits, with gradient 0 outside; a limit may be None.
 
-    The reference has the clamped numbers as params.
+    The reference has the clamped values as parameters.
     """
     space, limits = Box(-1.0, 1.0, (4,)), {"log_std_min": -1.0, "log_std_max": 0.5}
     family = family_class(space, state_dependent_std=not is_free, **limits)
@@ -62,7 +62,7 @@ def test_limits_of_the_deviation(family_class: Any, is_free: bool) -> None:
 
 
 def test_only_a_networks_log_std_is_limited_by_default() -> None:
-    """A free one passes any number with its gradient; a network's is shifted, and clamped."""
+    """A free log std is not limited by default; a state-dependent one is shifted and clamped."""
     space = Box(-1.0, 1.0, (1,))
     params = torch.tensor([0.0, 5.0], requires_grad=True)
     (gradient,) = torch.autograd.grad(DiagonalGaussian(space).entropy(params), params)
@@ -79,7 +79,7 @@ def test_only_a_networks_log_std_is_limited_by_default() -> None:
 
 
 def test_to_env_clips_each_dimension() -> None:
-    """By its own bounds, infinite ones included; integers are rounded within them."""
+    """Each dimension is clipped to its bounds, which may be infinite; integers are rounded."""
     low = np.array([-1.0, -np.inf, 0.0], dtype=np.float32)
     high = np.array([2.0, np.inf, np.inf], dtype=np.float32)
     in_env = DiagonalGaussian(Box(low, high)).to_env(torch.tensor([[-9.0] * 3, [9.0] * 3]))
@@ -99,7 +99,7 @@ def test_to_env_clips_each_dimension() -> None:
 )
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_to_env_stays_in_any_box(dtype: type, device: str) -> None:
-    """Even the widest bounds of every data type are kept, and integers are rounded."""
+    """Actions respect the widest bounds of every dtype, and integers are rounded."""
     kind = np.iinfo if np.issubdtype(dtype, np.integer) else np.finfo
     space = Box(kind(dtype).min, kind(dtype).max, (2,), dtype=dtype)
     family = DiagonalGaussian(space)
@@ -128,7 +128,7 @@ def test_bounds_without_float64(family: type[Any], dtype: type) -> None:
 
 
 def test_log_prob_of_the_unclipped_action() -> None:
-    """An action outside the bounds keeps the density it was drawn with."""
+    """An action outside the bounds has the density of the unclipped sample."""
     family = DiagonalGaussian(Box(-1.0, 1.0, (1,)))
     params = torch.zeros(2, dtype=torch.float64)
     action = torch.tensor([3.0], dtype=torch.float64)
@@ -148,14 +148,14 @@ def test_log_prob_of_the_unclipped_action() -> None:
     ],
 )
 def test_wrong_settings_are_named(settings_: dict[str, object], key: str) -> None:
-    """A setting of a wrong type or range is refused under its name."""
+    """The error contains the setting."""
     with pytest.raises(ConfigError) as caught:
         DiagonalGaussian(Box(-1.0, 1.0, (1,)), **settings_)  # type: ignore[arg-type]
     assert caught.value.key == key
 
 
 def test_what_critics_read_of_clipped_actions() -> None:
-    """Clipped as `to_env` does, not rounded, scaled between two finite bounds; modes unclipped."""
+    """Critic inputs are clipped, not rounded, and scaled by finite bounds; modes are unclipped."""
     low = np.array([-1.0, -np.inf, 0.0, 2.0], dtype=np.float32)
     high = np.array([3.0, np.inf, np.inf, 2.0], dtype=np.float32)
     family = DiagonalGaussian(Box(low, high))

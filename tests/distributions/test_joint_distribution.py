@@ -1,4 +1,4 @@
-"""JointDistribution is the product of its parts."""
+"""JointDistribution is the product of its components."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maze_train.distributions.mapping import JointDistribution, distribution_for
 
 
 def make() -> JointDistribution:
-    """One part of every family, and two with free parameters."""
+    """Return a joint distribution of five components, two with free parameters."""
     return JointDistribution(
         {
             "steer": DiagonalGaussian(Box(-1.0, 1.0, (2,)), initial_log_std=-1.0),
@@ -28,7 +28,7 @@ def make() -> JointDistribution:
 
 
 def own_params(params: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The layout of `make` by hand: 2 + 3 + 2 + 1 + 6 from the network, then 2 + 1 free."""
+    """Return parameters by component: 2 + 3 + 2 + 1 + 6 from the network, then 2 + 1 free."""
     return {
         "steer": torch.cat([params[..., 0:2], params[..., 14:16]], -1),
         "gear": params[..., 2:5],
@@ -39,14 +39,14 @@ def own_params(params: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def test_sizes_are_sums_and_free_params_come_last() -> None:
-    """Sizes add up, and the start of the free parameters matches the parts in order."""
+    """Sizes add up, and initial free parameters are in the order of the components."""
     joint = make()
     assert (joint.param_size, joint.noise_size, joint.free_param_size) == (17, 2 + 3 + 1 + 1 + 6, 3)
     assert joint.initial_free_params().tolist() == [-1.0, -1.0, 0.5]
 
 
 def test_values_are_the_sums_over_parts() -> None:
-    """Samples and modes match the parts, by slices of params and noise."""
+    """Samples and modes match the components, given slices of parameters and noise."""
     joint, p, q = make(), randn(4, 3, 17), randn(4, 3, 17, seed=1)
     noise = joint.draw_noise((4, 3), torch.Generator().manual_seed(0))
     assert torch.equal(noise, joint.draw_noise((4, 3), torch.Generator().manual_seed(0)))
@@ -69,7 +69,7 @@ def test_values_are_the_sums_over_parts() -> None:
 
 
 def test_env_actions_are_in_the_space() -> None:
-    """The flat actions of a nested space are members of its leaves, and come back."""
+    """The flat actions are members of the leaves, and `from_env` inverts `to_env`."""
     space = Dict(
         {"move": Tuple([Box(-1.0, 1.0, (2,)), Discrete(3, start=5)]), "key": MultiDiscrete([2, 3])}
     )
@@ -86,6 +86,6 @@ def test_env_actions_are_in_the_space() -> None:
 
 
 def test_no_parts_is_an_error() -> None:
-    """A joint distribution of nothing is refused."""
+    """A joint distribution without components raises SpaceError."""
     with pytest.raises(SpaceError, match="at least one part"):
         JointDistribution({})

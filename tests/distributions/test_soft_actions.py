@@ -1,4 +1,4 @@
-"""SoftActions: parts of any distribution for soft actor-critics."""
+"""SoftActions: components of any distribution for soft actor-critics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CASES = {"categorical": SINGLE["categorical"], "squashed": SINGLE["squashed"], *
 
 
 def draw(distribution: Distribution, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Params and noise, float64, [n, ...]."""
+    """Return float64 parameters and noise [n, ...]."""
     noise = distribution.draw_noise((n,), torch.Generator().manual_seed(3)).double()
     return 0.7 * randn(n, distribution.param_size), noise
 
@@ -53,7 +53,7 @@ def draw(distribution: Distribution, n: int) -> tuple[torch.Tensor, torch.Tensor
 def pieces(
     distribution: Distribution, params: torch.Tensor, noise: torch.Tensor
 ) -> list[tuple[str, Distribution, torch.Tensor, torch.Tensor]]:
-    """Key, family, params and noise of each part."""
+    """Return key, distribution, parameters and noise of each component."""
     if not isinstance(distribution, JointDistribution):
         return [("", distribution, params, noise)]
     own = distribution.split(params), distribution.split_noise(noise)
@@ -65,9 +65,9 @@ def pieces(
 @pytest.mark.parametrize("case", CASES)
 @sweep("n", [5, 0])
 def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
-    """Fields match the parts, in their order, with their gradients; entropies as well.
+    """Samples, gradients and entropies match the components in order.
 
-    Stored actions have the same features, and the choices that have their probability.
+    Stored actions have the same features, and choices with their probabilities.
     """
     soft, distribution = SoftActions(CASES[case]), CASES[case]
     params, noise = draw(distribution, n)
@@ -110,7 +110,7 @@ def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
 
 
 def test_target_entropies() -> None:
-    """-D for continuous parts, a fraction of the largest possible entropy for discrete ones."""
+    """Targets are -D, or a fraction of the maximum entropy for discrete components."""
     joint = JointDistribution(
         {"move": SINGLE["squashed"], "gear": SINGLE["categorical"], "aim": SINGLE["gaussian"]}
     )
@@ -125,7 +125,7 @@ def test_target_entropies() -> None:
 
 
 def test_families_without_either_are_named() -> None:
-    """A family that is neither continuous nor discrete is refused, with the key of its part."""
+    """A distribution without features or choices raises an error with the key of its component."""
 
     class Neither(Categorical):
         def __init__(self, space: Discrete) -> None:

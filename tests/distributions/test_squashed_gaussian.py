@@ -17,7 +17,7 @@ LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])
 
 
 def test_quadrature_error_stays_within_its_promise() -> None:
-    """Against a fine grid the entropy is exact to the digits that its docstring promises."""
+    """The entropy is as accurate as documented, compared with a fine grid."""
     family = SquashedGaussian(Box(-1.0, 1.0, (1,)))
     for log_std, tolerance in [(-1.0, 1e-9), (0.0, 1e-7), (1.0, 2e-3), (2.0, 0.1)]:
         for mean in (0.0, 0.7, 3.0):
@@ -31,7 +31,7 @@ def test_quadrature_error_stays_within_its_promise() -> None:
 
 @sweep("dtype", [torch.float32, torch.float64])
 def test_saturated_actions_have_finite_gradients(dtype: torch.dtype) -> None:
-    """At |u| = 20 and beyond, values and gradients for params and actions are finite."""
+    """For |u| >= 20, values and gradients are finite."""
     family = SquashedGaussian(Box(-1.0, 1.0, (6,)))
     u = torch.tensor([-500.0, -60.0, -20.0, 20.0, 60.0, 500.0], dtype=dtype, requires_grad=True)
     params = torch.zeros(12, dtype=dtype, requires_grad=True)
@@ -45,7 +45,7 @@ def test_saturated_actions_have_finite_gradients(dtype: torch.dtype) -> None:
 
 
 def test_log_prob_of_a_saturated_action_is_exact() -> None:
-    """At u = 20 the Jacobian is 2 (log 2 - 20), where log(1 - tanh²) would be -inf."""
+    """At u = 20 the log-Jacobian is 2 (log 2 - 20); log(1 - tanh²) would be -inf."""
     family = SquashedGaussian(Box(-1.0, 1.0, (1,)))
     expected = -200.0 - 0.9189385332046727 - 2 * (math.log(2.0) - 20.0)
     log_prob = family.log_prob(torch.zeros(2), torch.tensor([20.0]))
@@ -54,7 +54,7 @@ def test_log_prob_of_a_saturated_action_is_exact() -> None:
 
 @sweep("dtype", [np.float32, np.float64])
 def test_to_env_never_leaves_the_bounds(dtype: type) -> None:
-    """Saturated actions become the bounds themselves, without rounding errors beyond them."""
+    """Saturated actions are mapped exactly to the bounds."""
     rng = np.random.default_rng(0)
     low = rng.normal(size=500).astype(dtype)
     space = Box(low, low + rng.uniform(0.01, 3, size=500).astype(dtype), dtype=dtype)
@@ -65,7 +65,7 @@ def test_to_env_never_leaves_the_bounds(dtype: type) -> None:
 
 
 def test_widest_float_box_is_finite() -> None:
-    """The largest finite bounds overflow neither the scale nor the log-density."""
+    """The largest finite bounds do not overflow the scale or the log-density."""
     limit = np.finfo(np.float32).max
     space = Box(-limit, limit, (1,), dtype=np.float32)
     family = SquashedGaussian(space)
@@ -74,7 +74,7 @@ def test_widest_float_box_is_finite() -> None:
 
 
 def test_actions_on_the_bounds_are_not_inverted() -> None:
-    """They come back as ±7.25, in single precision."""
+    """Actions on the bounds are mapped to ±7.25 in float32."""
     family, edge = SquashedGaussian(Box(LOW, HIGH, dtype=np.float64)), math.atanh(1 - 1e-6)
     for bound, expected in ((HIGH, edge), (LOW - 1, -edge)):
         u = family.from_env(torch.tensor(bound))
@@ -84,7 +84,7 @@ def test_actions_on_the_bounds_are_not_inverted() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(-3.0, 1.0), (0.0, 100.0)])
 def test_what_critics_read_does_not_depend_on_the_bounds(low: float, high: float) -> None:
-    """Features, log-densities and gradients match [-1, 1], bit by bit."""
+    """Features, log-densities and gradients are identical to those for [-1, 1]."""
     family, unit = (SquashedGaussian(Box(a, b, (3,))) for a, b in [(low, high), (-1.0, 1.0)])
     params, noise = randn(9, 6), randn(9, 3, seed=1)
     f, g = randn(9, 3, seed=2), randn(9, seed=3)
@@ -122,7 +122,7 @@ def test_log_density_of_reparameterized_saturated_actions(u: float, dtype: torch
 
 @pytest.mark.parametrize("initial_log_std", [0.0, -0.5])
 def test_gradient_at_the_limits_of_the_std(initial_log_std: float) -> None:
-    """Beyond the limits the gradient stops, on them it passes, as `torch.clamp` has it."""
+    """The gradient is 0 outside the limits and passes at the limits, as in `torch.clamp`."""
     space = Box(-1.0, 1.0, (4,))
     family = SquashedGaussian(
         space, initial_log_std=initial_log_std, log_std_min=-2.0, log_std_max=1.0

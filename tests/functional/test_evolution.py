@@ -35,12 +35,12 @@ RETURNS = st.lists(VALUES, min_size=1, max_size=25)
 
 
 def double(values: Any) -> Tensor:
-    """A tensor in double precision."""
+    """Return a float64 tensor."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def make_problem(n: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Utilities [n, 2] and noise [n, dim] in double precision."""
+    """Return utilities [n, 2] and noise [n, dim] in float64."""
     rng = np.random.default_rng(seed)
     return torch.from_numpy(rng.normal(size=(n, 2))), torch.from_numpy(rng.normal(size=(n, dim)))
 
@@ -48,7 +48,7 @@ def make_problem(n: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(returns=RETURNS)
 def test_ranks_are_those_of_pairwise_comparisons(returns: list[float]) -> None:
-    """Ties included, -0 and 0 being one; they sum to 0 and stay in [-0.5, 0.5]."""
+    """Ranks match pairwise comparisons with ties, sum to 0 and lie in [-0.5, 0.5]."""
     ranks = centered_ranks(double(returns))
     np.testing.assert_allclose(ranks, slow_ranks(returns), rtol=0, atol=1e-15)
     assert abs(float(ranks.sum())) < 1e-13
@@ -56,7 +56,7 @@ def test_ranks_are_those_of_pairwise_comparisons(returns: list[float]) -> None:
 
 
 def test_ranks_are_joint() -> None:
-    """All entries of a matrix are ranked together, in its shape."""
+    """All entries of a matrix are ranked together, and the shape is kept."""
     returns = double([[3.0, 10.0], [-1.0, 3.0], [100.0, 0.0]])
     expected = double([[0.5, 0.8], [0.0, 0.5], [1.0, 0.2]]) - 0.5
     torch.testing.assert_close(centered_ranks(returns), expected, rtol=0, atol=1e-15)
@@ -66,7 +66,7 @@ def test_ranks_are_joint() -> None:
 
 @sweep("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_utilities_have_the_dtype_of_the_returns(dtype: torch.dtype) -> None:
-    """Those of integers have the default one; integers are distinguished where floats are not."""
+    """Utilities of integers have the default dtype; ranks distinguish large integers."""
     returns = torch.tensor([5.0, 1.0, 1.0, 2.0], dtype=dtype)
     for shaping in SHAPINGS:
         assert shaped_returns(returns, shaping).dtype == dtype
@@ -83,7 +83,7 @@ def test_utilities_have_the_dtype_of_the_returns(dtype: torch.dtype) -> None:
     scale=st.sampled_from([1.0, 0.1, 1e-8, 1e8]),
 )
 def test_normalized_returns_are_those_of_the_formula(returns: list[int], scale: float) -> None:
-    """Mean 0, standard deviation 1 with divisor m; or all exactly 0."""
+    """The mean is 0 and the std 1 (with divisor m), or all values are exactly 0."""
     scaled = [scale * r for r in returns]
     result = normalized_returns(double(scaled))
     if len(set(returns)) == 1:
@@ -93,7 +93,7 @@ def test_normalized_returns_are_those_of_the_formula(returns: list[int], scale: 
 
 
 def test_normalized_returns_keep_their_precision() -> None:
-    """A small spread around a large mean, tiny and huge numbers, single precision, integers."""
+    """Small spreads around large means, extreme values, float32 and integers are accurate."""
     expected = slow_normalized([0.0, 1.0, 2.0, 5.0])
     spread = np.array([[0.0, 1.0], [2.0, 5.0]])
     for returns in (2.0**52 + spread, 1e-300 * spread, 1e300 * spread, -1e200 * (5.0 - spread)):
@@ -113,7 +113,7 @@ def test_normalized_returns_keep_their_precision() -> None:
 def test_equal_returns_have_no_gradient(
     shaping: str, value: float, dtype: torch.dtype, n: int
 ) -> None:
-    """Utilities and gradient are exactly 0, also where a mean would be rounded."""
+    """Utilities and gradient are exactly 0, even if the mean is rounded."""
     utilities = shaped_returns(torch.full((n, 2), value, dtype=dtype), shaping)
     assert utilities.shape == (n, 2)
     assert utilities.dtype == dtype
@@ -124,7 +124,7 @@ def test_equal_returns_have_no_gradient(
 
 @sweep("shaping", SHAPINGS)
 def test_returns_without_order_are_refused(shaping: str) -> None:
-    """NaN and infinities are counted; no returns and an unknown shaping are named."""
+    """Non-finite returns, no returns and an unknown shaping raise errors."""
     returns = double([[1.0, 4.0], [2.0, -7.0]])
     if shaping == "raw":
         assert torch.equal(shaped_returns(returns, shaping), returns)
@@ -140,7 +140,7 @@ def test_returns_without_order_are_refused(shaping: str) -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(n=st.integers(1, 8), dim=st.integers(1, 6), seed=st.integers(0, 2**31))
 def test_gradient_is_the_average_of_the_paper(n: int, dim: int, seed: int) -> None:
-    """Of utility times noise over all 2 n policies; the order of the pairs does not matter."""
+    """The gradient is the mean of utility times noise over 2 n policies, in any order of pairs."""
     utilities, noise = make_problem(n, dim, seed)
     gradient = antithetic_gradient(utilities, noise, dim)
     expected = slow_gradient(utilities.tolist(), noise.tolist())
@@ -151,14 +151,14 @@ def test_gradient_is_the_average_of_the_paper(n: int, dim: int, seed: int) -> No
 
 
 def test_noise_is_read_one_by_one_and_left_alone() -> None:
-    """Overlapping views of a table serve, as a generator; the result is new, in their dtype."""
+    """Noise may be a generator of overlapping views; the result is a new tensor of its dtype."""
     table = torch.randn(20, generator=torch.Generator().manual_seed(0))
     kept = table.clone()
     utilities = double([[1.0, -2.0], [0.5, 4.0], [3.0, 0.0]])
     places = [0, 3, 8]
 
     def views() -> Iterator[Tensor]:
-        """Vectors of noise, none of them before the last one was used."""
+        """Yield vectors of noise."""
         for place in places:
             yield table[place : place + 12]
 
@@ -187,13 +187,13 @@ def test_noise_is_read_one_by_one_and_left_alone() -> None:
 def test_wrong_shapes_are_refused(
     utilities: tuple[int, ...], noise: tuple[int, ...], dim: int, message: str
 ) -> None:
-    """Nothing is broadcast, left out or used twice."""
+    """Wrong numbers and shapes of vectors raise ShapeError."""
     with pytest.raises(ShapeError, match=message):
         antithetic_gradient(torch.ones(utilities), torch.ones(noise), dim)
 
 
 def test_raw_estimate_divided_by_sigma_is_the_gradient() -> None:
-    """Entry by entry within a few per cent of its length: the factor is 1 / (2 n sigma)."""
+    """With the factor 1 / (2 n σ), the estimate is within 4% of the gradient."""
     top = torch.linspace(-1.0, 2.0, 8, dtype=torch.float64)
     theta, sigma, n = torch.full((8,), 0.3, dtype=torch.float64), 0.05, 20_000
     _, noise = make_problem(n, 8)

@@ -34,18 +34,18 @@ floats = st.floats(-5.0, 5.0, width=32)
 
 
 def samples(*shape: int) -> torch.Tensor:
-    """Standard normal float64 numbers, the same in every run."""
+    """Return standard normal float64 values from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def two_hot(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of logits [N] of one integer out of five, the others being 0."""
+    """Return the loss of logits [N] of one of five integers; the other logits are 0."""
     return two_hot_loss(torch.nn.functional.pad(logits.unsqueeze(-1), (2, 2)), targets, (-2, 2))
 
 
 def slow_two_hot(logits: Any, targets: Any) -> float:
-    """The same by the slow reference."""
+    """Return the slow reference of `two_hot`."""
     rows = torch.nn.functional.pad(torch.from_numpy(logits).reshape(-1, 1), (2, 2)).numpy()
     return slow_two_hot_loss(rows, targets.ravel(), -2, 2)
 
@@ -77,7 +77,7 @@ LOSSES: dict[str, tuple[int, Callable[..., Any], Callable[..., Any]]] = {
 @pytest.mark.parametrize("name", LOSSES)
 @sweep("shape", [(1,), (20,), (4, 5)])
 def test_losses_are_those_of_the_papers(name: str, shape: tuple[int, ...]) -> None:
-    """Means over samples, in any order, with numerical gradients; constants get none."""
+    """Losses are means over samples in any order with numerically correct gradients."""
     count, loss, slow = LOSSES[name]
     x, *constants = (row.requires_grad_() for row in samples(1 + count, *shape).unbind())
     value = loss(x, *constants)
@@ -96,21 +96,21 @@ def test_losses_are_those_of_the_papers(name: str, shape: tuple[int, ...]) -> No
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_shapes_that_would_broadcast_are_refused(name: str) -> None:
-    """[N, 1] against [N] is an error and not a matrix."""
+    """A combination of [N, 1] and [N] raises an error instead of broadcasting."""
     count, loss, _ = LOSSES[name]
     with pytest.raises(ShapeError, match=r"has shape \[4\], expected \[4, 1\]|\[4, 1\], .* \[4\]"):
         loss(torch.ones(4, 1), *[torch.ones(4)] * count)
 
 
 def test_squared_loss_has_no_factor_one_half() -> None:
-    """Errors of 1 and 3 cost (1 + 9) / 2."""
+    """Errors of 1 and 3 have the loss (1 + 9) / 2."""
     assert squared_value_loss(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0])).item() == 5.0
 
 
 @sweep("advantage", [1.0, 0.0, -1.0])
 @sweep("log_ratio", [1000.0, -1000.0])
 def test_huge_log_ratios_are_finite(log_ratio: float, advantage: float) -> None:
-    """Neither the loss nor its gradient becomes NaN or infinite in float32."""
+    """Loss and gradient are finite in float32."""
     log_ratios = torch.tensor([log_ratio, 0.0], requires_grad=True)
     loss = clipped_surrogate_loss(log_ratios, torch.tensor([advantage, 1.0]), 0.2)
     assert loss.isfinite()
@@ -118,7 +118,7 @@ def test_huge_log_ratios_are_finite(log_ratio: float, advantage: float) -> None:
 
 
 def test_two_hot_loss_of_logits() -> None:
-    """Targets outside the support count as its ends; large logits do not overflow."""
+    """Targets outside the support are clamped, and large logits do not overflow."""
     logits = samples(6, 5)
     targets = torch.tensor([-3.0, -2.0, -0.4, 0.7, 2.0, 9.0], dtype=torch.float64)
     expected = slow_two_hot_loss(logits.numpy(), targets.numpy(), -2, 2)
@@ -132,7 +132,7 @@ def test_two_hot_loss_of_logits() -> None:
 
 
 def test_support_of_the_two_hot_loss_is_checked() -> None:
-    """Logits count the integers of the support, which is not empty."""
+    """The number of logits must match the support, which must not be empty."""
     row = torch.ones(4)
     with pytest.raises(ShapeError, match=r"expected \[\.\.\., 5\] for the integers -2 to 2"):
         two_hot_loss(torch.zeros(4, 6), row, (-2, 2))
@@ -141,22 +141,22 @@ def test_support_of_the_two_hot_loss_is_checked() -> None:
 
 
 def test_kl_estimate_of_known_ratios() -> None:
-    """Mean of (ratio - 1) - log ratio, also for a log ratio of 1e-3 in float32."""
+    """The estimate is the mean of (ratio - 1) - log ratio, accurate for 1e-3 in float32."""
     assert approximate_kl(torch.zeros(4)).item() == 0.0
     log_ratios = torch.tensor([math.log(2.0), -math.log(2.0)], dtype=torch.float64)
     assert approximate_kl(log_ratios).item() == pytest.approx(0.25, rel=RTOL)
     assert approximate_kl(torch.full((8,), 1e-3)).item() == pytest.approx(5e-7, rel=1e-3)
 
 
-@settings(deadline=None)  # a busy machine is no failure
+@settings(deadline=None)  # a busy machine does not fail the test
 @given(st.lists(floats, min_size=1, max_size=20), st.sampled_from([1.0, 1e-2, 1e-4, 1e-7]))
 def test_kl_estimate_is_never_negative(log_ratios: list[float], scale: float) -> None:
-    """Not even in float32 for policies that almost agree, where exp(x) - 1 - x would be."""
+    """The estimate is not negative in float32 for small log ratios, unlike exp(x) - 1 - x."""
     assert approximate_kl(torch.tensor(log_ratios) * scale).item() >= 0.0
 
 
 def test_clip_fraction_counts_ratios_outside_of_the_band() -> None:
-    """Both sides count, the inside does not; measures carry no gradient."""
+    """Ratios beyond either bound are counted, and metrics have no gradient."""
     log_ratios = torch.tensor([0.5, 1.0, 1.19, 1.21, 0.81, 0.79]).log().requires_grad_()
     fraction = clip_fraction(log_ratios, 0.2)
     assert fraction.item() == 0.5

@@ -16,7 +16,7 @@ from maze_train.functional.moments import Moments, batch_moments, merge_moments
 
 
 def merged(data, cuts):
-    """Moments of the pieces between cuts, merged one after the other into those of no data."""
+    """Return the merged moments of the pieces between cuts, starting with no data."""
     pieces = np.split(data, sorted(cuts))
     empty = batch_moments(torch.zeros(0, *data.shape[1:]))
     return reduce(
@@ -33,20 +33,20 @@ def merged(data, cuts):
     scale=st.sampled_from([1e-3, 1.0, 1e3]),
 )
 def test_any_split_gives_the_moments_of_all(seed, size, cuts, offset, scale):
-    """Empty pieces, single samples and large offsets included."""
+    """Empty pieces, single samples and large offsets are supported."""
     data = offset + scale * np.random.default_rng(seed).normal(size=(size, 2, 3))
     for pieces in ([min(cut, size) for cut in cuts], range(1, size)):
         moments = merged(data, pieces)
         assert float(moments.count) == size
         np.testing.assert_allclose(moments.mean, data.mean(0), rtol=1e-13, atol=1e-12)
-        # The mean itself is rounded, which a large one makes felt in the deviation.
+        # The rounding of a large mean affects the std.
         rounding = 2e-15 * np.abs(data).max()
         np.testing.assert_allclose(moments.var.sqrt(), data.std(0), rtol=1e-12, atol=rounding)
         assert moments.mean.dtype == moments.var.dtype == torch.float64
 
 
 def test_equal_samples_have_no_variance():
-    """Exactly none, also where the sum of the samples is rounded."""
+    """The variance is exactly 0, even if the sum of the samples is rounded."""
     data = np.full((1000, 1), 0.1)
     for cuts in ([], [1], [300, 301, 700]):
         moments = merged(data, cuts)
@@ -55,7 +55,7 @@ def test_equal_samples_have_no_variance():
 
 
 def test_an_empty_set_changes_nothing():
-    """On either side, bit for bit."""
+    """Merging an empty set on either side gives bit-for-bit identical moments."""
     some = batch_moments(torch.tensor([[0.1, 1e6], [0.2, -3.0]]))
     none = batch_moments(torch.zeros(0, 2))
     for both in (merge_moments(some, none), merge_moments(none, some)):
@@ -68,7 +68,7 @@ def test_an_empty_set_changes_nothing():
 
 @sweep("dtype", [torch.uint8, torch.int64, torch.float32, torch.bool])
 def test_any_dtype(dtype):
-    """Integers and flags are numbers too; a graph ends here."""
+    """Integers and booleans are supported, and moments have no gradient."""
     batch = torch.tensor([[0, 1], [1, 1]]).to(dtype)
     moments = batch_moments(batch)
     assert moments.mean.tolist() == [0.5, 1.0]

@@ -25,7 +25,7 @@ RTOL = 1e-9
 @sweep("trailing", [(), (1,), (2, 3)])
 @sweep("num_steps", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 200])
 def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> None:
-    """Recursive doubling gives the numbers of the row-by-row loop, for every length and shape."""
+    """Recursive doubling matches the row-by-row loop for every length and shape."""
     rng = np.random.default_rng(num_steps)
     inputs = rng.normal(size=(num_steps, *trailing))
     decays = rng.uniform(size=(num_steps, *trailing)) * rng.integers(0, 2, (num_steps, *trailing))
@@ -37,7 +37,7 @@ def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> No
 
 
 def test_recurrence_keeps_the_wider_dtype_and_refuses_wrong_shapes() -> None:
-    """Both tensors need one shape with a time dimension."""
+    """Both tensors must have the same shape with a time dimension."""
     single, double = torch.ones(3), torch.ones(3, dtype=torch.float64)
     for pair in ((single, double), (double, single)):
         assert backward_recurrence(*pair).dtype == torch.float64
@@ -49,7 +49,7 @@ def test_recurrence_keeps_the_wider_dtype_and_refuses_wrong_shapes() -> None:
 
 
 def test_ends_become_arrays() -> None:
-    """Termination zeroes the discount; lambda is 0 at each end and before what is no transition."""
+    """Termination zeroes the discount; lambda is 0 at each end and before invalid rows."""
     columns = torch.tensor([[0, 1, 0, 2, 0], [0, 3, 0, 4, 0], [0, 5, 5, 0, 0]], dtype=torch.uint8)
     discounts, lambdas = discounts_and_lambdas(columns.T, 0.5, 0.25)
     assert discounts.T.tolist() == [[0.5, 0.0, 0.5, 0.5, 0.5], [0.5] * 5, [0.5] * 5]
@@ -69,7 +69,7 @@ def test_ends_become_arrays() -> None:
 def test_estimators_follow_their_definitions(
     num_steps: int, num_envs: int, seed: int, gamma: float, gae_lambda: float
 ) -> None:
-    """Advantages equal the explicit sums over each episode, whatever its end."""
+    """Advantages match explicit sums over each episode, for every kind of end."""
     data = make_trajectory(num_steps, num_envs, seed)
     end = ends_of(data.tensor("terminated"), data.tensor("truncated"))
     discounts, lambdas = discounts_and_lambdas(end, gamma, gae_lambda, dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_estimators_follow_their_definitions(
 
 
 def test_estimates_carry_no_gradient() -> None:
-    """Advantages and returns are constants of the losses, even from values with a graph."""
+    """Advantages and returns have no gradient, also if values have one."""
     values = torch.randn(4, 2, requires_grad=True)
     ones = torch.ones(4, 2)
     assert not lambda_advantages(ones, ones, values, values, ones).requires_grad
@@ -89,7 +89,7 @@ def test_estimates_carry_no_gradient() -> None:
 
 
 def test_estimators_refuse_wrong_shapes() -> None:
-    """The message names the tensor, both shapes, and the tensor that set the expectation."""
+    """The error contains the tensor, both shapes and the reference tensor."""
     ones = torch.ones(4, 2)
     with pytest.raises(
         ShapeError, match=r"next_values has shape \[5, 2\], expected \[4, 2\] like rewards"
@@ -98,7 +98,7 @@ def test_estimators_refuse_wrong_shapes() -> None:
 
 
 def test_normalized_advantages_have_mean_zero_and_std_one() -> None:
-    """The sample standard deviation becomes 1."""
+    """The sample std becomes 1."""
     result = normalize_advantages(3.0 + 5.0 * torch.randn(100, dtype=torch.float64))
     assert abs(result.mean().item()) < 1e-12
     assert result.std().item() == pytest.approx(1.0, rel=1e-7)
@@ -106,7 +106,7 @@ def test_normalized_advantages_have_mean_zero_and_std_one() -> None:
 
 @sweep("size", [0, 1])
 def test_fewer_than_two_advantages_stay(size: int) -> None:
-    """A minibatch of one has no standard deviation: unchanged, in particular not NaN."""
+    """A single advantage, which has no std, is unchanged instead of NaN."""
     advantages = torch.full((size,), 7.0)
     assert torch.equal(normalize_advantages(advantages), advantages)
 
@@ -114,12 +114,12 @@ def test_fewer_than_two_advantages_stay(size: int) -> None:
 @sweep("value", [0.0, 0.1, 1000.3])
 @sweep("size", [2, 64, 1000])
 def test_equal_advantages_become_zero(value: float, size: int) -> None:
-    """Equal advantages prefer no action, although their rounded mean differs from them."""
+    """Equal advantages become 0, also if their mean is rounded."""
     assert not normalize_advantages(torch.full((size,), value)).any()
 
 
 def test_scaled_advantages_keep_their_zero() -> None:
-    """The root mean square becomes 1, whatever the mean; nothing is divided by 0."""
+    """The root mean square becomes 1 for any mean; zeros do not cause a division by 0."""
     result = scale_advantages(torch.tensor([1.0, -1.0, 7.0, 0.0]))
     torch.testing.assert_close(result, torch.tensor([1.0, -1.0, 7.0, 0.0]) / 51**0.5 * 2)
     assert not scale_advantages(torch.zeros(3)).any()
@@ -127,7 +127,7 @@ def test_scaled_advantages_keep_their_zero() -> None:
 
 
 def test_explained_variance_of_known_predictions() -> None:
-    """Perfect: 1; shifted: 1; the mean: 0; opposite: -3; and numpy agrees on random data."""
+    """Perfect: 1; shifted: 1; the mean: 0; opposite: -3; random data matches numpy."""
     targets = torch.tensor([1.0, 2.0, 3.0, 4.0])
     assert explained_variance(targets, targets).item() == 1.0
     assert explained_variance(targets + 5.0, targets).item() == 1.0
@@ -144,5 +144,5 @@ def test_explained_variance_of_known_predictions() -> None:
 @sweep("value", [0.0, 0.1, -3.3, 1000.3])
 @sweep("size", [1, 2, 64, 1000])
 def test_constant_targets_explain_nothing(value: float, size: int) -> None:
-    """Targets without variance give 0, although the two-pass variance of equal floats is not 0."""
+    """Targets without variance give 0, also if their computed variance is not exactly 0."""
     assert explained_variance(torch.randn(size), torch.full((size,), value)).item() == 0.0

@@ -9,7 +9,7 @@ from maze_train.core.errors import ShapeError
 
 
 def test_message_names_both_tensors_and_both_shapes() -> None:
-    """The first tensor sets the expectation, the first that deviates is named."""
+    """The first tensor is the reference, and the first tensor with another shape is named."""
     with pytest.raises(
         ShapeError, match=r"^values has shape \[5, 2\], expected \[5, 3\] like rewards$"
     ):
@@ -22,7 +22,7 @@ def test_message_names_both_tensors_and_both_shapes() -> None:
 def test_shapes_that_broadcast_or_transpose_are_refused(
     shapes: tuple[tuple[int, ...], ...],
 ) -> None:
-    """Equal element counts are not enough; the dtype may differ."""
+    """Shapes must be equal, not only the number of elements; dtypes may differ."""
     left, right = map(torch.zeros, shapes)
     check_same_shape(left=left, same=left.bool())
     with pytest.raises(ShapeError):

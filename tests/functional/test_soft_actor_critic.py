@@ -21,7 +21,7 @@ N = 5
 
 @dataclass
 class Problem:
-    """Sizes of an action: C continuous parts, and the choices of each discrete one."""
+    """Sizes of an action: C continuous components, and the choices of each discrete component."""
 
     continuous: int
     choices: tuple[int, ...] = ()
@@ -29,13 +29,13 @@ class Problem:
 
     @property
     def slices(self):
-        """Where the choices of each discrete part are."""
+        """Slices of the choices of the discrete components."""
         ends = list(itertools.accumulate(self.choices))
         return [slice(end - n, end) for end, n in zip(ends, self.choices, strict=True)]
 
     @property
     def n_values(self):
-        """M, values that a critic gives."""
+        """Number M of values per critic."""
         return sum(self.choices) or 1
 
 
@@ -55,7 +55,7 @@ ALL = pytest.mark.parametrize("name", PROBLEMS)
 
 
 def legal_of(problem):
-    """Which choices are legal, `[N, M]`; one of each part at least, and all in the first sample."""
+    """Return the mask `[N, M]` of legal choices; all are legal in the first sample."""
     legal = torch.ones(N, problem.n_values, dtype=torch.bool)
     if problem.masked:
         legal[1:] = torch.rand(N - 1, problem.n_values) < 0.5
@@ -67,7 +67,7 @@ def legal_of(problem):
 
 @dataclass
 class Case:
-    """Numbers of a problem, as a learner would have them."""
+    """Tensors of a problem, as a learner has them."""
 
     problem: Problem
     q: torch.Tensor
@@ -78,13 +78,13 @@ class Case:
     choice_temperatures: torch.Tensor
 
     def probs(self, n, k):
-        """Probabilities of the legal choices of discrete part k in sample n, by their index."""
+        """Return the probabilities of the legal choices of discrete component k in sample n."""
         part = self.problem.slices[k]
         legal = [j for j in range(part.start, part.stop) if self.legal[n, j]]
         return dict(zip(legal, torch.softmax(self.logits[n, legal], 0), strict=True))
 
     def terms(self):
-        """What the functions are given, with a graph."""
+        """Return the arguments of the tested functions, with a graph."""
         log_probs, temperatures = self.log_probs, self.temperatures
         if not self.problem.choices:
             return EntropyTerms(log_probs, temperatures)
@@ -93,12 +93,12 @@ class Case:
             for k in range(len(self.problem.choices)):
                 for j, p in self.probs(n, k).items():
                     probs[n, j], choice_log_probs[n, j] = p, p.log()
-        # One temperature per part, spread over its choices.
+        # One temperature per component, repeated for its choices.
         spread = self.choice_temperatures.repeat_interleave(torch.tensor(self.problem.choices))
         return EntropyTerms(log_probs, temperatures, probs, choice_log_probs, spread)
 
     def slow_value(self, n):
-        """V(s) as the expectation over all joint choices, with a graph."""
+        """Return V(s) as the expectation over all joint choices, with a graph."""
         value = torch.zeros(())
         for c in range(self.problem.continuous):
             value = value - self.temperatures[c] * self.log_probs[n, c]
@@ -114,7 +114,7 @@ class Case:
 
 
 def make_case(name, size):
-    """Random numbers of a problem and a number of critics; those of q, log_probs, logits leaves."""
+    """Return random tensors of a problem; q, log_probs and logits require gradients."""
     problem = PROBLEMS[name]
     return Case(
         problem,
@@ -130,7 +130,7 @@ def make_case(name, size):
 @SIZES
 @ALL
 def test_policy_loss_is_an_expectation_over_joint_choices(name, size):
-    """Of the lowest critic of each choice, and of what entropy is paid; with its gradients."""
+    """Loss, values and gradients match an expectation over minimum Q-values and entropy."""
     case = make_case(name, size)
     leaves = [case.q, *([case.log_probs] if case.problem.continuous else [])]
     leaves += [case.logits] if case.problem.choices else []
@@ -145,7 +145,7 @@ def test_policy_loss_is_an_expectation_over_joint_choices(name, size):
 
 @pytest.mark.parametrize("name", ["masked", "masked hybrid"])
 def test_what_critics_say_of_illegal_choices_makes_no_difference(name):
-    """Their probability is 0: no value, loss or gradient of a critic depends on them."""
+    """No value, loss or gradient depends on the critic values of illegal choices."""
     case = make_case(name, 2)
     other = torch.where(case.legal, case.q.detach(), 1e6 * torch.randn(2, *case.legal.shape))
     losses = [soft_policy_loss(q, case.terms()) for q in (case.q, other)]
@@ -155,7 +155,7 @@ def test_what_critics_say_of_illegal_choices_makes_no_difference(name):
 
 
 def test_temperature_loss():
-    """The formula, part by part; temperatures fall where entropy is above its target."""
+    """The loss matches its formula; temperatures decrease if the entropy exceeds its target."""
     log_temperatures = torch.randn(3).requires_grad_()
     entropies, targets = torch.randn(N, 3).requires_grad_(), torch.randn(N, 3)
     loss = temperature_loss(log_temperatures, entropies, targets)

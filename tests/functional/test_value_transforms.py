@@ -20,14 +20,14 @@ TRANSFORMS = [ReduceScaleValueTransform(epsilon) for epsilon in EPSILONS]
 
 
 def wide_range(dtype: torch.dtype) -> torch.Tensor:
-    """0 and both signs of the magnitudes 1e-6 to 1e8."""
+    """Return 0 and magnitudes from 1e-6 to 1e8 with both signs."""
     magnitudes = torch.logspace(-6, 8, 141, dtype=dtype)
     return torch.cat([-magnitudes.flip(0), torch.zeros(1, dtype=dtype), magnitudes])
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_reduce_scale_is_the_formula_of_the_paper(epsilon: float) -> None:
-    """The map and its inverse equal the published formulas in float64, for both signs."""
+    """The map and its inverse match the published formulas in float64, for both signs."""
     transform = ReduceScaleValueTransform(epsilon)
     for x in (-1e4, -100.0, -3.0, -0.5, 0.0, 0.5, 3.0, 100.0, 1e4):
         sign = math.copysign(1.0, x)
@@ -37,7 +37,7 @@ def test_reduce_scale_is_the_formula_of_the_paper(epsilon: float) -> None:
         ).item() == pytest.approx(expected, rel=1e-9)
         root = math.sqrt(1.0 + 4.0 * epsilon * (abs(x) + 1.0 + epsilon))
         inverse = sign * (((root - 1.0) / (2.0 * epsilon)) ** 2 - 1.0)
-        # The published inverse loses digits to cancellation for small epsilon, not ours.
+        # For small epsilon the published inverse is inaccurate due to cancellation; ours is not.
         assert transform.transform_value_inv(
             torch.tensor(x, dtype=torch.float64)
         ).item() == pytest.approx(inverse, rel=1e-7, abs=1e-7)
@@ -48,7 +48,7 @@ def test_reduce_scale_is_the_formula_of_the_paper(epsilon: float) -> None:
 def test_inverse_undoes_the_transform(
     transform: ValueTransform, dtype: torch.dtype, rtol: float
 ) -> None:
-    """h^-1(h(x)) = x and h(h^-1(y)) = y for both signs, tiny and large, also in float32."""
+    """h^-1(h(x)) = x and h(h^-1(y)) = y for both signs and all magnitudes, also in float32."""
     x = wide_range(dtype)
     there_and_back = transform.transform_value_inv(transform.transform_value(x))
     back_and_there = transform.transform_value(transform.transform_value_inv(x))
@@ -59,7 +59,7 @@ def test_inverse_undoes_the_transform(
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
 def test_transforms_increase_strictly(transform: ValueTransform) -> None:
-    """A larger return stays larger, and h(-x) = -h(x)."""
+    """The transforms are strictly increasing, and h(-x) = -h(x)."""
     x = wide_range(torch.float64)
     transformed = transform.transform_value(x)
     assert (transformed.diff() > 0.0).all()
@@ -68,7 +68,7 @@ def test_transforms_increase_strictly(transform: ValueTransform) -> None:
 
 
 def test_transforms_are_differentiable_at_zero() -> None:
-    """Finite differences confirm the gradient on both sides of 0, and at 0 it is finite."""
+    """Gradients match finite differences on both sides of 0, and are finite at 0."""
     transform = ReduceScaleValueTransform()
     x = torch.tensor([-3.0, -0.2, 0.4, 50.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(transform.transform_value, x)
@@ -80,7 +80,7 @@ def test_transforms_are_differentiable_at_zero() -> None:
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
 def test_numbers_and_arrays_become_tensors(transform: ValueTransform) -> None:
-    """Floats, integers and arrays give the values of the same tensor."""
+    """Floats, integers and arrays give the values of a tensor."""
     array = np.array([-2.0, 3.0])
     expected = transform.transform_value(torch.tensor([-2.0, 3.0], dtype=torch.float64))
     assert torch.equal(transform.transform_value(array), expected)
@@ -92,13 +92,13 @@ def test_numbers_and_arrays_become_tensors(transform: ValueTransform) -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1e-3, math.inf, math.nan])
 def test_settings_out_of_range_are_refused(value: float) -> None:
-    """Epsilon must be finite and above 0; the message names the key."""
+    """Epsilon must be finite and > 0; the error names it."""
     with pytest.raises(ConfigError, match="epsilon"):
         ReduceScaleValueTransform(value)
 
 
 def test_expected_value_of_known_logits() -> None:
-    """The known number for two raised logits out of eleven, with and without a batch."""
+    """Eleven logits, two of them raised, give the known value, with and without a batch."""
     logits = torch.zeros(11)
     logits[3], logits[4] = 0.3, 0.7
     result = support_to_scalar(logits, (0, 10))
@@ -110,7 +110,7 @@ def test_expected_value_of_known_logits() -> None:
 
 
 def test_two_hot_follows_its_definition() -> None:
-    """Inside, on integers, at both ends and outside the support, also of integer tensors."""
+    """Values inside, on integers, at the ends and outside of the support match the definition."""
     scalars = torch.tensor([-9.0, -3.0, -2.99, -1.0, -0.5, 0.0, 0.3, 1.999, 2.0, 8.0]).double()
     weights = scalar_to_support(scalars.view(2, 5), (-3, 2)).view(10, 6)
     expected = np.stack([slow_two_hot(scalar, -3, 2) for scalar in scalars.tolist()])
@@ -120,7 +120,7 @@ def test_two_hot_follows_its_definition() -> None:
 
 @pytest.mark.parametrize("support_range", [(0, 10), (-300, 300), (-1, 0)])
 def test_two_hot_round_trip(support_range: tuple[int, int]) -> None:
-    """The expected value of the two-hot distribution is the scalar, at most two entries differ."""
+    """The expected value of a two-hot distribution is the scalar; at most two entries are not 0."""
     low, high = support_range
     scalars = torch.linspace(low, high, 997, dtype=torch.float64)
     weights = scalar_to_support(scalars, support_range)
@@ -131,7 +131,7 @@ def test_two_hot_round_trip(support_range: tuple[int, int]) -> None:
 
 
 def test_support_is_checked() -> None:
-    """Logits must count the integers of the support, and the support must not be empty."""
+    """The number of logits must match the support, which must not be empty."""
     with pytest.raises(ShapeError, match=r"logits has shape \[3, 10\], expected \[\.\.\., 11\]"):
         support_to_scalar(torch.zeros(3, 10), (0, 10))
     with pytest.raises(ShapeError):

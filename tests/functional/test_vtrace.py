@@ -41,17 +41,17 @@ THRESHOLDS = st.sampled_from([None, math.inf, 3.7, 1.0, 0.4])
 
 
 def tensors(steps: Steps) -> list[Any]:
-    """The arguments of `vtrace`."""
+    """Return the arguments of `vtrace`."""
     return [torch.from_numpy(column) for column in vars(steps).values()]
 
 
 def run(steps: Steps, **thresholds: Any) -> VTraceReturns:
-    """The function under test."""
+    """Return the result of `vtrace`."""
     return vtrace(*tensors(steps), **thresholds)
 
 
 def assert_close(result: VTraceReturns, vs: Any, pg_advantages: Any) -> None:
-    """Both results are the expected ones."""
+    """Assert that both results match."""
     np.testing.assert_allclose(result.vs, vs, rtol=RTOL, atol=1e-12)
     np.testing.assert_allclose(result.pg_advantages, pg_advantages, rtol=RTOL, atol=1e-12)
 
@@ -66,7 +66,7 @@ def assert_close(result: VTraceReturns, vs: Any, pg_advantages: Any) -> None:
 def test_vtrace_is_the_sum_of_the_paper(
     num_steps: int, batch: tuple[int, ...], seed: int, bounds: tuple[float | None, ...]
 ) -> None:
-    """Any length, shape, thresholds, discounts and lambdas, zeros included."""
+    """Results match for any length, shape, thresholds, discounts and lambdas, including 0."""
     steps = make_steps((num_steps, *batch), seed)
     result = run(steps, **dict(zip(KEYS, bounds, strict=True)))
     assert_close(result, *slow_vtrace(steps, *bounds))
@@ -78,7 +78,7 @@ def test_vtrace_is_the_sum_of_the_paper(
 def test_on_policy_it_is_the_lambda_return(
     gae_lambda: float, thresholds: tuple[float | None, float | None, float | None], seed: int
 ) -> None:
-    """Trap 31: equal policies give n-step returns and generalized advantages, cut at every end."""
+    """Equal policies give n-step returns and generalized advantages, cut at every end."""
     data = make_trajectory(7, 2, seed)
     end = ends_of(data.tensor("terminated"), data.tensor("truncated"))
     discounts, lambdas = discounts_and_lambdas(end, 0.9, gae_lambda, dtype=torch.float64)
@@ -92,7 +92,7 @@ def test_on_policy_it_is_the_lambda_return(
 @sweep("dtype", [torch.float32, torch.float64])
 @sweep("threshold", [None, 1.0])
 def test_huge_log_ratios_stay_finite(dtype: torch.dtype, threshold: float | None) -> None:
-    """Trap 37: weights that overflow, also where they meet a discount, error or lambda of 0."""
+    """Overflowing weights give finite results, also for a discount, error or lambda of 0."""
     steps = make_steps((8, 4), seed=4)
     steps.log_rhos[:] = 1e4 * np.sign(steps.log_rhos)
     steps.log_rhos[::3, 0], steps.log_rhos[1::3, 0] = math.inf, -math.inf
@@ -110,14 +110,14 @@ def test_huge_log_ratios_stay_finite(dtype: torch.dtype, threshold: float | None
     assert torch.equal(result.vs[never], torch.from_numpy(steps.values).to(dtype)[never])
     assert not result.pg_advantages[never].any()
     assert result.pg_advantages[~never].any()
-    # Without any clipping, an unlikely action before an episode end is no NaN in float64.
+    # Without clipping, an unlikely action before an episode end gives no NaN in float64.
     steps = make_steps((4, 2), seed=5)
     steps.log_rhos[:], steps.discounts[1] = 1e4, 0.0
     assert all(part.isfinite().all() for part in run(steps, **dict.fromkeys(KEYS)))
 
 
 def test_importance_weights_are_bounded() -> None:
-    """Those of ordinary ratios are exact; arguments stay, and nothing has a gradient."""
+    """Large ratios are clamped and others exact; arguments do not change and no gradient flows."""
     log_rhos = torch.tensor([-math.inf, -1e4, 0.0, 3.0, 39.0, 41.0, math.inf], requires_grad=True)
     before = log_rhos.detach().clone()
     rhos = importance_weights(log_rhos)
@@ -128,7 +128,7 @@ def test_importance_weights_are_bounded() -> None:
 
 
 def test_no_gradient_and_arguments_stay() -> None:
-    """Trap 33: the results are constants of the loss; no argument is written to."""
+    """The results have no gradient, and the arguments are not modified."""
     arguments = [tensor.requires_grad_() for tensor in tensors(make_steps((5, 2), seed=6))]
     before = [tensor.detach().clone() for tensor in arguments]
     result = vtrace(*arguments)
@@ -143,9 +143,9 @@ def test_no_gradient_and_arguments_stay() -> None:
 
 @pytest.mark.parametrize("shape", [(6, 3), (5,)])
 def test_a_single_sequence(shape: tuple[int, ...]) -> None:
-    """The form without next values takes them from the row after, and the last one apart.
+    """Next values are the values of the next row, and the bootstrap value in the last row.
 
-    Without a batch dimension the bootstrap value is a number.
+    Without a batch dimension, the bootstrap value is a scalar.
     """
     steps = make_steps(shape, seed=7)
     steps.next_values[:-1] = steps.values[1:]
@@ -165,7 +165,7 @@ def test_a_single_sequence(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("form", [(6, 3), (6, 3, 1), (6, 3, 4)])
 def test_several_values_per_step(form: tuple[int, ...]) -> None:
-    """Weights, discounts, rewards and lambdas of a step count for each of its values."""
+    """Weights, discounts, rewards and lambdas of a step apply to all its values."""
     rng = np.random.default_rng(8)
     values, bootstrap = rng.normal(size=(6, 3, 4)), rng.normal(size=(3, 4))
     steps = make_steps((6, 3), seed=9)
@@ -233,7 +233,7 @@ SEVERAL = torch.ones(4, 2, 3), torch.ones(2, 3)
     ],
 )
 def test_wrong_shapes_and_parts_are_named(function: Any, arguments: Any, message: str) -> None:
-    """The message names the argument, its shape or parts, and the expected ones."""
+    """The error contains the argument, its shape or components, and the expected ones."""
     with pytest.raises(ShapeError, match=message):
         function(*arguments)
 
@@ -241,14 +241,14 @@ def test_wrong_shapes_and_parts_are_named(function: Any, arguments: Any, message
 @sweep("key", KEYS)
 @sweep("threshold", [0.0, -1.0, math.nan])
 def test_thresholds_that_mean_nothing_are_refused(key: str, threshold: float) -> None:
-    """The message names the threshold and how to turn clipping off."""
+    """The error contains the threshold and how to disable clipping."""
     arguments = tensors(make_steps((2, 2), seed=0))
     with pytest.raises(ConfigError, match=rf"^{key} = .*or None for no clipping"):
         vtrace(*arguments, **{key: threshold})  # type: ignore[arg-type]
 
 
 def test_log_rhos_of_several_parts_are_summed() -> None:
-    """The joint action has the product of the ratios, whatever the order of the parts."""
+    """The ratio of a joint action is the product over its components, in any order."""
     rng = np.random.default_rng(0)
     target = {key: torch.from_numpy(rng.normal(size=(5, 3))) for key in ("a", "b", "c")}
     behaviour = {key: torch.from_numpy(rng.normal(size=(5, 3))) for key in ("c", "b", "a")}
@@ -269,7 +269,7 @@ SPACES = {
 
 
 def make_policies(name: str) -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
-    """A distribution, parameters of two policies, and actions of the first, T = 6, B = 3."""
+    """Return a distribution, parameters of two policies, and actions of the first; T = 6, B = 3."""
     distribution = distribution_for(SPACES[name])
     generator = torch.Generator().manual_seed(0)
     behaviour, target = torch.randn(
@@ -281,7 +281,7 @@ def make_policies(name: str) -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
 
 @pytest.mark.parametrize("name", SPACES)
 def test_from_logits_is_from_importance_weights(name: str) -> None:
-    """Parameters of two policies give the weights of the joint actions, for every family."""
+    """The parameters of two policies give the weights of the joint actions."""
     distribution, behaviour, target, actions = make_policies(name)
     behaviour.requires_grad_()
     steps = make_steps((6, 3), seed=11)
@@ -304,7 +304,7 @@ def test_from_logits_is_from_importance_weights(name: str) -> None:
 
 
 def test_parameters_by_part() -> None:
-    """Mappings by part give log-probabilities by part, whose weights match the whole."""
+    """Mappings by component give log-probabilities by component and the weights of the whole."""
     joint, behaviour, target, actions = make_policies("dict")
     mu, pi = (dict(zip(joint.parts, joint.split(p), strict=True)) for p in (behaviour, target))
     _, discounts, rewards, values, next_values, _ = tensors(make_steps((6, 3), seed=12))

@@ -37,7 +37,7 @@ ES: dict[str, Any] = {"name": "es"}
 
 
 class Imitation(gymnasium.Env[Any, Any]):
-    """One step: the reward is the share of the parts of the observation that the action repeats.
+    """Single-step environment; the reward is the fraction of entries that the action repeats.
 
     With a Discrete space this is a contextual bandit. Optimum: 1.
     """
@@ -56,7 +56,7 @@ class Imitation(gymnasium.Env[Any, Any]):
 
 
 class Target(gymnasium.Env[Any, Any]):
-    """One step towards a target: the reward is minus the squared distance. Optimum: 0."""
+    """Single-step environment whose reward is minus the squared distance. Optimum: 0."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -71,7 +71,7 @@ class Target(gymnasium.Env[Any, Any]):
 
 
 class HybridTarget(Target):
-    """One step: a number is to be reached and its sign to be named, 0 or 1. Optimum: 1."""
+    """Single-step environment with a target value and its sign, 0 or 1, as action. Optimum: 1."""
 
     action_space = spaces.Tuple((spaces.Discrete(2), Target.action_space))
 
@@ -81,7 +81,7 @@ class HybridTarget(Target):
 
 
 class Chain(gymnasium.Env[Any, Any]):
-    """Five states: left ends the episode with 0.1, four times right with 1. Optimum: 1."""
+    """Five states: left ends the episode with 0.1, right reaches 1 after four steps. Optimum: 1."""
 
     observation_space = spaces.Discrete(5)
     action_space = spaces.Discrete(2)
@@ -100,7 +100,7 @@ class Chain(gymnasium.Env[Any, Any]):
 
 
 class Endless(gymnasium.Env[Any, Any]):
-    """A reward of 1 in every step, cut off after 10 steps."""
+    """Environment with a reward of 1 in every step, truncated after 10 steps."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -116,10 +116,10 @@ class Endless(gymnasium.Env[Any, Any]):
 
 
 class Hints(MultiAgentEnv):
-    """The speaker says what it sees, the listener hears that alone: 1 for both if it repeats it.
+    """The listener only observes the speaker's action and must name what the speaker observes.
 
-    So they have to agree on a language, and the reward of the speaker comes in the turn of another.
-    Optimum: 1.
+    Both get a reward of 1 for a correct answer, so they have to agree on a language. The speaker is
+    rewarded in the listener's turn. Optimum: 1.
     """
 
     possible_agents = ("speaker", "listener")
@@ -163,7 +163,7 @@ bandit = partial(Imitation, spaces.Discrete(6))
 def problem(
     name: str, env: Any, algorithm: dict[str, Any], least: float, steps: int, everyday: bool = True
 ) -> Any:
-    """A problem, its algorithm, the least return that solves it, and steps to get there."""
+    """Return a test case: problem, algorithm, minimum return, and number of steps."""
     marks = () if everyday else pytest.mark.exhaustive
     case = f"{algorithm['name']} {name}"
     return pytest.param(env, algorithm, least, steps, id=case, marks=marks)
@@ -180,7 +180,7 @@ SAMPLED_ES = {**ES, "deterministic": False}
         problem("target", Target, SAC, -0.01, 4_000, everyday=False),
         problem("target", Target, TD3, -0.01, 4_000),
         problem("target, sampled", Target, SAMPLED_ES, -0.01, 16_000, everyday=False),
-        # A late large reward is preferred to a small one that every step offers.
+        # A large late reward is preferred to a small immediate one.
         problem("chain", Chain, PPO, 1.0, 25_000),
         problem("chain", Chain, DQN, 1.0, 4_000),
         problem("chain", Chain, ES, 1.0, 15_000, everyday=False),
@@ -190,7 +190,7 @@ SAMPLED_ES = {**ES, "deterministic": False}
 def test_small_problems_are_solved(
     tmp_path: Path, env: Any, algorithm: dict[str, Any], least: float, steps: int
 ) -> None:
-    """The best return, or nearly."""
+    """The best evaluation reaches the minimum return."""
     enough = [StopAtReturn(least)]
     result = learn(tmp_path, env, algorithm, total_steps=steps, callbacks=enough)
     assert result.best_metric >= least
@@ -198,7 +198,7 @@ def test_small_problems_are_solved(
 
 @pytest.mark.exhaustive
 def test_agents_find_a_language(tmp_path: Path) -> None:
-    """Two independent learners, one of which hears nothing but the other."""
+    """Two independent policies learn to communicate."""
     policies = {agent: {"agents": [agent]} for agent in Hints.possible_agents}
     enough = [StopAtReturn(1.0)]
     result = learn(tmp_path, Hints, DQN, total_steps=6_000, policies=policies, callbacks=enough)
@@ -207,7 +207,7 @@ def test_agents_find_a_language(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_goals_are_reached_with_hindsight(tmp_path: Path) -> None:
-    """Each of 20 steps that misses the goal costs 1; without hindsight returns stay below -16."""
+    """Each of 20 steps without reaching the goal costs 1; without HER, returns are below -16."""
     algorithm = {**SAC, "replay_buffer": "her", "gamma": 0.9, "tau": 0.05}
     algorithm |= {"epoch_length": 10, "lr": 1e-3, "update_to_data_ratio": 1.0, "batch_size": 256}
     result = learn(tmp_path, PointToGoal, algorithm, total_steps=3_000)
@@ -218,7 +218,7 @@ def test_goals_are_reached_with_hindsight(tmp_path: Path) -> None:
     "algorithm", everyday(1, [{"name": "ppo"}, {"name": "impala", "lr": 3e-3}])
 )
 def test_the_pole_is_balanced(tmp_path: Path, algorithm: dict[str, Any]) -> None:
-    """CartPole-v1 is solved with the default settings of networks and evaluations."""
+    """CartPole-v1 is solved with default networks and evaluations."""
     result = train(
         env="CartPole-v1",
         algorithm=algorithm,
@@ -232,7 +232,7 @@ def test_the_pole_is_balanced(tmp_path: Path, algorithm: dict[str, Any]) -> None
 
 
 def test_the_value_at_a_time_limit(tmp_path: Path) -> None:
-    """After a truncation the world continues: the value is 1 / (1 - gamma)."""
+    """Values are bootstrapped after a truncation: the value is 1 / (1 - gamma)."""
     result = learn(
         tmp_path,
         Endless,

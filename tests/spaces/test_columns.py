@@ -12,7 +12,7 @@ SPACE = spaces.Dict(
 
 
 def test_columns_share_memory():
-    """Each array has its own cache lines, from the offset on, and nothing beyond `nbytes`."""
+    """Arrays start at separate cache lines after the offset and do not exceed `nbytes`."""
     one = np.zeros(2, np.float32)
     columns = Columns(
         Columns.of(flat_spaces(SPACE), "obs").batched(5, 2)

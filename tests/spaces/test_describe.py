@@ -38,7 +38,7 @@ NESTED = spaces.Dict(
 
 
 def test_leaf_has_empty_key():
-    """A space that is a leaf stays as it is, under the key ''."""
+    """A leaf space is unchanged and has the key ''."""
     assert flat_spaces(BOX) == {"": BOX}
     assert flat_space(BOX) is BOX
     value = BOX.sample()
@@ -47,7 +47,7 @@ def test_leaf_has_empty_key():
 
 
 def test_nested_keys_are_joined():
-    """Keys of Dict and indices of Tuple are joined by '/'; the order of parts is kept."""
+    """Dict keys and Tuple indices are joined by '/', and the order is kept."""
     keys = [str(i) for i in range(12)]
     for space, expected in [
         (NESTED, ["bits", "goal", "robot/0", "robot/1/mode"]),
@@ -57,7 +57,7 @@ def test_nested_keys_are_joined():
 
 
 def test_values_round_trip():
-    """Flattened values lie in the flat space, and unflatten to what they were."""
+    """Flattened values are members of the flat space and unflatten to the original values."""
     NESTED.seed(0)
     view = FlatView(NESTED)
     for _ in range(5):
@@ -81,7 +81,7 @@ def test_values_round_trip():
     ids=lambda leaf: type(leaf).__name__,
 )
 def test_other_spaces_are_refused(leaf):
-    """The error tells where the space is, which it is, and what can be done about it."""
+    """The error contains the key, the type of the space and a remedy."""
     space = spaces.Dict({"robot": spaces.Tuple((BOX, leaf))})
     name = type(leaf).__name__
     with pytest.raises(SpaceError, match=rf"'robot/1' is {name}.*FilterObs.*filter_keys"):
@@ -91,7 +91,7 @@ def test_other_spaces_are_refused(leaf):
 
 
 def test_ambiguous_and_empty_spaces_are_refused():
-    """Two leaves must not share a key, there must be one, and the empty key is a lone leaf's."""
+    """Duplicate flat keys, no leaves and empty keys raise SpaceError."""
     for parts, words in [
         ({"a/b": BOX, "a": spaces.Dict({"b": BOX})}, "flattened key 'a/b'"),
         ({}, "no leaves"),
@@ -102,7 +102,7 @@ def test_ambiguous_and_empty_spaces_are_refused():
 
 
 def test_missing_leaf_is_named():
-    """Reading and building name the leaf that is missing."""
+    """Flattening and unflattening name the missing leaf."""
     with pytest.raises(SpaceError, match="'robot/1/mode' is missing"):
         flatten_value(NESTED, {"robot": (BOX.sample(),), "goal": [0, 0], "bits": [0, 0]})
     with pytest.raises(SpaceError, match="'goal' is missing"):
@@ -113,7 +113,7 @@ def test_missing_leaf_is_named():
 
 
 def of_bytes(*shape, low=0, high=255):
-    """A Box of bytes."""
+    """Return a Box of bytes."""
     return spaces.Box(low, high, shape, np.uint8)
 
 
@@ -141,7 +141,7 @@ def of_bytes(*shape, low=0, high=255):
     ],
 )
 def test_images(shape, layout):
-    """Pictures as environments give them: which dimension holds the channels, and the sizes."""
+    """The layout contains the number of channels, the image size and the channel order."""
     assert is_image(of_bytes(*shape))
     assert image_layout(of_bytes(*shape)) == layout
 
@@ -170,18 +170,18 @@ def test_images(shape, layout):
     ids=str,
 )
 def test_vectors_and_tables_are_no_images(space):
-    """Anything that is not a picture of bytes is read as numbers."""
+    """Arrays that are not byte images are read as vectors."""
     assert not is_image(space)
     assert not holds_images(space)
 
 
 def test_bounds_of_pictures_with_channels_do_not_matter():
-    """Planes of zeros and ones are read by convolutions as well."""
+    """Binary planes with channels are images."""
     assert is_image(of_bytes(10, 10, 4, high=1))
 
 
 def test_a_dict_holds_an_image_if_one_of_its_leaves_is_one():
-    """One key is enough."""
+    """A single image leaf is sufficient."""
     vector = spaces.Box(-1, 1, (3,))
     assert holds_images(spaces.Dict({"a": vector, "camera/0": of_bytes(64, 64, 3)}))
     assert not holds_images(spaces.Dict({"a": vector, "b": of_bytes(64)}))
@@ -253,14 +253,14 @@ LOWER = np.array([-1.0, -2.0, -1.0], np.float32)
     ],
 )
 def test_what_differs(case: tuple[Any, Any, str, str]) -> None:
-    """Type, shape and data type; bounds and choices where nothing else tells them apart."""
+    """The difference is type, shape or dtype; otherwise bounds or choices."""
     one, other, *texts = case
     assert one != other
     assert space_difference(one, other) == tuple(texts)
 
 
 def test_an_error_names_the_setting_and_the_kind_of_space() -> None:
-    """The first kind that differs is reported; equal spaces are no error."""
+    """The error contains the setting and the first kind of space that differs."""
     pair = (VECTOR, spaces.Discrete(2))
     problem = "it has the {kind} space {found}, the environment has {wanted}"
     check_same_spaces("base_run", problem, pair, (VECTOR, spaces.Discrete(2)), "a")
@@ -314,7 +314,7 @@ SPACES = [
 
 
 def described(space):
-    """All that a space consists of, to the last bit: equal ones may differ by rounding."""
+    """Return all attributes of a space exactly, because `==` tolerates rounding."""
     parts = getattr(space, "spaces", None)
     if parts is not None:
         items = parts.items() if isinstance(parts, dict) else enumerate(parts)
@@ -326,7 +326,7 @@ def described(space):
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_round_trip_through_text(space):
-    """A space written as JSON text comes back with dtype, shape, order, and all of its bits."""
+    """JSON text preserves dtype, shape, order and exact bounds."""
     copy = space_from_dict(json.loads(json.dumps(space_to_dict(space))))
     assert copy == space
     assert type(copy) is type(space)
@@ -342,7 +342,7 @@ def test_round_trip_through_text(space):
     ],
 )
 def test_spaces_without_a_form_are_refused(space, message):
-    """A space of another kind is named, also inside of a Dict; so is a key that is no text."""
+    """Unsupported spaces, also in a Dict, and keys that are not strings raise SpaceError."""
     with pytest.raises(SpaceError, match=message):
         space_to_dict(space)
     with pytest.raises(SpaceError, match="unknown type of space 'Torus'"):
@@ -350,7 +350,7 @@ def test_spaces_without_a_form_are_refused(space, message):
 
 
 def test_equal_bounds_are_one_number():
-    """An image takes as little room as a number; other bounds are written entry by entry."""
+    """Equal bounds are stored as one value, other bounds entry by entry."""
     image = space_to_dict(spaces.Box(0, 255, (84, 84, 4), np.uint8))
     assert (image["low"], image["high"]) == (0, 255)
     assert len(json.dumps(image)) < 100

@@ -22,17 +22,17 @@ NESTED = spaces.Dict(
 
 
 def bits(n):
-    """A mask of n entries."""
+    """Return the space of a mask with n entries."""
     return spaces.MultiBinary(n)
 
 
 def observed(mask):
-    """An observation space with this mask."""
+    """Return an observation space with this mask."""
     return spaces.Dict({"board": BOARD, MASK_KEY: mask})
 
 
 def row(**leaves):
-    """One observation with these masks."""
+    """Return an observation with these masks."""
     masks = {key.replace("__", "/"): np.array(values) for key, values in leaves.items()}
     return {"board": np.zeros(9), **masks}
 
@@ -41,7 +41,7 @@ def row(**leaves):
     "space", [BOARD, spaces.Dict({"board": BOARD, "robot": spaces.Dict({MASK_KEY: bits(3)})})]
 )
 def test_no_mask(space):
-    """Without the key at the top level there is no layout."""
+    """Without a mask key at the top level there is no layout."""
     keys = ["action_mask", "action_mask/x/0", "action_masks", "robot/action_mask", "", "mask"]
     assert [is_mask_key(key) for key in keys] == [True, True, False, False, False, False]
     assert mask_layout(space, spaces.Discrete(3)) is None
@@ -59,14 +59,14 @@ def test_no_mask(space):
     ],
 )
 def test_lone_actions(mask, action, sizes):
-    """One array, flat or as a table where all choices are equally large."""
+    """A mask is one array, flat or, for choices of equal size, a table."""
     layout = mask_layout(observed(mask), action)
     assert layout.parts == (MaskedPart("", MASK_KEY, 0, sizes),)
     assert layout.leaves == (MASK_KEY,)
 
 
 def test_masks_of_some_parts():
-    """Each mask has the key of its part; the order matches the actions."""
+    """Each mask has the key of its component, in the order of the actions."""
     mask = spaces.Dict({"wheel": bits(2), "arm": spaces.Tuple([bits(3)])})
     for space in (observed(mask), flat_space(observed(mask))):
         layout = mask_layout(space, NESTED)
@@ -86,7 +86,7 @@ BOXES = [spaces.Box(0, 1, (4,), dtype) for dtype in (np.int8, np.float32, np.boo
 
 @sweep("mask", [bits(4), *BOXES, spaces.MultiDiscrete([2, 2, 2, 2])])
 def test_types_of_masks(mask):
-    """Bits, numbers from 0 to 1 of any type, and pairs; what is not 0 is legal."""
+    """Masks may be bits, values from 0 to 1 of any dtype, or pairs; nonzero values are legal."""
     layout = mask_layout(observed(mask), spaces.Discrete(4))
     values = np.zeros((2, 4), mask.dtype)
     values[0, 2] = 1
@@ -127,7 +127,7 @@ def test_types_of_masks(mask):
     ],
 )
 def test_masks_that_do_not_fit(mask, action, message):
-    """A mask that fits no action is an error that names it and what is expected."""
+    """The error contains the mask and what is expected."""
     with pytest.raises(SpaceError, match=message):
         mask_layout(observed(mask), action)
     both = spaces.Dict({MASK_KEY: bits(11), f"{MASK_KEY}/wheel": bits(2)})
@@ -136,7 +136,7 @@ def test_masks_that_do_not_fit(mask, action, message):
 
 
 def test_illegal_part_is_named():
-    """The sentence names part and choice, and where in the mask they are."""
+    """The message contains component, choice and position in the mask."""
     lone = mask_layout(observed(bits(3)), spaces.Discrete(3))
     assert pickle.loads(pickle.dumps(lone)) == lone
     assert lone.illegal_part(row(action_mask=[0, 1, 0])) is None
@@ -159,7 +159,7 @@ def test_illegal_part_is_named():
 
 
 def test_tables_are_read_in_row_major_order():
-    """In a mask of shape [K, n], row k matches choice k."""
+    """In a mask of shape [K, n], row k is the mask of choice k."""
     layout = mask_layout(observed(bits((2, 3))), spaces.MultiDiscrete([3, 3]))
     assert layout.illegal_part(row(action_mask=[[1, 0, 0], [0, 0, 1]])) is None
     problem = layout.illegal_part(row(action_mask=[[1, 1, 1], [0, 0, 0]]))
@@ -170,7 +170,7 @@ def test_tables_are_read_in_row_major_order():
 
 
 def test_rows_and_batches_agree():
-    """The vectorised check finds the first row that the check of one row finds."""
+    """The vectorized check finds the first row that the single-row check finds."""
     rng = np.random.default_rng(0)
     mask = spaces.Dict({"wheel": bits(2), "keys": bits(6)})
     layout = mask_layout(observed(mask), NESTED)

@@ -29,7 +29,7 @@ MIXED = spaces.Dict(
 
 
 def test_storage_dtypes():
-    """Floats become float32; integers stay, or take the next larger type that PyTorch has."""
+    """Floats become float32; integers keep their dtype or use the next larger PyTorch dtype."""
     for given, stored in STORED.items():
         box = spaces.Box(0, 1, (2,), np.dtype(given).type)
         assert storage_dtype(box) == np.dtype(stored), given
@@ -44,7 +44,7 @@ def test_storage_dtypes():
 
 @sweep("name", [name for name in STORED if name != "float64"])
 def test_no_value_is_lost(name):
-    """The smallest and the largest number of each type survive storage, and zeros are the same."""
+    """Storage preserves the minimum and maximum of each dtype; zeros have the same dtype."""
     dtype = np.dtype(name)
     ends = _ends(dtype)
     space = spaces.Box(*ends, (2,), dtype.type)
@@ -63,14 +63,14 @@ def test_no_value_is_lost(name):
     ],
 )
 def test_larger_numbers_are_rounded_not_wrapped(dtype, high, values, stored):
-    """uint64 with an upper bound beyond int64, and float64, become float32: imprecise."""
+    """uint64 beyond int64 and float64 are rounded to float32."""
     tensor = as_tensors(spaces.Box(0, high, (2,), dtype), np.array(values, dtype))
     assert tensor.dtype is torch.float32
     assert tensor.tolist() == stored
 
 
 def _ends(dtype):
-    """First and last number of a type; of uint64, those that int64 has."""
+    """Return the minimum and maximum of a dtype; for uint64 the maximum of int64."""
     if dtype.kind == "b":
         return 0, 1
     if dtype.kind == "f":
@@ -79,7 +79,7 @@ def _ends(dtype):
 
 
 def test_images_are_stored_as_bytes():
-    """An image takes one byte per entry, not the four of a float."""
+    """An image uses one byte per entry."""
     tensor = zeros_for(spaces.Box(0, 255, (84, 84, 4), np.uint8), (2, 3))
     assert tensor.shape == (2, 3, 84, 84, 4)
     assert tensor.dtype is torch.uint8
@@ -87,7 +87,7 @@ def test_images_are_stored_as_bytes():
 
 
 def test_as_tensors_copies_and_converts():
-    """A tensor does not change when the environment writes to its buffer again."""
+    """A tensor is a copy of the environment's buffer."""
     buffers = {
         "z": np.full((5, 2, 3), 200, np.uint8),
         "a": np.full((5, 2), 1 / 3),
@@ -127,7 +127,7 @@ SAMPLED = [
 
 @pytest.mark.parametrize("space", SAMPLED, ids=str)
 def test_samples_are_observations_of_the_space(space):
-    """Samples are finite, within the bounds, of the stored types, and the same each time."""
+    """Samples are finite, within bounds, of the stored dtype, and reproducible."""
     samples = sampled_for(space, 4)
     zeros = zeros_for(space, (4,))
     leaves = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]

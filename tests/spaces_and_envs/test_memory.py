@@ -27,7 +27,7 @@ def trained(
 
 
 def play(policy: Any, seed: int) -> float:
-    """The return of an episode that a policy plays step by step."""
+    """Return the return of an episode that a policy plays step by step."""
     env = Recall()
     observation, _ = env.reset(seed=seed)
     policy.reset()
@@ -48,7 +48,7 @@ def play(policy: Any, seed: int) -> float:
 def test_a_memory_recalls_the_signal(
     tmp_path: Path, algorithm: dict[str, Any], cell: str, steps: int
 ) -> None:
-    """Every signal is named rightly in the end, also when the policy is asked step by step."""
+    """Every signal is recalled at the end, in evaluations and when acting step by step."""
     result = trained(tmp_path, algorithm, steps, {"cell": cell, "size": 32})
     assert result.best_metric == 1.0
     assert [play(result.policy, seed) for seed in range(20)] == [1.0] * 20

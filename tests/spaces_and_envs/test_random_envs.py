@@ -53,18 +53,18 @@ ALGORITHMS = {"a2c": (A2CLearner, A2C), "ppo": (PPOLearner, PPO)}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
-    # What gymnasium's checker says about taste: bounds, symmetry, spans of one number.
+    # Recommendations of gymnasium's checker: bounds, symmetry, equal bounds.
     pytest.mark.filterwarnings("ignore:.*space m(in|ax)imum value is.*infinity"),
     pytest.mark.filterwarnings("ignore:.*we recommend using a symmetric and normalized space"),
     pytest.mark.filterwarnings("ignore:.*maximum and minimum values are equal"),
-    # A Box without dimensions: its actions are numbers, as from gymnasium's vector environments.
+    # Actions of a Box without dimensions are scalars, as in gymnasium's vector environments.
     pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array"),
 ]
 
 
 @st.composite
 def problems(draw: Any) -> tuple[Any, ModelConfig, str]:
-    """Spaces, settings of a model for them, and an algorithm."""
+    """Draw spaces, model settings for them, and an algorithm."""
     spaces = draw(space_pairs())
     boxes = [leaf for leaf in flat_spaces(spaces[1]).values() if isinstance(leaf, Box)]
     families = ["diagonal_gaussian"]
@@ -86,7 +86,7 @@ def problems(draw: Any) -> tuple[Any, ModelConfig, str]:
 
 
 def learn(env: Any, algorithm: str, config: ModelConfig) -> tuple[Any, Any]:
-    """Model after some rollouts and updates, and copies of all that was collected."""
+    """Return the model after rollouts and updates, and copies of all collected tensors."""
     learner_class, algorithm_config = ALGORITHMS[algorithm]
     model = build_actor_critic(config, env.env_observation_space, env.single_action_space, 3)
     group = LearnerGroup(learner_class(model, algorithm_config, seed=4))
@@ -100,13 +100,13 @@ def learn(env: Any, algorithm: str, config: ModelConfig) -> tuple[Any, Any]:
 
 
 def columns(rollout: Any) -> list[Any]:
-    """All that a rollout holds."""
+    """Return all columns of a rollout."""
     names = ("obs", "actions", "rewards", "terminated", "truncated", "final_obs", "final_positions")
     return [getattr(rollout, name) for name in names]
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:
-    """Equal to the bit, dtypes included."""
+    """Assert that tensors and dtypes are bit-for-bit identical."""
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
@@ -114,21 +114,21 @@ def assert_equal(ours: Any, theirs: Any) -> None:
 
 
 def parts(value: Any) -> list[Any]:
-    """The leaves of a value of a nested space; batching by gymnasium sorts the keys of a Dict."""
+    """Return the leaves of a nested value, sorted by key as gymnasium's batching does."""
     if isinstance(value, dict):
         value = tuple(value[key] for key in sorted(value))
     return [leaf for v in value for leaf in parts(v)] if isinstance(value, tuple) else [value]
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
-    """Equal actions, up to rounding: memory of another alignment takes other paths in BLAS."""
+    """Assert that actions are equal up to rounding, because BLAS depends on memory alignment."""
     for a, b in zip(parts(ours), parts(theirs), strict=True):
         assert np.asarray(a).dtype == np.asarray(b).dtype
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 def check_acting(model: Any, spaces: Any, config: ModelConfig) -> None:
-    """A policy that was saved and loaded acts as the one that learned, on one and on many."""
+    """Assert that a loaded policy acts like the original, for single and batched observations."""
     with tempfile.TemporaryDirectory() as directory:
         writer = PolicyWriter(*spaces, "seed: 1\n")
         writer(Path(directory), copy_of_weights(model), {"score": 1.0})
@@ -158,7 +158,7 @@ def check_acting(model: Any, spaces: Any, config: ModelConfig) -> None:
 
 
 def check_problem(spaces: Any, config: ModelConfig, algorithm: str) -> None:
-    """All of it for one pair of spaces."""
+    """Run all checks for one pair of spaces."""
     check_env(RandomSpaceEnv(*spaces, refuses_illegal=False), skip_render_check=True)
     factories = [partial(RandomSpaceEnv, *spaces)] * B
     workers = SubprocVectorEnv(factories, n_workers=2, start_method="fork", timeout_s=60.0)
@@ -173,7 +173,7 @@ def check_problem(spaces: Any, config: ModelConfig, algorithm: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", everyday(1, range(3)))
 def test_all_spaces_go_all_the_way(part: int) -> None:
-    """Every number of a rollout and every weight is the same wherever environments are stepped."""
+    """Rollouts and weights are identical in one process and in workers."""
 
     @seeded(part)
     @settings(

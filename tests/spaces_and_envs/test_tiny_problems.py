@@ -1,4 +1,4 @@
-"""Every kind of space with PPO, some with ES and BC: the optimum is reached."""
+"""PPO, and partly ES and BC, reach the optimum for every kind of space."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PPO["n_optimization_epochs"] = 5
 ES: dict[str, Any] = {"name": "es", "lr": "linear_0.1", "noise_stddev": 0.2}
 
 TOLERANCE = 0.3
-"""What continuous actions may miss in an episode: 0.1 in each entry and step."""
+"""Tolerance of the return for continuous actions: 0.1 per entry and step."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "spaces.md"
 
@@ -32,13 +32,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "spaces.md"
 def best_return(
     tmp_path: Path, env: Any, algorithm: dict[str, Any], steps: int, enough: float, **keys: Any
 ) -> Any:
-    """The best mean return of 60 greedy episodes, at the end or when it is enough."""
+    """Return the best mean return of 60 greedy episodes."""
     algorithm = {"lr": "linear_0.002", **algorithm}
     return learn(tmp_path, env, algorithm, steps, 60, enough, **keys).best_metric
 
 
 def ordered(space: spaces.Space[Any], wanted: Any) -> Any:
-    """An order as an action of its space."""
+    """Return a target value as an action of its space."""
     if isinstance(space, spaces.Dict):
         return {key: ordered(part, wanted[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -50,7 +50,7 @@ def ordered(space: spaces.Space[Any], wanted: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:.*infinity")
 @pytest.mark.filterwarnings("ignore:.*we recommend using a symmetric and normalized space")
 def test_the_optimum_is_the_optimum(make: Any) -> None:
-    """Who knows the answer gets the best return in every episode; gymnasium's checker agrees."""
+    """The correct answer gives the best return in every episode; gymnasium's checker passes."""
     env = make()
     check_env(env, skip_render_check=True)
     best = 1 if isinstance(env, Recall) else STEPS
@@ -65,7 +65,7 @@ def test_the_optimum_is_the_optimum(make: Any) -> None:
 
 
 def right_action(env: Any) -> Any:
-    """What brings most."""
+    """Return the action with the highest reward."""
     if isinstance(env, Order):
         return ordered(env.action_space, env.wanted[env.order])
 
@@ -80,11 +80,11 @@ OTHERS = {
     "bc-nll": ("image, channels last", "MultiDiscrete", "Tuple"),
     "bc-mse": ("Dict",),
 }
-"""Kinds that other algorithms learn from, which read and draw them as PPO does."""
+"""Kinds of spaces that other algorithms are tested on."""
 
 
 def problems(makers: dict[str, Any]) -> list[Any]:
-    """Every kind with PPO; each kind of network and of distribution with the others."""
+    """Return cases: every kind with PPO, and some kinds with other algorithms."""
     cases = [(kind, "ppo") for kind in makers]
     cases += [(kind, name) for name, kinds in OTHERS.items() for kind in kinds if kind in makers]
     exact = [kind for kind, make in makers.items() if is_exact(make().action_space)]
@@ -95,7 +95,7 @@ def problems(makers: dict[str, Any]) -> list[Any]:
 
 
 def is_exact(space: spaces.Space[Any]) -> bool:
-    """Whether actions are numbers that can be counted."""
+    """Return whether all actions are integers."""
     return all(
         not isinstance(leaf, spaces.Box) or leaf.dtype.kind in "iu"
         for leaf in flat_spaces(space).values()
@@ -103,7 +103,7 @@ def is_exact(space: spaces.Space[Any]) -> bool:
 
 
 def cloned_return(tmp_path: Path, make: Any, box_loss: str, enough: float) -> float:
-    """The best return of a policy that learned from who knows the answers."""
+    """Return the best return of a policy cloned from the correct actions."""
     env = make()
     record(tmp_path / "data", env, lambda _: right_action(env), 200)
     algorithm = {"name": "bc", "n_epochs": 24, "batch_size": 32, "lr": 0.003, "box_loss": box_loss}
@@ -122,7 +122,7 @@ def cloned_return(tmp_path: Path, make: Any, box_loss: str, enough: float) -> fl
 
 
 def found_return(tmp_path: Path, make: Any, algorithm: str, steps: int, enough: float) -> float:
-    """The best return of PPO, of ES and a small network in more steps, or of a clone."""
+    """Return the best return of PPO, of ES with a small network, or of a clone."""
     if algorithm.startswith("bc"):
         return cloned_return(tmp_path, make, algorithm[3:], enough)
     if algorithm == "es":
@@ -133,7 +133,7 @@ def found_return(tmp_path: Path, make: Any, algorithm: str, steps: int, enough: 
 @pytest.mark.learning
 @pytest.mark.parametrize("problem", problems(QUESTIONS), ids="-".join)
 def test_observations(tmp_path: Path, problem: tuple[str, str]) -> None:
-    """All questions are answered rightly."""
+    """All questions are answered correctly."""
     kind, algorithm = problem
     assert found_return(tmp_path, QUESTIONS[kind], algorithm, 10_000, STEPS) >= STEPS
 
@@ -141,7 +141,7 @@ def test_observations(tmp_path: Path, problem: tuple[str, str]) -> None:
 @pytest.mark.learning
 @pytest.mark.parametrize("problem", problems(ORDERS), ids="-".join)
 def test_actions(tmp_path: Path, problem: tuple[str, str]) -> None:
-    """All orders are followed: discrete parts exactly, continuous ones to within 0.1."""
+    """Discrete targets are matched exactly, continuous ones within 0.1."""
     kind, algorithm = problem
     exact = is_exact(ORDERS[kind]().action_space)
     steps, enough = (10_000, STEPS) if exact else (30_000, STEPS - TOLERANCE)
@@ -151,9 +151,9 @@ def test_actions(tmp_path: Path, problem: tuple[str, str]) -> None:
 @pytest.mark.learning
 @pytest.mark.parametrize("family", everyday(1, ["squashed_gaussian", "beta"]))
 def test_families_for_bounded_boxes(tmp_path: Path, family: str) -> None:
-    """The other families for bounded boxes find the same actions."""
+    """Other distributions for bounded boxes reach the same actions."""
     model = {"distributions": {"Box": family}}
-    # Without it the deviation of a squashed Gaussian, which depends on the state, falls too fast.
+    # Otherwise the state-dependent std of a squashed Gaussian decreases too fast.
     algorithm = {**PPO, "entropy_coef": 0.1}
     enough = STEPS - TOLERANCE
     best = best_return(tmp_path, ORDERS["Box"], algorithm, 30_000, enough, model=model)
@@ -164,14 +164,14 @@ def test_families_for_bounded_boxes(tmp_path: Path, family: str) -> None:
 
 
 def rows_of(heading: str) -> list[list[str]]:
-    """The cells of the table below a heading of docs/spaces.md."""
+    """Return the cells of the table below a heading of docs/spaces.md."""
     section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
 def space_in(cell: str) -> Any:
-    """The space that a cell of the table writes down."""
+    """Return the space in a cell of the table."""
     names = {name: getattr(spaces, name) for name in spaces.__all__}
     names |= {"inf": np.inf, "array": lambda values: np.array(values, np.float32)}
     names |= {name: getattr(np, name) for name in ("float32", "float64", "uint8", "int32")}
@@ -184,7 +184,7 @@ def space_in(cell: str) -> Any:
     ids=["Observations", "Actions"],
 )
 def test_the_page_lists_what_is_tested(heading: str, problems: dict[str, Any]) -> None:
-    """Kinds, spaces, and what reads or draws them by default match the problems above."""
+    """Kinds, spaces, and default encoders or distributions match the problems above."""
     rows = rows_of(heading)
     assert [row[0] for row in rows] == list(problems)
     for kind, space, means, algorithms in rows:
