@@ -26,18 +26,18 @@ TRAINING_ONLY = ["SignRewardWrapper", "EpisodicLifeWrapper", "MonitoringWrapper"
 
 
 def game(name, **kwargs):
-    """A factory of one game."""
+    """Return a factory of a game."""
     return EnvFactory.from_any(f"ALE/{name}-v5", **kwargs)
 
 
 def preprocessed(name, **kwargs):
-    """A game with preprocessing alone."""
+    """Return a game with preprocessing only."""
     raw = EnvConfig(id=f"ALE/{name}-v5", preprocessing="none", kwargs={"frameskip": 1, **kwargs})
     return AtariPreprocessing(EnvFactory(raw)())
 
 
 def layers(env):
-    """Names of the wrappers from the outside in."""
+    """Return the names of the wrappers from the outside in."""
     names = []
     while isinstance(env, gymnasium.Wrapper):
         names.append(type(env).__name__)
@@ -46,7 +46,7 @@ def layers(env):
 
 
 class SlowReference:
-    """What the preprocessing says it does, frame by frame through the game's own interface."""
+    """Reference preprocessing, frame by frame with the API of the game."""
 
     def __init__(self, name, stickiness, limit=108_000):
         self.env = gymnasium.make(
@@ -103,7 +103,7 @@ class SlowReference:
     ),
 )
 def test_equals_a_slow_reference(name, stickiness, limit):
-    """Screens, rewards and ends of whole games: skip, maximum, stickiness, no-ops, fire, limit."""
+    """Whole games match the reference: skip, maximum, sticky actions, no-ops, fire, limit."""
     ours = preprocessed(
         name, repeat_action_probability=stickiness, max_num_frames_per_episode=limit
     )
@@ -131,7 +131,7 @@ def test_equals_a_slow_reference(name, stickiness, limit):
     ("name", "steps"), everyday(1, [("Assault", 60), ("Qbert", 250)], are_rows=True)
 )
 def test_a_game_follows_from_its_seed_alone(name, steps):
-    """Whatever was played before: one forgets it by the restored state, the other by the reset."""
+    """A game depends only on its seed, not on games played before."""
 
     def play(env, seed):
         screens = [env.reset(seed=seed)[0]]
@@ -157,7 +157,7 @@ def test_a_game_follows_from_its_seed_alone(name, steps):
 
 
 def test_games_without_a_seed_go_on_from_the_last():
-    """Resets without a seed differ from each other, and follow from the last seed."""
+    """Resets without a seed differ from each other and follow from the last seed."""
     env = preprocessed("Breakout")
     frames = []
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_games_without_a_seed_go_on_from_the_last():
 
 
 def test_no_noops_and_other_sizes():
-    """A game can begin with its first frame, also after another one; sizes are settings."""
+    """Games can begin with their first frame; frame skip and screen size are settings."""
     raw = EnvConfig(id="ALE/Freeway-v5", preprocessing="none", kwargs={"frameskip": 1})
     env = AtariPreprocessing(EnvFactory(raw)(), noop_max=0, frame_skip=1, screen_size=42)
     with pytest.raises(ResetNeeded):
@@ -192,7 +192,7 @@ def test_no_noops_and_other_sizes():
 
 
 def test_training_and_evaluation_environments():
-    """Both have preprocessing and the wrappers; only training has what is for training."""
+    """Training and evaluation share preprocessing and wrappers; training has additional ones."""
     flip = {"_target_": "toy_envs.AddOne", "amount": 0.0}
     config = EnvConfig(
         id="ALE/Breakout-v5",
@@ -215,10 +215,10 @@ def test_training_and_evaluation_environments():
 
 
 def test_lives_are_episodes_of_training_only():
-    """A life loss ends a training episode; the game continues, and reports its score at the end."""
+    """A lost life ends a training episode; the game continues and reports its score at the end."""
     training, evaluation = game("Breakout")(), game("Breakout").for_evaluation()()
     actions = np.random.default_rng(0).integers(4, size=3000).tolist()
-    # Training, with a new episode after each life; what was done is noted for the replay.
+    # Training begins a new episode after each life; actions are recorded for the replay.
     monitor = monitor_of(training)
     assert monitor is not None
     done, lives, reports, frames = [], [], [], []
@@ -239,17 +239,17 @@ def test_lives_are_episodes_of_training_only():
     assert terminated
     assert not truncated
     assert lives == [4, 3, 2, 1]
-    # Evaluation: one episode, with the same score.
+    # Evaluation has one episode with the same score.
     evaluation.reset(seed=11)
     steps = [evaluation.step(action) for action in done]
     assert [step[2] for step in steps] == [False] * (len(done) - 1) + [True]
     assert reports == [(sum(step[1] for step in steps), len(done))]
     assert reports[0][0] > 0.0
-    # The end of the game is followed by a new one.
+    # After the end of the game, a new game begins.
     assert training.reset(seed=12)[1]["lives"] == 5
 
 
-# -- what is asked for -----------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 @sweep(
@@ -266,7 +266,7 @@ def test_lives_are_episodes_of_training_only():
     ],
 )
 def test_preprocessing_is_for_the_screen_in_colour(case):
-    """Who asks for other observations, or for none, gets these, without what is for training."""
+    """Only colour screens are preprocessed and get training wrappers."""
     settings, shape = case
     env = EnvFactory(EnvConfig(**{"id": "ALE/Pong-v5", **settings}))()
     assert env.observation_space.shape == shape
@@ -276,14 +276,14 @@ def test_preprocessing_is_for_the_screen_in_colour(case):
 
 
 def make_pong(frameskip=1, **kwargs):
-    """An own function that builds a game."""
+    """Create a game."""
     return gymnasium.make("ALE/Pong-v5", frameskip=frameskip, **kwargs)
 
 
 def test_time_limit_counts_steps_of_the_agent():
-    """`max_episode_steps` ends the game as it does in other environments, not within a step.
+    """`max_episode_steps` counts the steps of the agent.
 
-    An own function that builds a game is preprocessed when that is asked for.
+    Games built by custom functions are preprocessed if requested.
     """
     config = EnvConfig(id="ALE/Pong-v5", max_episode_steps=5)
     own = EnvConfig(**OWN, max_episode_steps=5)
@@ -317,17 +317,17 @@ OWN = {"target": "test_atari.make_pong", "preprocessing": "atari"}
     ],
 )
 def test_contradictory_settings(case):
-    """What cannot be preprocessed is refused, with the remedy."""
+    """Settings that prevent preprocessing raise ConfigError with a remedy."""
     settings, message = case
     with pytest.raises(ConfigError, match=message):
         EnvFactory(EnvConfig(**settings))()
 
 
-# -- parts -----------------------------------------------------------------------------------------
+# -- wrappers --------------------------------------------------------------------------------------
 
 
 def ended(env, steps):
-    """Flags and time of each step, with a reset after each end."""
+    """Return flags and time of each step, with a reset after each end."""
     env.reset(seed=0)
     seen = []
     for _ in range(steps):
@@ -344,7 +344,7 @@ ON, LOST = (False, False), (True, False)
 @sweep(
     "case",
     [
-        # Lives at 0 mean that the game is about to end; gained lives are no end either.
+        # Zero lives mean that the game is about to end; gained lives do not end an episode.
         (
             LivesEnv([2, 3, 2, 2, 1, 1, 0, 0], length=7),
             [(1, *ON), (2, *LOST), 3, (4, *LOST), 5, (6, *ON), (7, *LOST), 0],
@@ -352,12 +352,12 @@ ON, LOST = (False, False), (True, False)
         ),
         # A life lost at the time limit is a termination; the next reset begins a new game.
         (LivesEnv([3, 3, 2], 2, truncate=True), [(1, *ON), (2, True, True), 0], [0, 2]),
-        # The game ends in the reset after a life, which begins a new one then, with its seed.
+        # If the game ends in the reset after a lost life, a new game begins with the new seed.
         (LivesEnv([3, 2, 2], length=2), [(1, *LOST), 0], [0, 1]),
     ],
 )
 def test_lost_lives(case):
-    """They end episodes, but for the last, and the game continues with the next one."""
+    """Every lost life but the last ends an episode, and the game continues."""
     env, expected, seeds = case
     steps = sum(type(seen) is tuple for seen in expected)
     assert ended(EpisodicLifeWrapper(env), steps) == expected
@@ -365,7 +365,7 @@ def test_lost_lives(case):
 
 
 def test_a_game_that_ends_in_the_reset_after_a_life_is_reported():
-    """With all that training learns of it."""
+    """A game that ends in the reset after a lost life is reported."""
 
     def game():
         return EpisodicLifeWrapper(MonitoringWrapper(LivesEnv([3, 2, 2], length=2)))
@@ -380,7 +380,7 @@ def test_a_game_that_ends_in_the_reset_after_a_life_is_reported():
 
 
 def test_resets_without_the_loss_of_a_life():
-    """A reset in the middle of a life begins a new game, also right after one that continued."""
+    """A reset without a lost life begins a new game, also after a continued game."""
     env = EpisodicLifeWrapper(LivesEnv([3, 3, 2, 2, 2]))
     env.reset(seed=0)
     env.step(0)
@@ -392,20 +392,20 @@ def test_resets_without_the_loss_of_a_life():
 
 
 def test_environments_without_lives():
-    """The wrapper says what it misses."""
+    """The wrapper raises an error if infos have no lives."""
     with pytest.raises(EnvError, match=r"'lives' in infos, got \['half', 'options', 't'\]"):
         EpisodicLifeWrapper(CountingEnv()).reset(seed=0)
 
 
 class Waits:
-    """A policy that never presses the fire button."""
+    """Policy that never presses the fire button."""
 
     def act(self, observation):
         return 0
 
 
 class Renamed(gymnasium.ActionWrapper):
-    """Actions of which no one knows which of the game they are."""
+    """Wrapper that hides the mapping to actions of the game."""
 
     def action(self, action):
         return action
@@ -413,7 +413,7 @@ class Renamed(gymnasium.ActionWrapper):
 
 @pytest.mark.parametrize("wrapper", [None, "Renamed"])
 def test_the_record_has_the_action_that_was_executed(wrapper):
-    """After a lost life the fire button is pressed, whatever the policy wanted."""
+    """Recorded actions include the fire button pressed after a lost life."""
     wrappers = [] if wrapper is None else [{"_target_": f"{__name__}.{wrapper}"}]
     env = EnvConfig(id="ALE/Breakout-v5", wrappers=wrappers, max_episode_steps=120)
     with RolloutGenerator(env, Waits(), concurrency=2) as generator:

@@ -28,7 +28,7 @@ BACKENDS = ["native", "envpool"]
 
 
 def needs(backend: str, env_id: str = "") -> None:
-    """Skip where the package behind a backend is missing."""
+    """Skip the test if the package of a backend is missing."""
     if backend == "envpool":
         pytest.importorskip("envpool")
     elif env_id.startswith("ALE/"):
@@ -38,7 +38,7 @@ def needs(backend: str, env_id: str = "") -> None:
 def make(
     backend: str, env_id: str | None, num_envs: int, *, training: bool = True, **settings: Any
 ) -> Any:
-    """Two threads; settings of the environment and of `make_foreign_env`."""
+    """Return a vector environment with two threads and the given settings."""
     limit = settings.pop("limit", None)
     config = EnvConfig(id=env_id, backend=backend, **settings)
     return make_foreign_env(
@@ -47,17 +47,17 @@ def make(
 
 
 def own(name: str, **settings: Any) -> Any:
-    """Our vector environment around one of this file's."""
+    """Return a vector environment of this file, wrapped as a third-party environment."""
     return make("native", None, 2, target=f"{__name__}.{name}", **settings)
 
 
 def threads() -> int:
-    """Threads of this process."""
+    """Return the number of threads of this process."""
     return len(os.listdir("/proc/self/task"))
 
 
 def episodes(vector: Any, policy: Any, per_env: int, seed: int) -> tuple[Any, Any]:
-    """Returns of the first episodes of every environment, and whether they were truncated."""
+    """Return the returns of the first episodes of each environment, and their truncations."""
     obs, _ = vector.reset(seed=seed)
     n = vector.num_envs
     running = np.zeros(n)
@@ -75,17 +75,17 @@ def episodes(vector: Any, policy: Any, per_env: int, seed: int) -> tuple[Any, An
 
 
 def lean(obs: Any) -> Any:
-    """Push to where the pole leans."""
+    """Push the cart to the side where the pole leans."""
     return (obs[:, 2] > 0.0).astype(np.int64)
 
 
 def balance(obs: Any) -> Any:
-    """Push to where the pole will be: it stands for long."""
+    """Push the cart to the side where the pole falls, which balances it for long."""
     return (obs[:, 2] + obs[:, 3] > 0.0).astype(np.int64)
 
 
 def test_native_cartpole_steps_like_the_single_version():
-    """From the same states, the same actions give the same steps up to the end of the episode."""
+    """From equal states, equal actions give equal steps up to the end of the episode."""
     n = 8
     single = SequentialVectorEnv([EnvFactory.from_any("CartPole-v1")] * n)
     native = make("native", "CartPole-v1", n)
@@ -109,7 +109,7 @@ def test_native_cartpole_steps_like_the_single_version():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_runs_can_be_repeated(backend):
-    """A seed gives the same run again and in another object, and no two share an episode."""
+    """A seed determines the run in any instance, and no two environments share an episode."""
     needs(backend)
     n, steps = 4, 60
     actions = np.random.default_rng(0).integers(0, 2, (steps, n))
@@ -126,7 +126,7 @@ def test_runs_can_be_repeated(backend):
     starts = [tuple(row) for seed in range(20) for row in vector.reset(seed=seed)[0]]
     assert len(set(starts)) == len(starts) == 20 * n
     if backend == "envpool":
-        # One seed per environment: more of them change nothing for the first ones.
+        # Each environment has its seed; more environments do not affect the first ones.
         np.testing.assert_array_equal(
             make(backend, "CartPole-v1", 9).reset(seed=5)[0][:n], first[0]
         )
@@ -136,7 +136,7 @@ def test_runs_can_be_repeated(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_time_limits(backend):
-    """The smaller one of registered, set and asked for holds, and truncates."""
+    """The smallest of the registered, configured and requested limits truncates episodes."""
     needs(backend)
     cases = [({}, 500), ({"max_episode_steps": 7}, 7), ({"limit": 6}, 6), ({"limit": 900}, 500)]
     cases += [({"max_episode_steps": 900, "limit": 5}, 5), ({"max_episode_steps": 520}, 520)]
@@ -151,7 +151,7 @@ def test_time_limits(backend):
 @pytest.mark.parametrize("env_id", everyday(1, ["CartPole-v1", "ALE/Pong-v5"]))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_close_ends_threads(backend, env_id):
-    """Nothing is left running."""
+    """Closing ends all threads."""
     needs(backend, env_id)
     before = threads()
     vector = make(backend, env_id, 3)
@@ -168,9 +168,9 @@ def test_close_ends_threads(backend, env_id):
 
 
 def play(vector: Any, steps: int, seed: int = 0) -> list[list[Any]]:
-    """Transitions per environment under random actions: frames as sums, reward, flags, whole game.
+    """Return transitions per environment under random actions: frame sums, reward, flags, game.
 
-    Environment i takes its own sequence of actions, whether or not rows are ignored.
+    Environment i takes its sequence of actions, even if rows are ignored.
     """
     n = vector.num_envs
     count = int(vector.single_action_space.n)
@@ -189,7 +189,7 @@ def play(vector: Any, steps: int, seed: int = 0) -> list[list[Any]]:
         for i in np.flatnonzero(~ignored):
             ended = bool(terminated[i] or truncated[i])
             after = infos["final_obs"][i] if ended else obs[i]
-            # Of consecutive stacks, all but one frame are the same.
+            # Consecutive stacks share all but one frame.
             sums = after.astype(np.int64).sum((1, 2)).tolist()
             assert sums[:-1] == before[i][1:]
             game = None
@@ -203,7 +203,7 @@ def play(vector: Any, steps: int, seed: int = 0) -> list[list[Any]]:
 
 @pytest.fixture(scope="module", params=everyday(1, BACKENDS))
 def breakout(request: Any) -> tuple[str, list[list[Any]], list[list[Any]]]:
-    """Breakout as it is evaluated and as it is trained, under the same actions."""
+    """Transitions of Breakout in evaluation and in training, under the same actions."""
     needs(request.param, "ALE/")
     pair = []
     for training in (False, True):
@@ -219,7 +219,7 @@ def breakout(request: Any) -> tuple[str, list[list[Any]], list[list[Any]]]:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_atari_training_changes_ends_and_rewards_only(breakout):
-    """Frames are the same; in training lost lives end episodes, and whole games are reported."""
+    """Training changes no frames; lost lives end episodes, and whole games are reported."""
     _, evaluated, trained = breakout
     lives_lost = 0
     for plain, changed in zip(evaluated, trained, strict=True):
@@ -247,7 +247,7 @@ def test_atari_training_changes_ends_and_rewards_only(breakout):
 
 @pytest.mark.exhaustive
 def test_atari_same_step_equals_next_step():
-    """Both autoreset modes of ale-py give the same transitions, final observations included."""
+    """Both autoreset modes of ale-py give the same transitions, including final observations."""
     pytest.importorskip("ale_py")
     same = make("native", "ALE/Breakout-v5", 3, training=False)
     assert same.mode is AutoresetMode.SAME_STEP
@@ -268,7 +268,7 @@ def test_atari_same_step_equals_next_step():
 
 @pytest.mark.parametrize("backend", everyday(1, BACKENDS))
 def test_atari_time_limit(backend):
-    """A game cut short is truncated, and its return is reported."""
+    """A game that reaches the time limit is truncated, and its return is reported."""
     needs(backend, "ALE/")
     vector = make(backend, "ALE/Pong-v5", 3, limit=20)
     found = play(vector, 45)
@@ -278,7 +278,7 @@ def test_atari_time_limit(backend):
         for t in ends:
             assert steps[t][2] == (False, True)
             assert steps[t][4] is not None
-        # ale-py counts the frames of up to 30 no-ops, and of one press of the fire button.
+        # ale-py counts the frames of up to 30 no-ops and of one press of the fire button.
         assert 20 - 9 <= ends[0] + 1 <= 20
         if backend == "envpool":
             assert ends[0] + 1 == 20
@@ -287,7 +287,7 @@ def test_atari_time_limit(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_atari_actions_are_repeated(backend):
-    """Actions stick with the registered probability, or with the one that is given."""
+    """Actions are repeated with the registered or the given probability."""
     needs(backend, "ALE/")
     for kwargs, expected in (({}, 0.25), ({"repeat_action_probability": 0.0}, 0.0)):
         vector = make(backend, "ALE/Pong-v5", 1, kwargs=kwargs)
@@ -305,7 +305,7 @@ def test_atari_actions_are_repeated(backend):
 
 
 def test_envpool_nested_observations():
-    """Dict observations are flat by key, with true bounds and the dtypes of the space."""
+    """Dict observations are flat by key, with correct bounds and the dtypes of the space."""
     pytest.importorskip("envpool")
     vector = make("envpool", "MiniGrid-Empty-5x5-v0", 2)
     obs, _ = vector.reset(seed=0)
@@ -323,7 +323,7 @@ def test_envpool_nested_observations():
 
 
 def test_true_bounds():
-    """The extremes of the number type stand for no bound at all."""
+    """Bounds at the limits of the dtype count as infinite."""
     tiny, largest = np.finfo(np.float64).tiny, np.finfo(np.float64).max
     stated = spaces.Box(
         np.array([tiny, -1.0, -largest]), np.array([largest, 1.0, 3.0]), (3,), float
@@ -335,7 +335,7 @@ def test_true_bounds():
 
 
 def test_envpool_knows_no_options(monkeypatch):
-    """They are refused; without the package, the extra that has it is reported."""
+    """EnvPool does not support options; without the package, the error names the extra."""
     pytest.importorskip("envpool")
     vector = make("envpool", "CartPole-v1", 1)
     with pytest.raises(EnvError, match="supports no options"):
@@ -345,11 +345,11 @@ def test_envpool_knows_no_options(monkeypatch):
         make("envpool", "CartPole-v1", 1)
 
 
-# -- registered and own vector environments --------------------------------------------------------
+# -- registered and custom vector environments -----------------------------------------------------
 
 
 class OwnVectorEnv(SyncVectorEnv):
-    """a custom vector environment that takes what ours asks for."""
+    """Custom vector environment with the arguments that the package passes."""
 
     def __init__(
         self,
@@ -364,24 +364,24 @@ class OwnVectorEnv(SyncVectorEnv):
 
 
 def disabled_vector_env(num_envs: int) -> VectorEnv:
-    """A function that returns one whose resets are the caller's."""
+    """Return a vector environment with the autoreset mode `DISABLED`."""
     return OwnVectorEnv(num_envs, 500, autoreset_mode=AutoresetMode.DISABLED)
 
 
 def crowded_vector_env(num_envs: int) -> VectorEnv:
-    """A function that returns more environments than were asked for."""
+    """Return one environment more than requested."""
     return OwnVectorEnv(num_envs + 1)
 
 
 def single_env(num_envs: int) -> Any:
-    """What is not meant."""
+    """Return a single environment instead of a vector environment."""
     return gymnasium.make("CartPole-v1")
 
 
 def test_own_vector_environment(capsys):
-    """A target is called with the number of environments and what its signature has.
+    """A target is called with the number of environments and the arguments in its signature.
 
-    One that resets itself keeps its own lengths, whatever the limit of evaluations.
+    Time limits of evaluations do not apply to environments that reset themselves.
     """
     for limit in (None, 3):
         vector = own("OwnVectorEnv", kwargs={"length": 4}, limit=limit)
@@ -435,7 +435,7 @@ REFUSED = [
     [(backend, *case) for backend in BACKENDS for case in REFUSED_BY_BOTH] + REFUSED,
 )
 def test_settings_that_do_not_fit(backend, env_id, settings, words):
-    """They are refused by name, with the remedy."""
+    """Incompatible settings raise ConfigError with the key and a remedy."""
     needs(backend, env_id or "")
     with pytest.raises(ConfigError, match=words):
         make(backend, env_id, 1, **settings)
@@ -453,7 +453,7 @@ def test_settings_that_do_not_fit(backend, env_id, settings, words):
     ],
 )
 def test_own_environment_errors(name, settings, words):
-    """What is no vector environment or too large, and limits that no one keeps, are refused."""
+    """Targets that are not vector environments, wrong sizes and time limits raise an error."""
     target = InlineObject(OwnVectorEnv(2)) if name == "made" else f"{__name__}.{name}"
     with pytest.raises((ConfigError, EnvError), match=words):
         make("native", None, 2, target=target, **settings)

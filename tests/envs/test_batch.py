@@ -1,4 +1,4 @@
-"""Infos of last steps: copied before the reset, only requested keys."""
+"""Infos of last steps: copied before the reset, requested keys only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HUGE = 2**127
 
 
 def make_model(env: Any) -> Any:
-    """A small policy."""
+    """Return a small policy."""
     spaces = env.single_observation_space, env.single_action_space
     return build_actor_critic(ModelConfig(hidden_sizes=[4]), *spaces, 0)
 
@@ -39,12 +39,12 @@ def make_model(env: Any) -> Any:
     ],
 )
 def test_numbers_of_an_info(info: Any, expected: Any) -> None:
-    """Single numbers of any size; keys are paths; of agents the mean; other values are left out."""
+    """Scalars of any size are returned by path; agents are averaged, other values are left out."""
     assert numbers_of(info, ("x", "_x", "x/y", "b/x"), ("a", "b", "c")) == expected
 
 
 class Reusing(CountingEnv):
-    """Reuses the memory of its infos: a reset clears them."""
+    """Environment that reuses the memory of its infos and clears it at reset."""
 
     def __init__(self, length: int = 3) -> None:
         super().__init__(length)
@@ -63,7 +63,7 @@ class Reusing(CountingEnv):
 
 
 class ReusedColumns(VectorWrapper):
-    """Many environments that reuse the memory of their infos: a reset clears them."""
+    """Vector environment that reuses the memory of its infos and clears it at reset."""
 
     def __init__(self, factories: Any) -> None:
         disabled = AutoresetMode.DISABLED
@@ -82,14 +82,14 @@ class ReusedColumns(VectorWrapper):
 
 
 def of_columns(factories: Any, **settings: Any) -> Any:
-    """Environments of another package."""
+    """Return third-party environments."""
     return foreign_env(ReusedColumns(factories), **settings)
 
 
 @pytest.mark.parametrize("info_keys", [None, ["deep/count", "t"]])
 @pytest.mark.parametrize("make", [*PLACES, of_columns])
 def test_infos_are_read_before_the_reset(make: Any, info_keys: Any) -> None:
-    """Also where an environment reuses its arrays, its lists or its dict."""
+    """Infos are read before the reset, even if an environment reuses arrays, lists or dicts."""
     expected = {"is_success": 1, "t": 3} | ({"deep/count": 3} if make is not of_columns else {})
     with make([Reusing, Reusing], info_keys=info_keys) as env:
         env.reset(seed=0)
@@ -106,7 +106,7 @@ def test_infos_are_read_before_the_reset(make: Any, info_keys: Any) -> None:
 
 
 class Telling(CountingEnv):
-    """Infos under names that gymnasium, its wrappers or this package use themselves."""
+    """Environment whose infos have names used by Gymnasium, its wrappers or this package."""
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -128,7 +128,7 @@ CLIP = {"_target_": "gymnasium.wrappers.ClipReward", "min_reward": -1, "max_rewa
 @pytest.mark.parametrize("make", PLACES)
 @pytest.mark.parametrize("info_keys", [None, ["episode", "id", "_w"]])
 def test_no_key_is_taken(make: Any, info_keys: Any) -> None:
-    """Numbers belong to their own episode, in training and in evaluations."""
+    """Info values belong to their episode, in training and in evaluations."""
     keys = ["episode", "id", "_w"]
     for wrappers in ([], [CLIP]):
         factory = EnvFactory(EnvConfig(target=InlineObject(Telling), training_wrappers=wrappers))
@@ -144,7 +144,7 @@ def test_no_key_is_taken(make: Any, info_keys: Any) -> None:
 
 
 class Unpicklable(CountingEnv):
-    """Infos have a value that no process can send."""
+    """Environment whose infos have a value that cannot be pickled."""
 
     def step(self, action: Any) -> Any:
         *result, info = super().step(action)
@@ -152,7 +152,7 @@ class Unpicklable(CountingEnv):
 
 
 def test_only_requested_infos_leave_the_worker() -> None:
-    """Other values are neither copied nor sent."""
+    """Infos that are not requested are neither copied nor sent."""
     with workers([Unpicklable] * 2, info_keys=["t"]) as env:
         env.reset(seed=0)
         for _ in range(5):
@@ -162,7 +162,7 @@ def test_only_requested_infos_leave_the_worker() -> None:
 
 
 def test_statistics_of_gymnasium_in_training() -> None:
-    """RecordEpisodeStatistics works as a training wrapper, and its numbers become metrics."""
+    """RecordEpisodeStatistics works as a training wrapper, and its values become metrics."""
     statistics = {"_target_": "gymnasium.wrappers.RecordEpisodeStatistics"}
     config = EnvConfig(target=InlineObject(CountingEnv), training_wrappers=[CLIP, statistics])
     env = SequentialVectorEnv([EnvFactory(config)] * 2)

@@ -30,12 +30,12 @@ LEVEL_2 = EnvCall("set_level", [2], {"bonus": 0.5})
 
 
 def sets(name: str, value: Any) -> EnvCall:
-    """A new value of an attribute."""
+    """Return a call that sets an attribute."""
     return EnvCall(name, [value], is_attribute=True)
 
 
 def test_a_call_reaches_the_outermost_layer_that_has_it() -> None:
-    """Methods and attributes of wrappers and of the environment."""
+    """Calls reach methods and attributes of the outermost layer that has them."""
 
     class Outer(gymnasium.Wrapper[Any, Any, Any, Any]):
         volume = 1
@@ -54,14 +54,14 @@ def test_a_call_reaches_the_outermost_layer_that_has_it() -> None:
 
 
 def test_a_call_reaches_multi_agent_environments() -> None:
-    """Behind the adapter."""
+    """Calls reach a multi-agent environment through its adapter."""
     env = Heaps().converted()
     sets("possible_agents", ("x",)).make(env)
     assert env.env.possible_agents == ("x",)
 
 
 def test_each_environment_gets_its_own_arguments() -> None:
-    """Also each time that a call is repeated."""
+    """Each environment gets copies of the arguments in every call."""
     given = [1]
     call = EnvCall("keep", [given]).checked()
     given.append(5)
@@ -82,7 +82,7 @@ def test_each_environment_gets_its_own_arguments() -> None:
     ],
 )
 def test_wrong_calls(call: EnvCall, message: str) -> None:
-    """They name the call and what there is."""
+    """Wrong calls raise an error with the name of the call and valid names."""
     env = TimeLimit(LevelEnv(), 9)
     env.reset(seed=0)
     with pytest.raises(ConfigError, match=f"run.call_envs = '{call.name}': .*({message})"):
@@ -90,7 +90,7 @@ def test_wrong_calls(call: EnvCall, message: str) -> None:
 
 
 def test_calls_that_are_not_accepted(monkeypatch, capsys) -> None:
-    """Of methods of the run, with objects, and without environments; many are worth a warning."""
+    """Reserved names, objects and missing environments are errors; many calls print a warning."""
     calls = EnvCalls()
     with pytest.raises(ConfigError, match="'reset': this method is reserved"):
         calls.add(EnvCall("reset"), evaluate=True)
@@ -107,7 +107,7 @@ def test_calls_that_are_not_accepted(monkeypatch, capsys) -> None:
 
 
 def test_all_environments_receive_a_call_together() -> None:
-    """Those that only help, too; what one of them does not accept is forgotten."""
+    """Helper environments receive calls, too; calls that fail are removed."""
     calls = EnvCalls()
     with PooledVectorEnv([LevelEnv]) as one, PooledVectorEnv([LevelEnv]) as helper:
         calls.in_training_envs.append(partial(one.make_calls, calls.training))
@@ -126,7 +126,7 @@ def test_all_environments_receive_a_call_together() -> None:
 
 
 def test_calls_are_not_undone() -> None:
-    """Environments that had more calls are of no use."""
+    """Environments that received more calls than given raise an error."""
     with PooledVectorEnv([LevelEnv]) as env:
         played = EnvSlice.for_playing([LevelEnv])
         for each in (env, played):
@@ -149,7 +149,7 @@ def test_calls_are_not_undone() -> None:
     ],
 )
 def test_names_that_are_not_allowed(call: EnvCall, message: str) -> None:
-    """Whoever gives them: a callback, a curriculum, or the checkpoint of somebody else."""
+    """Reserved and private names are not allowed in callbacks, curricula and checkpoints."""
     key = "curriculum.stages[0].calls"
     with pytest.raises(ConfigError, match=rf"{re.escape(key)} = .*{message}"):
         EnvCalls().add(replace(call, key=key), evaluate=True)
@@ -162,7 +162,7 @@ def test_names_that_are_not_allowed(call: EnvCall, message: str) -> None:
 
 
 def test_damaged_calls_in_states() -> None:
-    """They are errors of this package, which name the environment."""
+    """Damaged calls in a state raise EnvError with the index of the environment."""
     with PooledVectorEnv([lambda: LevelEnv(99)] * 2) as env, PooledVectorEnv([LevelEnv] * 2) as new:
         env.make_calls([LEVEL_2])
         env.reset(seed=0)
@@ -186,7 +186,7 @@ def test_damaged_calls_in_states() -> None:
 
 
 def random_calls(rng: np.random.Generator, *, draws: bool) -> list[EnvCall]:
-    """Some calls, mostly none."""
+    """Return random calls, often none."""
     found = [sets("size", rng.random())] if rng.random() < 0.2 else []
     if rng.random() < 0.3:
         found.append(EnvCall("set_level", [int(rng.integers(9))], {"bonus": rng.random()}))
@@ -195,7 +195,7 @@ def random_calls(rng: np.random.Generator, *, draws: bool) -> list[EnvCall]:
 
 @pytest.mark.parametrize("kind", [LevelEnv, KeptLevelEnv])
 def test_environments_are_restored_with_their_calls(kind: Any) -> None:
-    """At any step, twice in a row, and whether calls come first, last or within an episode."""
+    """Restored environments repeat their calls, made before, within or after an episode."""
     rng, make = np.random.default_rng(3), [lambda: TimeLimit(kind(), 20)] * 3
     calls: list[EnvCall] = []
     env = PooledVectorEnv(make)
@@ -218,7 +218,7 @@ def test_environments_are_restored_with_their_calls(kind: Any) -> None:
 
 
 def test_environments_that_had_other_calls_are_not_restored() -> None:
-    """Nothing would undo them."""
+    """Environments that received other calls cannot be restored."""
     with PooledVectorEnv([LevelEnv]) as env, PooledVectorEnv([LevelEnv]) as other:
         env.reset(seed=0)
         other.make_calls([LEVEL_2])
@@ -227,7 +227,7 @@ def test_environments_that_had_other_calls_are_not_restored() -> None:
 
 
 def test_new_episodes_begin_with_all_calls() -> None:
-    """Also with those after the step at which a replay fails."""
+    """If a replay fails, the new episode begins with all calls, including later ones."""
     with (
         PooledVectorEnv([lambda: LevelEnv(99)]) as env,
         PooledVectorEnv([lambda: LevelEnv(1)]) as other,
@@ -274,7 +274,7 @@ def test_restarted_workers_repeat_calls(dies: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @FORKS
 def test_calls_that_fail_in_workers() -> None:
-    """A wrong name ends the run at once; an error that repeats itself, after a restart."""
+    """A wrong name raises an error at once; a repeated error, after a restart."""
     with workers([LevelEnv] * 2) as many, pytest.raises(ConfigError, match=r"'jump': .*it has"):
         many.make_calls([EnvCall("jump")])
     with restarted([LevelEnv] * 2) as many:
@@ -284,7 +284,7 @@ def test_calls_that_fail_in_workers() -> None:
 
 
 def test_new_environments_are_reset_before_a_call() -> None:
-    """A method may use what a reset makes."""
+    """New environments are reset before calls, since methods may use the state of an episode."""
 
     class InAnEpisode(LevelEnv):
         def set_level(self, *level: float, bonus: float = 0.0) -> None:
@@ -295,7 +295,7 @@ def test_new_environments_are_reset_before_a_call() -> None:
 
 
 def test_an_error_of_a_call_names_the_environment() -> None:
-    """In this process."""
+    """An error of a call names the environment."""
     with PooledVectorEnv([LevelEnv] * 2) as env:
         env.reset(seed=0)
         with pytest.raises(EnvError, match=r"environment 0 failed .*ZeroDivisionError: no such"):
@@ -305,7 +305,7 @@ def test_an_error_of_a_call_names_the_environment() -> None:
 
 
 def test_played_episodes_do_not_depend_on_when_a_call_was_made() -> None:
-    """A slice that had played before, and a new one; also if calls draw, and states are kept."""
+    """Played episodes do not depend on the time of a call, even if calls draw random numbers."""
     for kind in (LevelEnv, KeptLevelEnv):
         calls = [LEVEL_2, *([EnvCall("draw_level")] if kind is KeptLevelEnv else [])]
         old, new = (EnvSlice.for_playing([kind]) for _ in range(2))
@@ -319,7 +319,7 @@ def test_played_episodes_do_not_depend_on_when_a_call_was_made() -> None:
 
 
 class Fleet(SyncVectorEnv):
-    """A vector environment with a method of its own."""
+    """Vector environment with an additional method."""
 
     speed = 1.0
 
@@ -329,7 +329,7 @@ class Fleet(SyncVectorEnv):
 
 @pytest.mark.parametrize("kind", [Fleet, AsyncVectorEnv])
 def test_third_party_vector_environments(kind: Any) -> None:
-    """Their own methods, or those of the environments within; wrong names are errors."""
+    """Calls reach methods of the vector environment or of its environments."""
     inner = kind([LevelEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     with foreign_env(VectorWrapper(inner)) as env:
         env.make_calls([LEVEL_2, sets("size", 3.0), EnvCall("set_level", only_checks=True)])
@@ -342,7 +342,7 @@ def test_third_party_vector_environments(kind: Any) -> None:
         for wrong in (EnvCall("jump"), sets("levels", 1)):
             with pytest.raises(ConfigError, match="no such"):
                 env.make_calls([*env.calls_made, wrong])
-        if kind is AsyncVectorEnv:  # which cannot be closed after an error
+        if kind is AsyncVectorEnv:  # cannot be closed after an error
             return
         with pytest.raises(EnvError, match=f"{CALL_ENVS}: fail.. of .* failed: .*no such floor"):
             env.make_calls([*env.calls_made, EnvCall("fail")])

@@ -28,9 +28,9 @@ from maze_train.envs.slice import EnvSlice
 
 
 def test_kwargs_and_time_limit_of_registered_id():
-    """Kwargs reach gymnasium.make, and max_episode_steps replaces the registered limit.
+    """Kwargs are passed to gymnasium.make, and max_episode_steps replaces the registered limit.
 
-    Without these, an id gives that environment with its limit, but not the checker.
+    Without these, an id creates the environment with its limit but without the checker.
     """
     plain = EnvFactory.from_any("CartPole-v1")()
     assert (plain.spec.id, plain.spec.max_episode_steps) == ("CartPole-v1", 500)
@@ -43,7 +43,7 @@ def test_kwargs_and_time_limit_of_registered_id():
 
 
 def test_own_environment_by_path():
-    """A target is called with kwargs, limited in time, and wrapped from the inside out."""
+    """A target gets its kwargs, a time limit, and wrappers from the inside out."""
     wrapper = {"_target_": "toy_envs.AddOne", "amount": 2.0}
     config = EnvConfig(
         target="toy_envs.CountingEnv",
@@ -60,7 +60,7 @@ def test_own_environment_by_path():
 
 
 def test_python_callables():
-    """Classes, functions and factories are accepted, and keyword arguments are added."""
+    """Classes, functions and factories are accepted; keyword arguments are added."""
     factory = EnvFactory.from_any(CountingEnv, length=3)
     assert pickle.loads(pickle.dumps(factory))().length == 3
     unnamed = EnvFactory.from_any(lambda length: CountingEnv(length), length=2)
@@ -75,7 +75,7 @@ def test_python_callables():
 
 
 def wrapped(key="wrappers", **node):
-    """Settings of an environment with a wrapper."""
+    """Return the settings of an environment with a wrapper."""
     return {"id": "CartPole-v1", key: [node]}
 
 
@@ -121,7 +121,7 @@ TIME_AWARE = "gymnasium.wrappers.TimeAwareObservation"
     ids=str,
 )
 def test_settings_that_can_not_be_meant(settings, words):
-    """The error names the key, and what was probably meant."""
+    """Invalid settings raise an error that names the key and the nearest valid value."""
     with pytest.raises((ConfigError, EnvError), match=words):
         EnvFactory(EnvConfig(**settings))()
 
@@ -131,9 +131,9 @@ def test_settings_that_can_not_be_meant(settings, words):
 )
 @pytest.mark.parametrize("is_installed", [False, True])
 def test_missing_dependency_has_a_remedy(monkeypatch, text, extra, is_installed):
-    """A missing package is named together with the extra that installs it; one that is there not.
+    """For a missing package the error names the extra that installs it, but not if it is installed.
 
-    Another version would take its place.
+    Installing the extra would replace an installed package by another version.
     """
 
     def make(*args, **kwargs):
@@ -161,7 +161,7 @@ def register_envs():
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """Modules that do something else than to register environments, and an installed package."""
+    """Modules with errors or late registration, and an installed package."""
     for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text)
     about = tmp_path / "sumo_like-1.0.dist-info"
@@ -187,7 +187,7 @@ HINT = "on a machine without a display set PYGLET_HEADLESS=1 or SDL_VIDEODRIVER=
 )
 @pytest.mark.parametrize("form", ["id", "target", "native", "hydra"])
 def test_a_module_that_cannot_be_imported_is_one_message(modules, module, problem, form):
-    """Whoever imports it: it names the place, with a remedy if a display is missing."""
+    """The error of a failed import names the line, with a hint if a display is missing."""
     settings = {"target": f"{module}.Env"} if form == "target" else {"id": f"{module}:Env-v0"}
     config = EnvConfig(**settings, backend="native" if form == "native" else "gymnasium")
     build = {
@@ -214,7 +214,7 @@ def test_a_module_that_cannot_be_imported_is_one_message(modules, module, proble
     ],
 )
 def test_what_is_known_about_an_unknown_id(modules, monkeypatch, env_id, known):
-    """The error says which form works."""
+    """The error for an unknown id suggests a form that works."""
     gym = SimpleNamespace(spec=lambda name: {"Ancient-v0": 1}[name])
     monkeypatch.setitem(sys.modules, "gym", gym)
     with pytest.raises(ConfigError, match=known):
@@ -222,7 +222,7 @@ def test_what_is_known_about_an_unknown_id(modules, monkeypatch, env_id, known):
 
 
 def test_an_id_that_a_script_registered():
-    """The error of a worker, which does not know the id, says where to register it."""
+    """If only the script registered an id, the error of a worker says where to register it."""
     gymnasium.register("Mine-v0", entry_point=CountingEnv)
     try:
         EnvFactory.from_any("Mine-v0")().close()
@@ -234,7 +234,7 @@ def test_an_id_that_a_script_registered():
 
 
 def test_what_an_installed_environment_says_is_one_line(monkeypatch):
-    """It may quote a file that the settings of a stranger name: no more of it is shown."""
+    """Error messages of installed environments are shortened, since they may quote a file."""
     text = "XML error:\nsecret " * 100
 
     def fail(*_, **__):
@@ -250,7 +250,7 @@ def test_what_an_installed_environment_says_is_one_line(monkeypatch):
 
 
 class OpenEnv(CountingEnv):
-    """Counts how many of its kind are open."""
+    """Environment that counts its open instances."""
 
     opened: ClassVar[int] = 0
 
@@ -265,7 +265,7 @@ class OpenEnv(CountingEnv):
 
 
 class OpenVectorEnv(gymnasium.vector.VectorEnv):
-    """Many, which are one here."""
+    """Vector environment that counts its open instances."""
 
     def __init__(self, num_envs: int, mode: AutoresetMode | None) -> None:
         self.num_envs, self.metadata = num_envs, {"autoreset_mode": mode}
@@ -278,7 +278,7 @@ class OpenVectorEnv(gymnasium.vector.VectorEnv):
 
 
 class OpenAgents(MultiAgentEnv):
-    """Two agents, one of which observes what no network can read."""
+    """Multi-agent environment with an observation space that no network supports."""
 
     possible_agents = ("a", "b")
 
@@ -292,12 +292,12 @@ class OpenAgents(MultiAgentEnv):
 
 
 def refusing(env: gymnasium.Env[Any, Any]) -> None:
-    """A wrapper that raises."""
+    """Wrapper that raises an error."""
     raise ValueError("no")
 
 
 def unlike(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """A wrapper after which the policy would not fit."""
+    """Wrapper that changes the observation space."""
     space = gymnasium.spaces.Box(0, 1, (1,))
     return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[:1], space)
 
@@ -335,7 +335,7 @@ REFUSING = [{"_target_": InlineObject(refusing)}]
     ],
 )
 def test_what_was_built_is_closed_where_the_next_step_fails(build):
-    """By factories, vector environments, slots, and around many at once."""
+    """If construction fails, all environments already built are closed."""
     opened = OpenEnv.opened
     with pytest.raises(MazeTrainError):
         build()

@@ -26,11 +26,11 @@ SCALED = partial(RewardScalingWrapper, scale=1.0)
 
 
 class Panic(BaseException):
-    """What a library of another language may raise; no Exception."""
+    """Exception that does not derive from Exception, as raised by some native libraries."""
 
 
 class FragileEnv(CountingEnv):
-    """Raises an error in one of its methods.
+    """Environment that raises an error in one of its methods.
 
     Args:
         where: Name of the method.
@@ -53,7 +53,7 @@ class FragileEnv(CountingEnv):
 
 
 def run_vector(make: Any) -> None:
-    """Everything that a vector environment does with its environments."""
+    """Build, reset, step and close an environment in a vector environment."""
     vector = SequentialVectorEnv([make])
     vector.reset(seed=0)
     vector.step([0])
@@ -61,7 +61,7 @@ def run_vector(make: Any) -> None:
 
 
 def run_episodes(make: Any) -> None:
-    """Everything that whoever plays single episodes does with environments."""
+    """Build, start, step, render and close an environment in a slice."""
     envs = EnvSlice.for_playing([make])
     envs.start(0, 0)
     envs.step()
@@ -78,7 +78,7 @@ def run_episodes(make: Any) -> None:
 def test_whatever_an_environment_raises_is_its_error(
     run: Any, where: str, error: BaseException
 ) -> None:
-    """Also what is no Exception, such as `sys.exit(0)`, after which all would seem to be well."""
+    """All exceptions become EnvError, including SystemExit, which would look like a normal exit."""
     text = re.escape(f"{type(error).__name__}: {error}")
     with pytest.raises(EnvError, match=text) as caught:
         run(partial(FragileEnv, where, error))
@@ -90,7 +90,7 @@ def test_whatever_an_environment_raises_is_its_error(
     [(run_vector, w) for w in ("init", "reset", "step")] + [(run_episodes, "step")],
 )
 def test_ctrl_c_goes_through(run: Any, where: str) -> None:
-    """It is no fault of the environment in which it arrives."""
+    """KeyboardInterrupt is not converted to EnvError."""
     with pytest.raises(KeyboardInterrupt):
         run(partial(FragileEnv, where, KeyboardInterrupt()))
 
@@ -103,7 +103,7 @@ def test_ctrl_c_goes_through(run: Any, where: str) -> None:
 def test_an_environment_that_exits_while_it_is_built(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says which one, registered or not."""
+    """If a constructor exits, the error names the environment, registered or not."""
     spec = gymnasium.envs.registration.EnvSpec("Fragile-v0", entry_point=lambda: sys.exit(0))
     monkeypatch.setitem(gymnasium.registry, "Fragile-v0", spec)
     factory = EnvFactory(EnvConfig(**settings))
@@ -112,7 +112,7 @@ def test_an_environment_that_exits_while_it_is_built(
 
 
 class Reward(CountingEnv):
-    """Gives a reward of an odd kind."""
+    """Environment that returns a given reward."""
 
     def __init__(self, reward: Any) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Reward(CountingEnv):
 @sweep("run", [run_vector, run_episodes])
 @sweep("wrap", [lambda env: env, MonitoringWrapper, SCALED])
 def test_what_is_no_reward_is_named(run: Any, wrap: Any, reward: Any, told: str) -> None:
-    """With the environment and the step, whoever read it first."""
+    """An invalid reward raises an error with the environment and the step, with any wrappers."""
     if isinstance(reward, np.ndarray) and np.lib.NumpyVersion(np.__version__) < "2.4.0":
         pytest.skip("older versions of NumPy take it for a number, with a warning")
     with pytest.raises(EnvError, match=f"environment 0 failed at step 1 of the .*: {told}"):
@@ -144,23 +144,23 @@ def test_what_is_no_reward_is_named(run: Any, wrap: Any, reward: Any, told: str)
 
 
 class OldStep(CountingEnv):
-    """Returns four values, as Gym did up to version 0.25."""
+    """Environment whose `step` returns four values, as in Gym up to 0.25."""
 
     def step(self, action: Any) -> Any:
         return super().step(action)[:4]
 
 
 class OldReset(CountingEnv):
-    """Returns an observation alone."""
+    """Environment whose `reset` returns an observation only."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return super().reset(seed=seed)[0]
 
 
 class OldSeed(CountingEnv):
-    """Is seeded by another method than reset."""
+    """Environment whose `reset` takes no seed."""
 
-    def reset(self) -> Any:  # type: ignore[override]  # it is the point
+    def reset(self) -> Any:  # type: ignore[override]  # intended
         return super().reset()[0]
 
 
@@ -168,20 +168,20 @@ class OldSeed(CountingEnv):
 @sweep("run", [run_vector, run_episodes])
 @sweep("wrap", [lambda env: env, partial(gymnasium.wrappers.TimeLimit, max_episode_steps=9)])
 def test_old_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap: Any) -> None:
-    """Whoever read first what they returned; and say what is expected."""
+    """The error for old Gym signatures states the expected ones and the compatibility wrapper."""
     words = r"expected reset\(.* -> \(observation, info\) and step.*shimmy\.GymV21Compat"
     with pytest.raises(EnvError, match=words):
         run(lambda: wrap(kind()))
 
 
 def test_classes_of_gym_name_the_compatibility_wrapper() -> None:
-    """They do not derive from `gymnasium.Env`."""
+    """The error for classes not derived from `gymnasium.Env` names the compatibility wrapper."""
     with pytest.raises(EnvError, match=r"expected a gymnasium\.Env.*shimmy\.GymV21Compat"):
         EnvFactory.from_any(lambda: object())()
 
 
 def test_errors_of_the_environment_itself_get_no_advice() -> None:
-    """One that failed to unpack something of its own has no old signature."""
+    """Errors within an environment do not mention the compatibility wrapper."""
 
     class Unpacks(CountingEnv):
         def step(self, action: Any) -> Any:
@@ -193,7 +193,7 @@ def test_errors_of_the_environment_itself_get_no_advice() -> None:
 
 
 def test_environments_are_numbered_from_the_first_of_all() -> None:
-    """Those of an actor, in messages: seeds and infos are its own."""
+    """Messages use the index of an environment among all actors."""
     numbers = [SequentialVectorEnv([partial(Reward, None)], first_env=first) for first in (0, 6)]
     told = []
     for vector in numbers:
@@ -208,7 +208,7 @@ def test_environments_are_numbered_from_the_first_of_all() -> None:
 
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
 def test_several_flags_are_named(name: str) -> None:
-    """The error shows the flag that is an array of one per agent."""
+    """The error shows the flag that is an array with one entry per agent."""
 
     class Team(CountingEnv):
         def step(self, action: Any) -> Any:

@@ -1,4 +1,4 @@
-"""NaN and infinite values of environments raise errors or abort the episode."""
+"""NaN and infinite values of environments raise errors or drop the episode."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def between(*spoilt):
-    """Two good environments around others."""
+    """Return environments with non-finite values between two normal ones."""
     return [SpoiltEnv, *[lambda k=k: SpoiltEnv(**k) for k in spoilt], SpoiltEnv]
 
 
 def skipping(factories):
-    """Environments in this process, whose episodes are given up."""
+    """Return environments in this process that drop non-finite episodes."""
     return here(factories, on_non_finite="skip")
 
 
 def run(vector, steps):
-    """So many steps after a reset."""
+    """Reset and take this number of steps."""
     vector.reset(seed=1)
     return [vector.step([0] * vector.num_envs) for _ in range(steps)]
 
@@ -65,9 +65,9 @@ pytestmark = FORKS
 )
 @sweep("at", [3, 5])
 def test_an_episode_is_given_up(spoilt, at, make):
-    """In the middle, or where the episode is truncated; the next one begins, with its own seed.
+    """A non-finite value drops the episode, also at its truncation; the next seed follows.
 
-    Numbers that float32 cannot hold are infinite where they are stored.
+    Values outside the range of float32 count as infinite.
     """
     with make(between({**spoilt, "at": at}), on_non_finite="skip") as vector:
         assert all(infos == {} for *_, infos in run(vector, at - 1))
@@ -104,7 +104,7 @@ def test_an_episode_is_given_up(spoilt, at, make):
     ],
 )
 def test_it_is_named(case, make):
-    """Environment, episode, step, leaf, value and index, in every autoreset mode."""
+    """The error has environment, episode, step, leaf, value and index in every autoreset mode."""
     where, at, words = case
     value = float(words.split(" is ")[1].split()[0].strip(","))
     words = words.replace("e+", r"e\+")
@@ -119,7 +119,7 @@ def test_it_is_named(case, make):
 
 @pytest.mark.parametrize("make", [here, skipping])
 def test_large_rewards_that_cancel_are_found(make):
-    """Neither fits into float32, their sum does."""
+    """Rewards outside the range of float32 are detected, even if their sum is in the range."""
     rewards = (1e39, -1e39)
     with make([lambda i=i: SpoiltEnv("reward", 2, rewards[i]) for i in range(2)]) as vector:
         vector.reset(seed=0)
@@ -132,7 +132,7 @@ def test_large_rewards_that_cancel_are_found(make):
 
 
 class Later(SpoiltEnv):
-    """Spoils the first observation of its second episode, too."""
+    """`SpoiltEnv` whose second episode also begins with a non-finite observation."""
 
     def observe(self):
         obs = super().observe()
@@ -149,7 +149,7 @@ class Later(SpoiltEnv):
     + [(skipping, {"where": "speed", "at": 0})],
 )
 def test_first_observations_are_always_an_error(make, spoilt):
-    """At the first reset, after the end of an episode, and after one that was given up."""
+    """Non-finite first observations always raise an error."""
     when = "in the reset" if make in (here, skipping) else r"at step \d"
     words = rf"environment 1 failed {when} of .*'speed' is nan at index \(1, 2\)"
     with (
@@ -160,7 +160,7 @@ def test_first_observations_are_always_an_error(make, spoilt):
 
 
 def test_seeds_of_the_next_episode():
-    """Giving up an episode uses up its seed and no other; others are left alone."""
+    """A dropped episode uses exactly one seed; other environments are not affected."""
 
     class SpoiltCounting(CountingEnv):
         def reward(self, action):
@@ -178,7 +178,7 @@ def test_seeds_of_the_next_episode():
 
 
 def test_a_game_that_went_wrong_does_not_go_on():
-    """Where a life is lost in a step that is given up, a new game begins, not only an episode."""
+    """If a life is lost in a dropped step, a new game begins."""
 
     class SpoiltLives(LivesEnv):
         def reward(self, action):
@@ -189,7 +189,7 @@ def test_a_game_that_went_wrong_does_not_go_on():
         assert infos["lost"].tolist() == [True]
         assert obs.tolist() == [[episode_seed(1, 0, 1, 2) % 1000, 0.0]]
         vector.step([0])
-        obs, _, terminated, _, _ = vector.step([0])  # The next life continues with the same game.
+        obs, _, terminated, _, _ = vector.step([0])  # The next life continues the same game.
         assert terminated.tolist() == [True]
         assert obs[0, 1] == 3.0
         record = vector.state_dict()["envs"][0]
@@ -199,10 +199,10 @@ def test_a_game_that_went_wrong_does_not_go_on():
 @pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])
 @sweep("where", ["speed", "temperature"])
 def test_terminal_observations_do_not_matter(where, make):
-    """No one asks for the value of a terminal state, nor for what a mere reset returns.
+    """Non-finite terminal observations are allowed, and so are observations of mere resets.
 
-    Networks read all rows, so that none of the returned ones has a bad number, also where the
-    terminal observation is returned before the reset.
+    Networks read all rows, so returned observations are always finite, even if the mode returns
+    the terminal observation before the reset.
     """
     value = 1e39 if where == "temperature" else np.nan
     spoilt = {"where": where, "value": value, "at": 5, "truncate": False, "episodes": 99}
@@ -221,7 +221,7 @@ def test_terminal_observations_do_not_matter(where, make):
 
 @pytest.mark.parametrize("make", [here, skipping, foreign])
 def test_terminal_observations_that_are_stored_matter(make):
-    """Replay buffers that change goals bootstrap from them."""
+    """Terminal observations must be finite if they are kept, as for hindsight relabelling."""
     spoilt = {"where": "temperature", "value": 1e39, "at": 5, "truncate": False}
     factories = [SpoiltEnv, lambda: SpoiltEnv(**spoilt), SpoiltEnv]
     settings = {"on_non_finite": "skip"} if make is skipping else {}
@@ -241,7 +241,7 @@ def test_terminal_observations_that_are_stored_matter(make):
 
 
 def test_monitored_returns_of_lost_episodes_are_not_reported():
-    """The report of an episode that was given up is not told at the reset."""
+    """Monitored returns of dropped episodes are not reported."""
     factory = EnvFactory.from_any(SpoiltEnv, where="reward")
     factory.config.training_wrappers = [
         {"_target_": "maze_train.RewardScalingWrapper", "scale": 2.0}
@@ -262,9 +262,9 @@ def test_monitored_returns_of_lost_episodes_are_not_reported():
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_the_quick_test_is_exact(size, dtype, changes):
-    """It misses no number that is infinite in float32, also among the largest that are not.
+    """The quick check finds all values that are infinite in float32.
 
-    Numbers close to the largest one may fail it without a cause: they are looked at one by one.
+    Large finite values may fail it; they are then checked one by one.
     """
     largest = min(np.finfo(dtype).max, np.finfo(np.float32).max, key=float)
     with warnings.catch_warnings():

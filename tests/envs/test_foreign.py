@@ -26,17 +26,17 @@ N = 3
 
 
 def length_of(env: int, episode: int) -> int:
-    """Steps of an episode."""
+    """Return the number of steps of an episode."""
     return 1 + (3 * env + 5 * episode) % 7
 
 
 def flags_of(env: int, episode: int) -> tuple[bool, bool]:
-    """Terminated, truncated, or both."""
+    """Return (terminated, truncated): one of them or both."""
     return [(True, False), (False, True), (True, True)][(env + episode) % 3]
 
 
 class ScriptedEnv(gymnasium.Env[Any, Any]):
-    """Observes (environment, episode, step); lengths and ends of episodes are known."""
+    """Environment that observes (environment, episode, step); lengths and ends are known."""
 
     def __init__(self, index: int, nested: bool = False) -> None:
         self.index, self.episode, self.t, self.nested = index, -1, 0, nested
@@ -68,10 +68,10 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
 
 
 class ScriptedVectorEnv(VectorEnv[Any, Any, Any]):
-    """Many of these environments at once, with habits of native vector environments.
+    """Vector of `ScriptedEnv` that behaves like native vector environments.
 
-    Observations may live in one buffer that every call overwrites; `final_obs` is one array, whose
-    other rows are rubbish, as are rewards and flags of steps that only reset.
+    Observations may be in one buffer that every call overwrites. `final_obs` is one array with
+    invalid values in other rows; rewards and flags of steps that only reset are invalid, too.
     """
 
     def __init__(self, mode: Any, *, reused: bool = False) -> None:
@@ -119,20 +119,20 @@ class ScriptedVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def flat_row(obs: Any, i: int | None = None) -> tuple[float, ...]:
-    """One observation of any of these as numbers."""
+    """Return one observation as a flat tuple of floats."""
     parts = [obs[key] for key in sorted(obs)] if isinstance(obs, dict) else [obs]
     rows = parts if i is None else [part[i] for part in parts]
     return tuple(float(x) for row in rows for x in np.ravel(row))
 
 
 def successes_in(infos: Any) -> dict[int, bool]:
-    """Successes of the episodes that ended, by index of the environment."""
+    """Return the successes of the ended episodes by index of the environment."""
     final = infos.get("final_info", {})
     return {int(i): final["is_success"][i] for i in np.flatnonzero(final.get("_is_success", []))}
 
 
 def transitions(vector: Any, steps: int, nested: bool = False) -> list[list[Any]]:
-    """Per environment: observation, action, reward, flags, next observation, success."""
+    """Return, per environment: observation, action, reward, flags, next observation, success."""
     obs, _ = vector.reset(seed=0)
     found: list[list[Any]] = [[] for _ in range(vector.num_envs)]
     for _ in range(steps):
@@ -162,18 +162,18 @@ def transitions(vector: Any, steps: int, nested: bool = False) -> list[list[Any]
 
 
 def expected(steps: int, nested: bool = False) -> list[list[Any]]:
-    """The transitions of our own vector environment."""
+    """Return the transitions of `SequentialVectorEnv`."""
     factories = [lambda i=i: ScriptedEnv(i, nested) for i in range(N)]
     return transitions(SequentialVectorEnv(factories), steps, nested)
 
 
 def without_successes(found: list[list[Any]]) -> list[list[Any]]:
-    """All but the last part of each step."""
+    """Return all steps without their last entry."""
     return [[step[:-1] for step in steps] for steps in found]
 
 
 def scripted(mode: Any, nested: bool) -> Any:
-    """Environments of gymnasium, many at once."""
+    """Return a vector environment of Gymnasium."""
     makers = [lambda i=i: ScriptedEnv(i, nested) for i in range(N)]
     return SyncVectorEnv(makers, autoreset_mode=mode)
 
@@ -190,7 +190,7 @@ def scripted(mode: Any, nested: bool) -> Any:
     ids=["plain", "nested", "native", "reused"],
 )
 def test_transitions_are_those_of_our_own(mode, make, nested):
-    """Whatever the autoreset mode; with one buffer for all observations, and arrays of finals."""
+    """Transitions match `SequentialVectorEnv` in every autoreset mode, also with reused buffers."""
     vector = foreign_env(make(mode))
     told = NEXT_STEP if mode is NEXT_STEP else SAME_STEP
     assert vector.metadata["autoreset_mode"] is told
@@ -203,7 +203,7 @@ def test_transitions_are_those_of_our_own(mode, make, nested):
 
 
 def test_reset_begins_anew():
-    """A reset in the middle forgets which rows were about to be reset."""
+    """A reset during an episode discards pending resets."""
     vector = foreign_env(ScriptedVectorEnv(NEXT_STEP))
     vector.reset(seed=0)
     assert vector.step([0, 0, 0])[2].any()
@@ -213,7 +213,7 @@ def test_reset_begins_anew():
 
 
 def test_copies_and_infos():
-    """Copies and the infos of all steps are given when they are asked for."""
+    """Copies of observations and the infos of all steps are returned on request."""
     for copy in (False, True):
         source = ScriptedVectorEnv(DISABLED, reused=True)
         vector = foreign_env(source, copy=copy, step_infos=copy)
@@ -228,7 +228,7 @@ def test_copies_and_infos():
 
 
 def test_time_limit_of_environments_that_are_reset_here():
-    """Only where resets are ours can episodes be cut."""
+    """Time limits apply only in the autoreset mode `DISABLED`."""
     vector = foreign_env(ScriptedVectorEnv(DISABLED), max_episode_steps=2)
     vector.reset(seed=0)
     seen = []
@@ -242,7 +242,7 @@ def test_time_limit_of_environments_that_are_reset_here():
 
 
 class Lives(ScriptedVectorEnv):
-    """Lives fall before the end of an episode; rewards are 5 and -3."""
+    """Vector environment that loses lives before the end of an episode; rewards are 5 and -3."""
 
     def step(self, actions: Any) -> Any:
         obs, rewards, terminated, truncated, infos = super().step(actions)
@@ -255,13 +255,13 @@ class Lives(ScriptedVectorEnv):
 
     def lives(self) -> Any:
         left = np.array([length_of(i, self.episode[i]) - self.t[i] for i in range(N)])
-        # At most 3; none in the last two steps, but environment 2 never runs out of them.
+        # At most 3, and 0 in the last two steps; environment 2 never reaches 0.
         return np.where(np.arange(N) == 2, left + 1, np.clip(left - 1, 0, 3)).astype(np.int32)
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_lost_lives_and_signs(mode):
-    """A lost life ends an episode and continues with the next frame; whole games are reported."""
+    """A lost life terminates an episode, and the game continues; whole games are reported."""
     vector = foreign_env(Lives(mode), atari_training=True, frame_stack={"": 3})
     assert vector.monitored
     assert vector.frame_stack == {"": 3}
@@ -304,7 +304,7 @@ def test_lost_lives_and_signs(mode):
 
 
 def test_lives_are_needed():
-    """Training on Atari without lives is refused at the reset; evaluation needs none."""
+    """Training on Atari games requires lives in the infos; evaluation does not."""
     with pytest.raises(EnvError, match=r"does not report infos\['lives'\]"):
         foreign_env(ScriptedVectorEnv(NEXT_STEP), atari_training=True).reset(seed=0)
     plain = foreign_env(Lives(NEXT_STEP))
@@ -314,7 +314,7 @@ def test_lives_are_needed():
 
 
 def taking(kind: str) -> Any:
-    """A vector environment that says so of its seeds, and notes them."""
+    """Return a vector environment that records its seeds; `kind` is the annotation of `seed`."""
 
     class Taking(ScriptedVectorEnv):
         def reset(self, *, seed: Any = None, options: Any = None) -> Any:
@@ -326,7 +326,7 @@ def taking(kind: str) -> Any:
 
 
 def test_seeds():
-    """Environments get seeds in the form that they take; two runs have none in common."""
+    """Environments get distinct seeds in the annotated type."""
     seen = []
     for kind in ("int | list[int | None] | None", "int | np.ndarray | None", "int | None"):
         source = taking(kind)
@@ -347,7 +347,7 @@ def test_seeds():
 
 
 def test_autoreset_modes():
-    """Enum and string are understood; what is missing or unknown is refused with the remedy."""
+    """Autoreset modes can be an enum or a string; other values raise an error with a remedy."""
     for mode in MODES:
         assert autoreset_mode(ScriptedVectorEnv(mode)) is mode
         assert autoreset_mode(ScriptedVectorEnv(mode.value)) is mode
@@ -357,7 +357,7 @@ def test_autoreset_modes():
 
 
 def test_mode_that_another_environment_left_is_not_believed(monkeypatch):
-    """ale-py writes its mode into the metadata that all vector environments share."""
+    """The mode in the metadata shared by all vector environments, set by ale-py, is ignored."""
     source = ScriptedVectorEnv(NEXT_STEP)
     del source.metadata
     monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", SAME_STEP)
@@ -368,12 +368,12 @@ def test_mode_that_another_environment_left_is_not_believed(monkeypatch):
 
 
 def broken(*_: Any, **__: Any) -> Any:
-    """Raise."""
+    """Raise an error."""
     raise RuntimeError("the wheel came off")
 
 
 def spoilt(mode: Any, where: str, spoil: Any) -> Any:
-    """A vector environment of which the result of a method is spoilt."""
+    """Return a vector environment with a modified result of one method."""
     source = ScriptedVectorEnv(mode)
     method = getattr(source, where)
     setattr(source, where, lambda *args, **kwargs: spoil(*method(*args, **kwargs)))
@@ -403,7 +403,7 @@ def spoilt(mode: Any, where: str, spoil: Any) -> Any:
     ],
 )
 def test_wrong_values(mode, spoil, words):
-    """What the environment raises or returns wrongly is reported, with the number among all."""
+    """Errors and invalid results raise an error with the index of the environment among all."""
     vector = foreign_env(spoilt(mode, "step", spoil))
     vector.first_env = 4
     vector.reset(seed=0)
@@ -413,7 +413,7 @@ def test_wrong_values(mode, spoil, words):
 
 @pytest.mark.parametrize("where", ["reset", "step", "close"])
 def test_environments_that_exit(monkeypatch, where):
-    """Their errors are caught in the same way."""
+    """An environment that exits raises EnvError."""
     source = ScriptedVectorEnv(NEXT_STEP)
     vector = foreign_env(source)
     vector.reset(seed=0)
@@ -424,7 +424,7 @@ def test_environments_that_exit(monkeypatch, where):
 
 
 def test_integer_observations_get_the_dtype_of_the_space():
-    """A batch of smaller integers is brought into the space's; floats are not cut down."""
+    """Integer observations are converted to the dtype of the space; floats are not."""
     vectors = []
     for kind in (np.int32, np.float32):
         source = spoilt(NEXT_STEP, "reset", lambda o, infos, kind=kind: (o.astype(kind), infos))

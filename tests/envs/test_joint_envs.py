@@ -34,14 +34,14 @@ SEEN_B = {"b/action_mask": [0, 1, 0], "b/seen/0": 4, "b/seen/1": [1, 0]}
 
 
 def flat(env: JointEnv, obs: Any) -> dict[str, Any]:
-    """An observation as lists by key."""
+    """Return an observation as lists by key."""
     assert obs in env.observation_space
     leaves = FlatView(env.observation_space).read(obs)
     return {key.removeprefix("agents/"): np.asarray(leaf).tolist() for key, leaf in leaves}
 
 
 def played(*turns: Turn) -> tuple[JointEnv, list[Any]]:
-    """The joint environment after all turns, and what it returned."""
+    """Return the joint environment after all turns, and its results."""
     env = JointEnv(Script(*turns))
     results: list[Any] = [env.reset(seed=1)]
     results += [env.step(ACTION) for _ in turns[1:]]
@@ -49,7 +49,7 @@ def played(*turns: Turn) -> tuple[JointEnv, list[Any]]:
 
 
 def test_joint_observations_of_turns() -> None:
-    """One acts, then several, one ends and another is born, one is truncated, and all is over."""
+    """Agents act alone and together, join, terminate and are truncated until the episode ends."""
     env, results = played(
         Turn({"a": A}, infos={"a": {"x": 1}}),
         Turn({"a": A + 1, "b": B}, {"a": 0.5, "c": 1.0}),
@@ -87,7 +87,7 @@ def test_joint_observations_of_turns() -> None:
         (0.5, False, False),
         (1.0, False, False),
         (0.0, False, False),
-        (2.0, False, True),  # The episode of c was cut off.
+        (2.0, False, True),  # The episode of c was truncated.
     ]
     assert results[0][1] == {"a": {"x": 1}, "agent_returns": {"a": 0.0, "b": 0.0, "c": 0.0}}
     assert results[-1][4]["agent_returns"] == {"a": 3.5, "b": 6.0, "c": 1.0}
@@ -99,7 +99,7 @@ def test_joint_observations_of_turns() -> None:
 
 
 def test_an_episode_without_truncated_agents_is_terminated() -> None:
-    """The end of the last one ends it, and so do turns in which no one acts."""
+    """The episode terminates with its last agent, or with a turn in which no agent acts."""
     for last in (Turn({"a": A}, terminated=["a"]), Turn({}, {"a": 1.0})):
         _, results = played(Turn({"a": A, "b": B}), Turn({"a": A}, terminated=["b"]), last)
         assert [result[2:4] for result in results[1:]] == [(False, False), (True, False)]
@@ -158,7 +158,7 @@ FIRST = Turn({"a": A, "b": B})
     ids=lambda value: "" if isinstance(value, list) else str(value),
 )
 def test_turns_that_can_not_be_meant(turns: list[Turn], message: str | None) -> None:
-    """The error names the agent, what is wrong, and what was expected."""
+    """Invalid turns raise an error with the agent, the problem and the expected value."""
     if message is None:
         played(*turns)
         return
@@ -168,7 +168,7 @@ def test_turns_that_can_not_be_meant(turns: list[Turn], message: str | None) -> 
 
 @pytest.mark.parametrize("names", [[], ["a", ""], ["a", "b/c"], ["a", "a"], [0, 1]], ids=str)
 def test_names_that_can_not_be_used(names: Any) -> None:
-    """Names are parts of keys, so they are distinguished by text."""
+    """Names must be distinct non-empty strings without slashes."""
     env = Script(FIRST)
     env.possible_agents = names
     with pytest.raises(EnvError, match=r"possible_agents = \[.*\]: expected at least one name"):
@@ -176,7 +176,7 @@ def test_names_that_can_not_be_used(names: Any) -> None:
 
 
 def test_masks_of_agents_are_not_those_of_joint_actions() -> None:
-    """A mask belongs to its agent; one that does not fit its actions is refused at once."""
+    """A mask belongs to its agent; a mask that does not match the actions raises an error."""
     env = JointEnv(Script(FIRST))
     assert mask_layout(env.observation_space, env.action_space) is None
     agents = env.observation_space["agents"]
@@ -188,14 +188,14 @@ def test_masks_of_agents_are_not_those_of_joint_actions() -> None:
 
 
 def test_random_actions_are_legal() -> None:
-    """Those of agents that act are, after random resets as well; masks of others do not count."""
+    """Random actions of acting agents are legal, also in random resets; other masks are ignored."""
     env, results = played(FIRST, Turn({"a": A, "b": NO_MOVE}, terminated="b"))
     legal_of = LegalChoices(env.observation_space, env.action_space)
     assert [
         [(key, [mask.tolist() for mask in masks]) for key, masks in legal_of.read(result[0])]
         for result in results
     ] == [[("b", [[0, 1, 0]])], []]
-    game = RandomResetWrapper(JointEnv(Heaps(most=7)), 1, 3)  # It refuses to take too much.
+    game = RandomResetWrapper(JointEnv(Heaps(most=7)), 1, 3)  # raises on illegal actions
     policy = UniformPolicy(game.observation_space, game.action_space)
     for seed in range(20):
         policy.reset(seed)
@@ -205,12 +205,12 @@ def test_random_actions_are_legal() -> None:
 
 
 def heaps(name: str = "Heaps", **settings: Any) -> EnvFactory:
-    """Builds games of heaps."""
+    """Return a factory of heap games."""
     return EnvFactory(EnvConfig(target=f"agent_envs.{name}", **settings))
 
 
 def legal(vector: Any, obs: Any, generator: np.random.Generator) -> dict[str, Any]:
-    """Random actions, of players one that is legal."""
+    """Return random legal actions."""
     actions = {}
     for agent in vector.metadata["agents"]:
         mask = obs.get(f"agents/{agent}/action_mask", np.ones((vector.num_envs, 2)))
@@ -219,7 +219,7 @@ def legal(vector: Any, obs: Any, generator: np.random.Generator) -> dict[str, An
 
 
 def steps(vector: Any, count: int, obs: Any = None, seed: int = 0) -> list[Any]:
-    """What some steps with legal actions return, the observations copied."""
+    """Return the results of steps with legal actions; observations are copied."""
     generator = np.random.default_rng(seed)
     if obs is None:
         obs = vector.reset(seed=3)[0]
@@ -233,9 +233,9 @@ def steps(vector: Any, count: int, obs: Any = None, seed: int = 0) -> list[Any]:
 @pytest.mark.parametrize("name", ["Heaps", "LuckyHeaps"])
 @pytest.mark.parametrize("make", PLACES)
 def test_running_episodes_go_on_elsewhere(make: Any, name: str) -> None:
-    """Saved in the middle of episodes, when agents were born, they continue to the bit.
+    """Restored episodes continue bit for bit, even after agents have joined.
 
-    By their actions, or by the state that an environment tells.
+    They are restored by their actions, or by the state of the environment.
     """
     with make([heaps(name)] * 3) as one, here([heaps(name)] * 3) as other:
         obs = steps(one, 26)[-1][0]
@@ -247,7 +247,7 @@ def test_running_episodes_go_on_elsewhere(make: Any, name: str) -> None:
 
 
 def test_factory_limits_and_wraps() -> None:
-    """Own classes and functions are found by path and in Python; a limit truncates the whole."""
+    """Factories accept paths, classes and functions; a time limit truncates the joint episode."""
     env = heaps(max_episode_steps=1, kwargs={"most": 7, "render_mode": "rgb_array"})()
     obs, _ = env.reset(seed=0)
     assert env.step({agent: 0 for agent in Heaps.possible_agents})[2:4] == (False, True)
@@ -267,7 +267,7 @@ def test_factory_limits_and_wraps() -> None:
 
 
 class Blind(Script):
-    """In its second step `a` ends with an observation that is not finite, and `c` in the third."""
+    """Agent `a` ends in its second step with a non-finite observation, `c` in its third."""
 
     def __init__(self, how: str, value: float) -> None:
         super().__init__(
@@ -281,7 +281,7 @@ class Blind(Script):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("how", ["terminated", "truncated"])
 def test_last_observations_that_are_not_finite(how: str, value: float) -> None:
-    """They are not shown. That of a truncated agent is needed: an error, or its turn is lost."""
+    """Such observations are hidden. For truncated agents they raise an error or drop the turn."""
     for skips in (False, True):
         settings = {"on_non_finite": "skip"} if skips else {}
         with here([lambda: JointEnv(Blind(how, value))], step_infos=True, **settings) as vector:
@@ -304,10 +304,10 @@ def test_last_observations_that_are_not_finite(how: str, value: float) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*WARN:UserWarning")
 def test_checker_of_gymnasium() -> None:
-    """A joint environment is one of gymnasium: spaces, seeds, types of what it returns."""
+    """Joint environments pass the checker of Gymnasium."""
 
     class Walk(Script):
-        """All act at all times, on what the seed gives."""
+        """Environment in which all agents always act on observations that depend on the seed."""
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
             for i, agent in enumerate("abc"):

@@ -35,7 +35,7 @@ from maze_train.envs.pooled import episode_seed
 
 pytestmark = [
     FORKS,
-    # Of Box2D, which crashes when they are errors.
+    # Warnings of Box2D, which crashes if they are errors.
     pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:pkg_resources:UserWarning"),
 ]
@@ -51,11 +51,11 @@ REAL = [
     ("Blackjack-v1", 10),
     ("ALE/Breakout-v5", 130),
 ]
-"""Environments, and steps after which each is in the middle of an episode that is not the first."""
+"""Environments, and numbers of steps after which each is within an episode after its first."""
 
 
 class OwnStateEnv(CountingEnv):
-    """Tells its state; plays no action again that it cannot count."""
+    """Environment with `state_dict` that counts its steps."""
 
     def __init__(self, length=1000, extra=None):
         super().__init__(length)
@@ -85,7 +85,7 @@ class OwnStateEnv(CountingEnv):
 
 
 class OptionEnv(CountingEnv):
-    """Starts at the step that the options of the reset say, and spoils the options."""
+    """Environment that starts at the step given by the reset options and modifies the options."""
 
     def reset(self, *, seed=None, options=None):
         _, info = super().reset(seed=seed)
@@ -94,7 +94,7 @@ class OptionEnv(CountingEnv):
 
 
 def assert_go_on_equally(one, others, steps):
-    """Every number of further steps is the same."""
+    """Check that all further steps are identical."""
     for _ in range(steps):
         actions = one.action_space.sample()
         expected = one.step(actions)
@@ -103,7 +103,7 @@ def assert_go_on_equally(one, others, steps):
 
 
 def is_plain(value):
-    """Whether a state holds what the contract allows."""
+    """Return whether a state has only the types that the contract allows."""
     if isinstance(value, dict):
         return all(type(key) is str for key in value) and all(map(is_plain, value.values()))
     if isinstance(value, list):
@@ -115,7 +115,7 @@ def is_plain(value):
 @pytest.mark.parametrize("env", everyday(1, ["CartPole-v1", NestedEnv]))
 @sweep("steps", [0, 1, 23])
 def test_round_trip_over_kinds_and_workers(env, steps):
-    """A state of one kind continues in the other, with any number of workers, and back."""
+    """A state can be restored by any vector environment with any number of workers."""
     factories = [EnvFactory.from_any(env)] * N
     with (
         here(factories) as one,
@@ -144,7 +144,7 @@ def test_round_trip_over_kinds_and_workers(env, steps):
 
 @pytest.mark.parametrize("case", everyday(3, REAL))
 def test_real_environments_do_the_same_again(case):
-    """In new objects and in ones that played something else, bit for bit."""
+    """Real environments continue bit for bit, in new instances and in used ones."""
     name, steps = case
     pytest.importorskip("ale_py" if name.startswith("ALE") else "gymnasium")
     factories = [EnvFactory.from_any(name)] * 2
@@ -165,7 +165,7 @@ def test_real_environments_do_the_same_again(case):
 
 
 def test_atari_episodes_of_one_game_are_played_from_its_start():
-    """Where a life was lost, the record begins with the game, not with the episode."""
+    """After a lost life, the journal begins with the game, not with the episode."""
     pytest.importorskip("ale_py")
     factories = [EnvFactory.from_any("ALE/Breakout-v5")] * 2
     with here(factories) as one:
@@ -178,7 +178,7 @@ def test_atari_episodes_of_one_game_are_played_from_its_start():
 
 
 def test_options_belong_to_the_first_episode():
-    """Options are kept as they were given, and forgotten with the first episode."""
+    """Reset options are saved as given and apply to the first episode only."""
     with here([OptionEnv] * 2) as one, here([OptionEnv] * 2) as two:
         options = {"start": 2}
         one.reset(seed=0, options=options)
@@ -195,7 +195,7 @@ def test_options_belong_to_the_first_episode():
 
 @pytest.mark.parametrize("make", PLACES)
 def test_an_environment_that_differs(make):
-    """It is an error that names everything; allowed, it begins the next episode of its own."""
+    """A replay that differs raises an error or, if allowed, begins a new episode."""
     factories = [CountingEnv, lambda: JitterEnv(length=9), CountingEnv]
     with make(factories) as one, make(factories) as two:
         one.reset(seed=5)
@@ -229,7 +229,7 @@ def test_an_environment_that_differs(make):
     ],
 )
 def test_what_is_not_done_again(make, case):
-    """It is reported, and a new episode may begin there."""
+    """The difference of the replay is reported; a new episode may begin instead."""
     before, after, changes, words = case
     state = state_after([before], 4)
     state["envs"][0] |= changes
@@ -240,7 +240,7 @@ def test_what_is_not_done_again(make, case):
 
 
 class RoundedEnv(CountingEnv):
-    """Observes with an error, in the precision of a type."""
+    """Environment that adds an error to its observations, in the precision of a dtype."""
 
     def __init__(self, error=0.0, dtype=np.float64):
         super().__init__()
@@ -263,7 +263,7 @@ class RoundedEnv(CountingEnv):
     ],
 )
 def test_a_difference_within_rounding(make, case, capsys):
-    """The episode continues from the observation of the record, with a warning; others do not."""
+    """Differences within rounding resume from the saved observation with a warning."""
     error, dtype, is_rounding = case
     exact, other = (lambda: RoundedEnv(0.0, dtype)), (lambda: RoundedEnv(error, dtype))
     with make([exact]) as one, make([other]) as two:
@@ -285,7 +285,7 @@ def test_a_difference_within_rounding(make, case, capsys):
 @pytest.mark.parametrize("make", PLACES)
 @sweep("env", [CountingEnv, OwnStateEnv])
 def test_steps_are_counted_on(make, env):
-    """A later message names the step of the episode, not the one since it was put back."""
+    """After a restore, errors name the step of the episode."""
 
     class Failing(env):
         def step(self, action):
@@ -329,7 +329,7 @@ def test_steps_are_counted_on(make, env):
     ],
 )
 def test_a_state_that_does_not_fit(case):
-    """Every damage is an EnvError, and the environments can be reset afterwards."""
+    """A damaged state raises EnvError, and the environments can be reset afterwards."""
     change, words = case
     state = state_after([CountingEnv] * 2, 2)
     change(state, state["envs"][0])
@@ -344,7 +344,7 @@ def test_a_state_that_does_not_fit(case):
 
 
 def test_after_a_failed_call():
-    """The state is not known any more, until a reset or a load."""
+    """After a failed call, the state is unknown until a reset or a load."""
     with here([FailingEnv]) as vector:
         vector.reset(seed=0)
         state = vector.state_dict()
@@ -362,7 +362,7 @@ def test_after_a_failed_call():
 
 @pytest.mark.parametrize("interval", [3000, 20])
 def test_memory_is_given_back(monkeypatch, interval):
-    """Actions before each base go; what is left tells every action since, also after states."""
+    """Actions before an episode start are freed; all actions since are kept, also after saving."""
     monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
     monkeypatch.setattr(journal_module, "PIECE_NBYTES", 1000)
     rng = np.random.default_rng(0)
@@ -394,9 +394,9 @@ def test_memory_is_given_back(monkeypatch, interval):
 
 @pytest.mark.parametrize("lengths", [(10**9, 10**9, 7), (10**9, 400, 900)])
 def test_long_episodes(monkeypatch, lengths):
-    """A state that was loaded is saved again with the same bytes; many actions cause a note.
+    """A restored state is saved with the same bytes; many actions print a note.
 
-    Later states share the parts with the first actions; other parts are refused.
+    Later states share parts with the first actions; damaged parts raise an error.
     """
     monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
     monkeypatch.setattr(journal_module, "PIECE_NBYTES", 2**10)
@@ -432,7 +432,7 @@ def test_long_episodes(monkeypatch, lengths):
 
 
 def test_the_longest_episodes_are_not_kept(monkeypatch):
-    """Above the bound an episode cannot be resumed; the others, and later ones, can."""
+    """Episodes above the size limit cannot be resumed; all others can."""
     monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
     monkeypatch.setattr(journal_module, "MAX_NBYTES", 2000)
     factories = [partial(CountingEnv, 400), partial(CountingEnv, 20)]
@@ -451,7 +451,7 @@ def test_the_longest_episodes_are_not_kept(monkeypatch):
 
 @pytest.mark.parametrize("make", PLACES)
 def test_own_state_instead_of_actions(make):
-    """No action is played again, the journal begins at the state, and episodes continue."""
+    """With `state_dict`, no action is replayed: the journal begins at the state."""
     factories = [EnvFactory.from_any(OwnStateEnv, length=40)] * 2
     with make(factories) as one, make(factories) as two:
         one.reset(seed=3)
@@ -470,7 +470,7 @@ def test_own_state_instead_of_actions(make):
 
 
 def test_own_state_keeps_endless_episodes_short():
-    """After `state_dict` the memory of earlier actions is given back."""
+    """`state_dict` frees the actions before it."""
     with here([lambda: OwnStateEnv(10**9)]) as vector:
         vector.reset(seed=0)
         for _ in range(10):
@@ -482,7 +482,7 @@ def test_own_state_keeps_endless_episodes_short():
 
 @pytest.mark.parametrize("make", PLACES)
 def test_own_state_that_is_not_plain(make):
-    """It is refused with the path of what is wrong, in this process and in a worker."""
+    """A state with unsupported types raises an error with its path, in any process."""
     with make([lambda: OwnStateEnv(extra={1, 2})]) as vector:
         vector.reset(seed=0)
         with pytest.raises(EnvError, match=r"Env\.state_dict\(\)\['extra'\]\['deep'\]\[0\] is set"):
@@ -499,12 +499,12 @@ WRAPPED = EnvConfig(
     training_wrappers=[{"_target_": "maze_train.RewardScalingWrapper", "scale": 0.5}],
     max_episode_steps=12,
 )
-"""An environment that tells its state, in wrappers of all kinds that are known."""
+"""Environment with `state_dict` in supported wrappers of all kinds."""
 
 
 @sweep("is_known", [True, False])
 def test_own_state_through_wrappers(is_known):
-    """Wrappers that are known give theirs; one that is not has the episode played again."""
+    """Supported wrappers pass `state_dict` on; with other wrappers, actions are replayed."""
     factory = EnvFactory(WRAPPED)
     factories = [factory if is_known else lambda: gymnasium.Wrapper(factory())] * 2
     with here(factories) as one, here(factories) as two:

@@ -26,7 +26,7 @@ pytestmark = FORKS
 
 
 class OneBuffer:
-    """Writes all observations into one array, which no one else may write to."""
+    """Function that returns all observations in one read-only array."""
 
     def __init__(self, dtype):
         self.array = np.zeros(2, dtype)
@@ -39,7 +39,7 @@ class OneBuffer:
 
 
 class Odd(CountingEnv):
-    """Observes (k, t) in episode k, passed through functions for each of the values of a step."""
+    """Environment that observes (k, t) in episode k and converts its results by functions."""
 
     def __init__(self, observe=np.array, reward=float, flag=bool, dtype=np.float32, buffer=None):
         super().__init__(length=3)
@@ -78,7 +78,7 @@ OTHER_SPACES = [
 
 
 def numbers(vector):
-    """Everything that 7 steps of equal environments tell, by environment, as plain numbers."""
+    """Return all results of 7 steps by environment, as plain values."""
     obs, _ = vector.reset(seed=0)
     seen = [[row.tolist()] for row in obs]
     for _ in range(7):
@@ -95,21 +95,21 @@ def numbers(vector):
 @pytest.mark.parametrize("make", PLACES)
 @sweep("forms", [FORMS, *([form] for form in OTHER_SPACES)])
 def test_unusual_forms_give_the_same_numbers(forms, make):
-    """Lists, scalars, other number types, read-only and reused arrays are what they stand for."""
+    """Lists, scalars, other dtypes, read-only and reused arrays are accepted."""
     (expected,) = numbers(here([Odd]))
     with make([lambda k=k: Odd(**k) for k in forms]) as vector:
         assert numbers(vector) == [expected] * len(forms)
 
 
 class NoMetadata(CountingEnv):
-    """Some packages set it to None (robosuite, shimmy)."""
+    """Environment whose metadata is None, as in robosuite and shimmy."""
 
     metadata = None
 
 
 @pytest.mark.parametrize("make", PLACES)
 def test_environments_without_metadata(make):
-    """Alone, in wrappers that extend it, of several agents, in vector environments, for videos."""
+    """Environments without metadata are supported, also in wrappers and vector environments."""
     with make([NoMetadata]) as plain, make([CountingEnv]) as usual:
         assert numbers(plain) == numbers(usual)
     with make([lambda: MonitoringWrapper(ObservationStackWrapper(NoMetadata(), 2))]) as vector:
@@ -119,7 +119,7 @@ def test_environments_without_metadata(make):
     agents.metadata = None
     assert list(JointEnv(agents).metadata) == ["agents", "teams"]
     assert frames_per_second(NoMetadata()) == 30
-    native = SyncVectorEnv([CountingEnv])  # which tells its mode by an attribute as well
+    native = SyncVectorEnv([CountingEnv])  # has the mode as an attribute, too
     native.metadata = None
     assert autoreset_mode(native) is AutoresetMode.NEXT_STEP
 
@@ -137,14 +137,14 @@ REFUSED = [
 
 @sweep("case", REFUSED)
 def test_values_that_can_not_be_meant_are_refused(case):
-    """The error names the environment and the step."""
+    """Invalid values raise an error that names the environment and the step."""
     form, message = case
     with pytest.raises(EnvError, match=f"environment 0.*{message}"):
         numbers(here([lambda: Odd(**form)]))
 
 
 class Team(CountingEnv):
-    """Gives a reward for each of two agents."""
+    """Environment that returns a reward for each of two agents."""
 
     def __init__(self, form):
         super().__init__()
@@ -156,7 +156,7 @@ class Team(CountingEnv):
 
 @pytest.mark.parametrize("form", [list, tuple, np.array, lambda x: dict(enumerate(x))])
 def test_rewards_of_several_agents(form):
-    """The message names the class for them; a wrong number does not."""
+    """The error for several rewards names `MultiAgentEnv`; other errors do not."""
     with pytest.raises(EnvError, match=r"expected a number; if each agent .*MultiAgentEnv"):
         numbers(here([lambda: Team(form)]))
     with pytest.raises(EnvError, match=r"expected a number$"):
@@ -164,7 +164,7 @@ def test_rewards_of_several_agents(form):
 
 
 class Counter(CountingEnv):
-    """Observes how many steps are left, and were made, one beyond the space at the end."""
+    """Environment whose final observation is one step outside its discrete spaces."""
 
     def __init__(self, truncate, beyond=0):
         super().__init__(length=4, truncate=truncate)
@@ -184,7 +184,7 @@ class Counter(CountingEnv):
 @pytest.mark.parametrize("make", PLACES)
 @pytest.mark.parametrize("truncate", [False, True])
 def test_counters_that_end_one_beyond_their_space(make, truncate):
-    """The last observation has the nearest category; anything further is refused."""
+    """The final observation is clipped to the nearest category; other values raise an error."""
     with make([lambda: Counter(truncate)] * 2) as vector:
         vector.reset(seed=0)
         for _ in range(4):
@@ -206,7 +206,7 @@ def test_counters_that_end_one_beyond_their_space(make, truncate):
 
 
 class OutOfRange(CountingEnv):
-    """Observations that are numbers of the right kind, but not of the space."""
+    """Environment whose observations are outside its space."""
 
     def __init__(self, space, obs):
         super().__init__()
@@ -223,7 +223,7 @@ class OutOfRange(CountingEnv):
     ],
 )
 def test_numbers_out_of_range_are_refused(case):
-    """They would be stored as other numbers, or read as other categories."""
+    """Values outside the space raise an error instead of wrapping around."""
     space, obs, message = case
     with pytest.raises(EnvError, match=message):
         here([lambda: OutOfRange(space, obs)]).reset(seed=0)
@@ -233,9 +233,9 @@ def test_numbers_out_of_range_are_refused(case):
 
 
 class MaskedEnv(CountingEnv):
-    """Two masked parts; the mask of step `bad_step` of the second episode forbids all of one.
+    """Environment with two masks; at `bad_step` of the second episode, one mask is all zero.
 
-    Step 0 is the reset. An episode ends after 5 steps, with nothing legal in its last observation.
+    Step 0 is the reset. An episode ends after 5 steps; the final observation has empty masks.
     """
 
     def __init__(self, bad_step: int | None = None) -> None:
@@ -259,7 +259,7 @@ class MaskedEnv(CountingEnv):
 
 
 def actions(n: int) -> dict[str, Any]:
-    """Actions for n environments."""
+    """Return actions for n environments."""
     return {"x": np.ones(n, int), "y": np.ones((n, 2), int), "z": np.zeros((n, 1), np.float32)}
 
 
@@ -273,10 +273,10 @@ def play(vector: Any, steps: int) -> None:
 @pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])
 @sweep("bad_step", [0, 3])
 def test_no_legal_action_wherever_environments_are(make: Any, bad_step: int) -> None:
-    """In workers and in every autoreset mode, too; last observations need none there either."""
+    """An empty mask raises an error in every backend and autoreset mode, except at the end."""
     message = rf"environment 1 failed (in the reset|at step {bad_step}) .*: no action of part 'x'"
     with make([MaskedEnv, lambda: MaskedEnv(bad_step)]) as vector:
-        # Where the reset has its own step, the second episode begins one step later.
+        # If the reset takes a step, the second episode begins one step later.
         delay = vector.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
         play(vector, 4 + bad_step + delay)
         with pytest.raises(EnvError, match=message):
@@ -286,7 +286,7 @@ def test_no_legal_action_wherever_environments_are(make: Any, bad_step: int) -> 
 @pytest.mark.parametrize("bad_step", [0, 3])
 @pytest.mark.parametrize("mode", [None, *AutoresetMode])
 def test_all_actions_are_legal_instead(mode: Any, bad_step: int) -> None:
-    """Only of the choice that has none; in single environments and in those of others."""
+    """`empty_mask=all_legal` makes all actions of the affected choice legal."""
     if mode is None:
         makers = [
             lambda: AllLegalWrapper(MaskedEnv()),
@@ -312,7 +312,7 @@ def test_all_actions_are_legal_instead(mode: Any, bad_step: int) -> None:
 
 
 def test_empty_masks_in_a_run(tmp_path: Any) -> None:
-    """The message names the setting, and the run learns with it; it is for masks."""
+    """The error names the setting, and training works with it; it requires masks."""
     given: dict[str, Any] = {"total_steps": 64, "run_dir": str(tmp_path / "run"), "seed": 0}
     given |= {"algorithm.n_rollout_steps": 16, "runner.concurrency": 2, "algorithm": "ppo"}
     given |= {"evaluation.n_episodes": 2, "tracking.progress": "quiet", "tracking.plot": False}
@@ -326,7 +326,7 @@ def test_empty_masks_in_a_run(tmp_path: Any) -> None:
 
 
 class Stones(CountingEnv):
-    """Gives masks in infos, but not in the last one."""
+    """Environment with masks in its infos, except in the last one."""
 
     def __init__(self, truncate=False, missing=5):
         super().__init__(truncate=truncate)
@@ -338,7 +338,7 @@ class Stones(CountingEnv):
 
 @pytest.mark.parametrize("truncate", [False, True])
 def test_last_infos_need_no_mask(truncate: bool) -> None:
-    """All others do."""
+    """The last info of an episode needs no mask; all others do."""
     with here([lambda: ActionMaskWrapper(Stones(truncate))]) as vector:
         vector.reset(seed=0)
         for _ in range(11):

@@ -22,11 +22,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 
 
 class Rounds(pettingzoo.AECEnv):
-    """Players in turn; whoever acts gives the others 1, 2 or 3 points and loses as many.
+    """Players act in turn; the acting player gives the others 1 to 3 points and loses as many.
 
-    Players that have ended get them too, until their turn comes and they are removed. `p` ends in
-    its second turn, `q` is truncated while `r` makes its second one, `s` is born after the first
-    round and ends with `r` in the third round. An info has the legal actions.
+    Ended players also get points until their turn comes and they are removed. `p` ends in its
+    second turn, `q` is truncated during the second turn of `r`, and `s` joins after the first
+    round and ends with `r` in the third round. Infos have the legal actions.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "rounds_v0", "render_modes": []}
@@ -100,7 +100,7 @@ class Rounds(pettingzoo.AECEnv):
 
 
 class Walkers(pettingzoo.ParallelEnv):
-    """All walk; `a` ends after 2 steps, `b` is truncated after 3, `c` ends after 5."""
+    """Parallel environment: `a` ends after 2 steps, `b` is truncated after 3, `c` ends after 5."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "walkers_v0", "render_modes": []}
     possible_agents: ClassVar[list[str]] = ["a", "b", "c"]
@@ -141,7 +141,7 @@ class Walkers(pettingzoo.ParallelEnv):
 
 
 class Returns(Walkers):
-    """`a` comes back two steps after its end."""
+    """`Walkers` in which `a` returns two steps after its end."""
 
     def step(self, actions: Any) -> Any:
         found = super().step(actions)
@@ -152,7 +152,7 @@ class Returns(Walkers):
 
 
 class InSums(Rounds):
-    """Has rewards in the sums alone."""
+    """`Rounds` whose rewards are only in the cumulative sums."""
 
     def finish(self, agent: str) -> None:
         self._clear_rewards()
@@ -160,19 +160,19 @@ class InSums(Rounds):
 
 
 def walking(method: str, result: Any) -> Any:
-    """Makes walkers one of whose methods returns something else."""
+    """Return a class of walkers in which one method returns `result`."""
     return type("Faulty", (Walkers,), {method: lambda *_, **__: result})
 
 
 class Seedless(Walkers):
-    """Takes no seed."""
+    """`Walkers` whose `reset` takes no seed."""
 
-    def reset(self, options: Any = None) -> Any:  # type: ignore[override]  # that is the point
+    def reset(self, options: Any = None) -> Any:  # type: ignore[override]  # intended
         return super().reset()
 
 
 def legal(agent: str, space: Any, mask: Any, clock: int) -> Any:
-    """An action that follows from the moment, legal where there is a mask."""
+    """Return a random action for the agent and clock; legal if there is a mask."""
     generator = np.random.default_rng([clock, ord(agent[-1])])
     if mask is not None:
         return int(generator.choice(np.flatnonzero(mask)))
@@ -181,13 +181,13 @@ def legal(agent: str, space: Any, mask: Any, clock: int) -> Any:
 
 
 def mask_in(obs: Any, info: Any) -> Any:
-    """The mask of an observation or info, None if there is none."""
+    """Return the mask in an observation or info, or None."""
     found = obs.get("action_mask") if isinstance(obs, dict) else None
     return info.get("action_mask") if found is None else found
 
 
 def by_pettingzoo(env: Any, seed: int, limit: int) -> dict[str, list[Any]]:
-    """What each agent sees and gets in PettingZoo's own loop."""
+    """Return the observations, rewards and ends of each agent in PettingZoo's loop."""
     seen: dict[str, list[Any]] = {}
     env.reset(seed=seed)
     clock = 0
@@ -209,7 +209,7 @@ def by_pettingzoo(env: Any, seed: int, limit: int) -> dict[str, list[Any]]:
 
 
 def by_turns(env: JointEnv, seed: int, limit: int) -> dict[str, list[Any]]:
-    """The same from joint observations: rewards are summed up until the agent's next turn."""
+    """Return the same from joint observations; rewards are summed until the agent's next turn."""
     seen: dict[str, list[Any]] = {}
     obs, _ = env.reset(seed=seed)
     sums = dict.fromkeys(env.agents, 0.0)
@@ -243,7 +243,7 @@ NEEDED |= dict.fromkeys(CARDS, "rlcard") | {"sisl/multiwalker_v9": "Box2D"}
 
 
 def named(name: str, **kwargs: Any) -> EnvFactory:
-    """Builds an environment by its name, if what it needs is installed."""
+    """Return a factory for a named environment; skip if its package is missing."""
     pytest.importorskip(NEEDED.get(name, "pygame"))
     return EnvFactory.from_any(f"pettingzoo:{name}", **kwargs)
 
@@ -259,7 +259,7 @@ def test_turns_say_what_pettingzoo_says(name: str) -> None:
 
 
 class Circle(Rounds):
-    """Rounds without births, which end in the third one."""
+    """`Rounds` without new agents, which ends in the third round."""
 
     metadata: ClassVar[dict[str, Any]] = {**Rounds.metadata, "is_parallelizable": True}
 
@@ -269,7 +269,7 @@ class Circle(Rounds):
 
 
 class CircleInSums(Circle):
-    """Circle with its rewards in the sums alone."""
+    """`Circle` whose rewards are only in the cumulative sums."""
 
     def finish(self, agent: str) -> None:
         self._clear_rewards()
@@ -277,19 +277,19 @@ class CircleInSums(Circle):
 
 
 def falling() -> Any:
-    """Walkers that fall one by one."""
+    """Return a multiwalker environment whose walkers end one by one."""
     module = importlib.import_module("pettingzoo.sisl.multiwalker_v9")
     return module.raw_env(terminate_on_fall=False, remove_on_fall=True, max_cycles=60)
 
 
 def spread() -> Any:
-    """Three agents that act until a time limit, with wrappers that check calls."""
+    """Return an environment of three agents with a time limit and wrappers that check calls."""
     return importlib.import_module("mpe2.simple_spread_v3").env()
 
 
 @pytest.mark.parametrize("make", [lambda: Circle(has_masks=False), spread, falling])
 def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
-    """Turns match the conversion of PettingZoo, which is bypassed; other wrappers stay in use."""
+    """Turns match PettingZoo's conversion, which is bypassed unless there are other wrappers."""
     for package in ("mpe2", "Box2D"):
         pytest.importorskip(package)
     ours, theirs = (pettingzoo.utils.aec_to_parallel(make()) for _ in range(2))
@@ -364,13 +364,13 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
     ],
 )
 def test_environments_that_break_the_rules(maker: Any, message: str) -> None:
-    """The error says what PettingZoo expects."""
+    """Environments that violate PettingZoo's API raise an error with the expected behaviour."""
     with pytest.raises(EnvError, match=message), here([EnvFactory.from_any(maker)]) as vector:
         steps(vector, 9)
 
 
 def test_own_environments_pass_the_tests_of_pettingzoo(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is said here about PettingZoo's environments is said of real ones."""
+    """The environments of this file pass PettingZoo's API tests."""
     tests = importlib.import_module("pettingzoo.test")
     tests.api_test(Rounds(), num_cycles=20)
     tests.parallel_api_test(Walkers(), num_cycles=20)
@@ -379,7 +379,7 @@ def test_own_environments_pass_the_tests_of_pettingzoo(capsys: pytest.CaptureFix
 
 
 def steps(vector: Any, count: int, obs: Any = None) -> list[Any]:
-    """Some steps with legal actions, the observations copied."""
+    """Return the results of steps with legal actions; observations are copied."""
     if obs is None:
         obs = vector.reset(seed=3)[0]
     results: list[Any] = []
@@ -403,7 +403,7 @@ REAL = [BOARDS[0], PARALLEL[0], "classic/chess_v6", CARDS[0], "sisl/multiwalker_
 
 @pytest.mark.parametrize("name", everyday(2, REAL))
 def test_real_environments_step_and_go_on_equally(name: str) -> None:
-    """200 steps, restored in the middle by the actions since the reset: the same to the bit."""
+    """Real environments continue bit for bit when restored by replaying their actions."""
     with here([named(name)] * 2) as one, here([named(name)] * 2) as other:
         obs = steps(one, 100)[-1][0]
         restored, began = other.load_state_dict(one.state_dict())
@@ -415,7 +415,7 @@ def test_real_environments_step_and_go_on_equally(name: str) -> None:
 
 
 def test_names() -> None:
-    """A name finds the parallel form where there is one, kwargs reach it; paths work as well."""
+    """Names select the parallel API if available and take kwargs; paths work as well."""
     spread = named(PARALLEL[0], N=2, max_cycles=7)()
     assert spread.metadata["agents"] == ("agent_0", "agent_1")
     path = EnvFactory(EnvConfig(target="mpe2.simple_spread_v3.parallel_env", kwargs={"N": 2}))()
@@ -441,7 +441,7 @@ def test_names() -> None:
     ],
 )
 def test_names_that_can_not_be_meant(name: str, kwargs: Any, message: str) -> None:
-    """The error names what there is, or what has to be installed."""
+    """The error names similar environments or the package to install."""
     env_id = f"pettingzoo:{name}"
     with pytest.raises(ConfigError, match=message):
         EnvFactory.from_any(env_id, **kwargs)()

@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.usefixtures("no_file_is_left"), FORKS]
 
 
 class Reseeding(gymnasium.Wrapper):
-    """Resets with the seeds that our vector environments use, whatever the caller asks for."""
+    """Wrapper that resets with the seeds of the package's vector environments."""
 
     def __init__(self, env, root, index, num_envs):
         super().__init__(env)
@@ -57,7 +57,7 @@ class Reseeding(gymnasium.Wrapper):
 
 
 def spread(n, method="fork"):
-    """Environments in that many processes."""
+    """Return a parameter with n worker processes."""
     make = partial(workers, n_workers=n, start_method=method)
     return pytest.param(make, marks=pytest.mark.slow, id=f"{n}-{method}")
 
@@ -67,9 +67,9 @@ def spread(n, method="fork"):
 )
 @sweep("case", [("CartPole-v1",) * 2, (AwkwardEnv, CountingEnv), (SpoiltEnv, SpoiltEnv)])
 def test_processes_change_no_number(make, case):
-    """Every number and every info matches gymnasium's SyncVectorEnv in SAME_STEP mode.
+    """All results match Gymnasium's SyncVectorEnv in SAME_STEP mode.
 
-    So are the seeds of episodes, and last observations of an environment that reuses its memory.
+    This includes episode seeds, and final observations if an environment reuses memory.
     """
     factory, reference = map(EnvFactory.from_any, case)
     n, root, step_infos = 5, 11, case[1] is CountingEnv
@@ -101,7 +101,7 @@ def test_processes_change_no_number(make, case):
 
 @pytest.mark.parametrize("make", PLACES)
 def test_reset(make):
-    """A drawn seed is kept, and options reach every environment."""
+    """The drawn seed is available as `root_seed`, and options are passed to every environment."""
     with make([CountingEnv] * 2) as vector:
         first, infos = vector.reset(options={"level": 2})
         first = first.copy()
@@ -113,7 +113,7 @@ def test_reset(make):
 
 @pytest.mark.parametrize("make", ALL)
 def test_a_part_of_the_environments_cannot_be_reset(make):
-    """A mask is refused: the others would begin new episodes without a word."""
+    """A reset mask raises an error, since all environments would begin new episodes."""
     with make([CountingEnv] * 2) as vector:
         vector.reset(seed=0)
         with pytest.raises(SpaceError, match=r"'reset_mask': .* in all environments"):
@@ -122,7 +122,7 @@ def test_a_part_of_the_environments_cannot_be_reset(make):
 
 
 def test_users_get_the_defaults_of_gymnasium():
-    """What a step returned stays as it is, and every step has infos."""
+    """By default, results are copies, and every step has infos."""
     for make in (
         SequentialVectorEnv,
         partial(SubprocVectorEnv, n_workers=1, start_method="fork"),
@@ -150,7 +150,7 @@ ACTION_SPACES = [
 @pytest.mark.parametrize("make", ALL)
 @sweep("space", ACTION_SPACES)
 def test_samples_of_the_action_space_are_actions(make, space):
-    """Nested and flat, with the same result."""
+    """Samples of the action space are valid actions, nested or flat."""
 
     class Echo(CountingEnv):
         def __init__(self):
@@ -174,7 +174,7 @@ def test_samples_of_the_action_space_are_actions(make, space):
 
 @pytest.mark.parametrize("make", PLACES)
 def test_buffers_and_copies(make):
-    """Observations are one buffer unless copies are asked for; both outlive the workers."""
+    """Observations share a buffer unless copies are requested; both are valid after closing."""
     for copy in (False, True):
         with make([CountingEnv], copy=copy) as vector:
             vector.reset(seed=0)
@@ -186,7 +186,7 @@ def test_buffers_and_copies(make):
 
 @pytest.mark.parametrize("make", ALL)
 def test_wrong_actions(make):
-    """Actions of a wrong shape or kind are refused before anything is stepped."""
+    """Actions of wrong shape or dtype raise an error before any environment steps."""
     for env, actions, error, words in [
         (CountingEnv, np.zeros((1, 1), np.int64), ShapeError, r"actions has shape \(1, 1\), exp"),
         (CountingEnv, np.zeros(1), SpaceError, "float64"),
@@ -205,7 +205,7 @@ def test_wrong_actions(make):
 
 @pytest.mark.parametrize("make", PLACES)
 def test_infos(make):
-    """Those of last steps always come; a later float stays one, and arrays may differ in length."""
+    """Final infos are always returned; numbers become float, and arrays may differ in length."""
     with make([lambda i=i: OddInfoEnv(i) for i in range(3)]) as vector:
         vector.reset(seed=0)
         infos = vector.step([0, 0, 0])[4]
@@ -222,7 +222,7 @@ def test_infos(make):
     "order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 2, 2), (3, 2, 1), (3, 1, 2)]
 )
 def test_infos_may_be_mappings_or_not(make, order):
-    """Of each environment as it gave them."""
+    """Infos may be mappings in some environments only."""
     kinds = [None, 0.5, {"left": {"far": 3}, "right": 1}, {}]
     with make([lambda i=i: OddInfoEnv(0, kinds[i]) for i in order]) as vector:
         vector.reset(seed=0)
@@ -236,7 +236,7 @@ def test_infos_may_be_mappings_or_not(make, order):
 
 @pytest.mark.parametrize("make", PLACES)
 def test_exceptions_name_environment_seed_and_step(make):
-    """A process that raises is named, too, and ends all others; here the cause is kept."""
+    """Errors name environment, seed and step; an error in a worker also ends all workers."""
     with make([CountingEnv, FailingEnv]) as vector:
         vector.reset(seed=5)
         seeds = EpisodeSeeds(5, 1, 2)
@@ -256,9 +256,9 @@ def test_exceptions_name_environment_seed_and_step(make):
 
 @pytest.mark.parametrize("make", PLACES)
 def test_construction_errors(make):
-    """Factories that raise, differ in spaces or return something else are named by index."""
+    """Errors of factories name the index of the environment."""
     env = CountingEnv()
-    odd = lambda: FailingEnv("spaces")  # noqa: E731 (two of them)
+    odd = lambda: FailingEnv("spaces")  # noqa: E731 (used twice)
     for factories, words in [
         ([CountingEnv, lambda: FailingEnv("constructor")], "1 could not be built: ValueError: no"),
         ([CountingEnv, odd], "environment 1"),
@@ -275,7 +275,7 @@ def test_construction_errors(make):
 
 
 def test_environments_that_can_not_be_restored_keep_nothing():
-    """There is no state then, but the same numbers."""
+    """Without `can_be_restored`, results are identical, but no state is recorded."""
     makers = [lambda: CountingEnv(length=10**9)] * 2
     vector, other = here(makers, can_be_restored=False), here(makers)
     assert not vector.can_be_restored
@@ -290,13 +290,13 @@ def test_environments_that_can_not_be_restored_keep_nothing():
         vector.state_dict()
 
 
-# -- a step in two halves --------------------------------------------------------------------------
+# -- asynchronous steps ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", ALL)
 @sweep("env", ["CartPole-v1", NestedEnv])
 def test_two_halves_are_a_step(make, env):
-    """Every byte is the same, also when the caller writes into the actions in between."""
+    """`step_async` and `step_wait` equal `step`, even if the actions are overwritten in between."""
     factories = [EnvFactory.from_any(env)] * 3
     with make(factories) as one, make(factories) as two:
         one.action_space.seed(3)
@@ -313,7 +313,7 @@ def test_two_halves_are_a_step(make, env):
 
 @pytest.mark.parametrize("make", ALL)
 def test_work_between_the_halves(make):
-    """Processes step before they are waited for; in this one nothing happens before."""
+    """Workers step before `step_wait`; in one process, environments step in `step_wait`."""
     with make([CountingEnv] * 2) as vector:
         vector.reset(seed=0)
         vector.step_async([0, 0])
@@ -327,7 +327,7 @@ def test_work_between_the_halves(make):
 
 @pytest.mark.parametrize("make", ALL)
 def test_nothing_else_between_the_halves(make):
-    """It is refused by name, and the step continues as if it had not been tried."""
+    """Other calls between `step_async` and `step_wait` raise an error; the step continues."""
     with make([CountingEnv] * 2) as one, make([CountingEnv] * 2) as two:
         one.reset(seed=5)
         two.reset(seed=5)
@@ -353,7 +353,7 @@ def test_nothing_else_between_the_halves(make):
 
 @pytest.mark.parametrize("make", ALL)
 def test_waiting_for_nothing(make):
-    """Without a step that began there is nothing to wait for; after `close` neither."""
+    """`step_wait` without `step_async`, or after `close`, raises an error."""
     words = r"step_wait\(\) was called without step_async\(actions\) before it"
     with make([CountingEnv] * 2) as vector:
         with pytest.raises(EnvError, match=words):
@@ -376,7 +376,7 @@ def test_waiting_for_nothing(make):
 
 @pytest.mark.parametrize("make", ALL)
 def test_environments_that_raise_do_so_in_the_second_half(make):
-    """The step is over then; what is open continues after a reset."""
+    """Errors are raised in `step_wait`; vector environments that stay open can be reset."""
     vector = make([CountingEnv, lambda: FailingEnv("raise", at=2)])
     vector.reset(seed=0)
     vector.step([0, 0])
@@ -396,7 +396,7 @@ def test_environments_that_raise_do_so_in_the_second_half(make):
 
 @pytest.mark.slow
 def test_an_environment_of_a_worker_that_can_not_be_closed(capfd):
-    """It is reported, as it is in one process."""
+    """Errors while closing an environment in a worker are reported as warnings."""
 
     class Jammed(CountingEnv):
         def close(self):
@@ -408,7 +408,7 @@ def test_an_environment_of_a_worker_that_can_not_be_closed(capfd):
 
 @pytest.mark.slow
 def test_an_interrupt_while_waiting_closes():
-    """Results that were not received would be taken for later ones."""
+    """An interrupt while waiting closes the workers, since pending results would be misread."""
     vector = workers([CountingEnv])
     vector._pool.receive = lambda index: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -417,7 +417,7 @@ def test_an_interrupt_while_waiting_closes():
 
 
 class DrawsFromGlobals(CountingEnv):
-    """Observes values of the global random generators."""
+    """Environment that observes values of the global random generators."""
 
     def observe(self):
         return np.array([random.random(), np.random.random()], np.float32)  # noqa: NPY002
@@ -425,7 +425,7 @@ class DrawsFromGlobals(CountingEnv):
 
 @pytest.mark.slow
 def test_global_generators_follow_from_the_seed_and_the_worker():
-    """Equal seeds give equal values, which differ between workers and from those of other seeds."""
+    """Equal seeds give equal values, which differ between workers and seeds."""
     with workers([DrawsFromGlobals] * 2, n_workers=2, start_method="fork") as vector:
         first, again, other = (vector.reset(seed=seed)[0].tolist() for seed in (0, 0, 1))
     assert first == again
@@ -434,7 +434,7 @@ def test_global_generators_follow_from_the_seed_and_the_worker():
 
 @pytest.mark.slow
 def test_the_generator_of_a_package_imported_in_a_reset_is_seeded():
-    """It follows from the seed and the worker, as if the package had been imported earlier."""
+    """Global generators of packages imported in a reset are seeded by seed and worker."""
     drawn = []
     for seed in (0, 0, 1):
         with workers([LateTorchEnv] * 2, n_workers=2, start_method="spawn") as vector:
@@ -449,9 +449,9 @@ def test_the_generator_of_a_package_imported_in_a_reset_is_seeded():
 @pytest.mark.parametrize("package", ["torch", "cv2"])
 @pytest.mark.parametrize("start_method", everyday(1, START_METHODS))
 def test_workers_use_one_thread(start_method, package):
-    """Also when an environment imports the package, and when a fork brings more threads along.
+    """Workers use one thread, even if an environment imports the package.
 
-    With several, the first large operation of torch would never end after a fork.
+    With several threads, the first large operation of torch would never end after a fork.
     """
     pytest.importorskip(package)
     before = torch.get_num_threads()

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class PlannedEnv(CountingEnv):
-    """Episodes as their seed says.
+    """Environment whose episodes are determined by the seed.
 
-    Seed s: s mod 7 + 1 steps, which end terminated (s mod 3 = 0), truncated (1) or both (2). The
-    reward is a function of seed, step and action; it or the observation may be spoilt in a step.
+    Seed s gives s mod 7 + 1 steps, ended by termination (s mod 3 = 0), truncation (1) or both (2).
+    The reward depends on seed, step and action; some steps have a NaN reward or observation.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class PlannedEnv(CountingEnv):
 
 
 class SlowEnv:
-    """`PlannedEnv` in plain Python."""
+    """Reference for the episodes of `PlannedEnv` in plain Python."""
 
     def __init__(self, seed: int) -> None:
         self.env = PlannedEnv()
@@ -70,7 +70,7 @@ class SlowEnv:
         self.obs, _ = self.env.reset(seed=seed)
 
     def step(self, action: int) -> bool:
-        """Whether the episode is over."""
+        """Return whether the episode is over."""
         self.obs, self.reward, terminated, truncated, self.info = self.env.step(action)
         self.length += 1
         self.end = StepEnd.TERMINATED if terminated else StepEnd(2 * truncated)
@@ -81,19 +81,19 @@ class SlowEnv:
 
 
 def slice_of(make: Callable[[], Any], count: int = 3, **settings: Any) -> EnvSlice:
-    """Environments of one kind."""
+    """Return a slice of equal environments."""
     return EnvSlice.for_playing([make] * count, **settings)
 
 
 def ends_of(envs: EnvSlice, *actions: int) -> dict[int, EpisodeEnd | None]:
-    """Take a step; returns the ends of episodes by environment, None for one that was dropped."""
+    """Take a step; return the ends of episodes by environment, None for a dropped episode."""
     envs.actions[""][: len(actions)] = actions
     report = envs.step() or StepReport()
     return {**{end.env: end for end in report.ends}, **dict.fromkeys(report.lost)}
 
 
 def assert_equal(envs: EnvSlice, slow: list[SlowEnv]) -> None:
-    """All that is reported of environments that play."""
+    """Check all reported values of the environments."""
     for i, one in enumerate(slow):
         assert envs.seeds[i] == one.seed
         assert (i in envs.playing, i in envs.resting) == (one.plays, not one.plays)
@@ -107,7 +107,7 @@ def assert_equal(envs: EnvSlice, slow: list[SlowEnv]) -> None:
 
 
 def test_episodes_are_what_slow_ones_are() -> None:
-    """Whatever is started, stepped, dropped and over: all that is reported of each of them."""
+    """Started, stepped, dropped and ended episodes match the reference in all reported values."""
     rng = np.random.default_rng(0)
     envs = slice_of(PlannedEnv, 4, on_non_finite="skip", final_obs="all")
     assert envs.playing == []
@@ -138,7 +138,7 @@ def test_episodes_are_what_slow_ones_are() -> None:
 
 
 def test_a_source_says_what_is_played() -> None:
-    """At once where an episode ends, or when it is asked again; those that rest are not stepped."""
+    """Episodes come from the source at each end; environments without an episode do not step."""
     envs = slice_of(lambda: CountingEnv(2), 2)
     plans: list[list[int | None]] = [[3, 4, None, 5], [None, 6, None, None]]
     envs.seed_from(lambda i: plans[i].pop(0))
@@ -158,7 +158,7 @@ def test_a_source_says_what_is_played() -> None:
 
 
 def test_what_environments_show() -> None:
-    """Their pictures; an error names the seed."""
+    """Environments can be rendered; an error names the seed."""
 
     class Shown(CountingEnv):
         def render(self) -> Any:
@@ -177,7 +177,7 @@ def test_what_environments_show() -> None:
 
 
 def test_pictures_without_a_display() -> None:
-    """Where the libraries by which MuJoCo draws fail, the error says how it draws without one."""
+    """If MuJoCo cannot render, the error says how to render without a display."""
 
     class Drawn(CountingEnv):
         def render(self) -> Any:
@@ -193,11 +193,11 @@ def test_pictures_without_a_display() -> None:
 
 
 def test_each_start_begins_a_new_game() -> None:
-    """A life that was lost ends neither the episode nor the game, another start does."""
+    """A lost life ends neither the episode nor the game; a new start does."""
     envs = slice_of(lambda: EpisodicLifeWrapper(LivesEnv()))
     envs.start(0, 1)
     assert ends_of(envs, 1) == {}
-    assert ends_of(envs, 1) == {}  # a life was lost, and the game continues
+    assert ends_of(envs, 1) == {}  # a life is lost, and the game continues
     assert not envs.end.any()
     assert (envs.steps_of(0), envs.envs[0].unwrapped.t) == (2, 3)
     envs.start(0, 2)
@@ -206,7 +206,7 @@ def test_each_start_begins_a_new_game() -> None:
 
 
 class NoLifeEnv(LivesEnv):
-    """The step without action after the first lost life ends the game."""
+    """Environment that ends the game in the no-op step after the first lost life."""
 
     how = "terminated"
 
@@ -220,7 +220,7 @@ class NoLifeEnv(LivesEnv):
 
 @sweep("how", ["terminated", "truncated", "both"])
 def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
-    """The episode ends there: nothing of a second game is in it, and the next one is a new one."""
+    """If the game ends after a lost life, the episode ends, and a new game begins the next one."""
 
     class Env(NoLifeEnv):
         pass
@@ -249,9 +249,9 @@ def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
 
 @sweep("limit", [1, 2, 3, 4, 5])
 def test_an_episode_is_a_whole_game(limit: int) -> None:
-    """Lives lost on the way are no ends; the steps that continue after them are not counted.
+    """Lost lives do not end episodes, and the steps that continue after them are not counted.
 
-    A limit of steps does not start over there; one within the game has its own count.
+    An outer time limit is not reset by a lost life; an inner one has a separate count.
     """
 
     def make() -> Any:
@@ -267,7 +267,7 @@ def test_an_episode_is_a_whole_game(limit: int) -> None:
 
 @sweep("length", [9, 2])
 def test_raw_returns_are_told(length: int) -> None:
-    """Of whole episodes, and of those that a time limit around the monitor cuts."""
+    """Reported returns are raw, also if a time limit outside the monitor truncates the episode."""
     envs = slice_of(
         lambda: TimeLimit(RewardScalingWrapper(MonitoringWrapper(CountingEnv(length)), 0.1), 2)
     )
@@ -280,4 +280,4 @@ def test_raw_returns_are_told(length: int) -> None:
         assert end.counted == (3.0, 2)
 
 
-# -- what is wrong -------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------

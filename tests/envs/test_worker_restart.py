@@ -53,18 +53,18 @@ def test_killed_workers_change_no_number(between_halves, start_method):
             if rng.random() < 0.06:
                 time.sleep(0.01 * (step % 2))
                 process = many._pool.processes[rng.integers(2)]
-                kills += process.is_alive()  # Else its end was not noticed yet.
+                kills += process.is_alive()  # Otherwise its end was not noticed yet.
                 process.kill()
                 process.join()
             assert_equal_steps(expected, many.step_wait() if between_halves else many.step(actions))
-        many.step(actions)  # It finds the last kill, if that was after its step.
+        many.step(actions)  # Detects a kill after the previous step.
         one.step(actions)
         assert many.worker_restarts == kills > 2
         assert pickle.dumps(one.state_dict()) == pickle.dumps(many.state_dict())
 
 
 def test_workers_that_are_faster_than_the_first_half(tmp_path, monkeypatch):
-    """Numbers from before the step are kept before a worker can overwrite them and die."""
+    """Previous results are saved before a worker can overwrite them and die."""
     call, slow = PooledVectorEnv._call, []
 
     def slow_call(vector, method, *args):
@@ -73,7 +73,7 @@ def test_workers_that_are_faster_than_the_first_half(tmp_path, monkeypatch):
             vector._pool.processes[1].join()
 
     monkeypatch.setattr(PooledVectorEnv, "_call", slow_call)
-    dying = lambda: FailingEnv("exit", 3, tmp_path / "died", 5)  # noqa: E731 (of one line)
+    dying = lambda: FailingEnv("exit", 3, tmp_path / "died", 5)  # noqa: E731 (one line)
     with here([CountingEnv] * 4) as one, restarted([CountingEnv] * 3 + [dying]) as many:
         one.reset(seed=1)
         many.reset(seed=1)
@@ -89,11 +89,11 @@ EXITED = r"died in a step \(exit code 7\); seeds of its episodes: %d, %d"
 
 @pytest.mark.parametrize(("how", "words"), [("raise", RAISED), ("exit", EXITED)])
 def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
-    """It is reported once, and the run continues as if nothing had been.
+    """A failure that does not recur is reported once and does not change the results.
 
-    The worker has stepped a part of its environments already.
+    The worker has already stepped some of its environments.
     """
-    faulty = lambda: FailingEnv(how, 3, tmp_path / "failed", 5)  # noqa: E731 (of one line)
+    faulty = lambda: FailingEnv(how, 3, tmp_path / "failed", 5)  # noqa: E731 (one line)
     with (
         here([CountingEnv] * 3) as one,
         restarted([CountingEnv, CountingEnv, faulty]) as many,
@@ -118,7 +118,7 @@ def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
 def test_a_failure_that_comes_again(how, capfd):
-    """The environments of the worker begin new episodes; their rows are no transitions."""
+    """If a failure recurs, the environments of the worker begin new episodes."""
     with restarted([CountingEnv, lambda: FailingEnv(how, 3), CountingEnv]) as vector:
         vector.reset(seed=1)
         for _ in range(2):
@@ -142,7 +142,7 @@ def test_a_failure_that_comes_again(how, capfd):
 
 
 def test_an_observation_that_differs(capfd):
-    """An environment that does not do the same again loses its episode, and is named."""
+    """An environment whose replay differs loses its episode and is named."""
     with restarted([lambda: JitterEnv(length=9)] * 2) as vector:
         vector.reset(seed=1)
         vector.step([0, 0])
@@ -158,7 +158,7 @@ def test_an_observation_that_differs(capfd):
 
 
 def test_a_reset_that_fails_again():
-    """The next seeds are tried, one per start."""
+    """If a reset fails repeatedly, the next seeds are tried, one per restart."""
 
     class Picky(CountingEnv):
         def reset(self, *, seed=None, options=None):
@@ -178,7 +178,7 @@ def test_a_reset_that_fails_again():
 
 
 def test_a_constructor_that_fails_later(tmp_path, capfd):
-    """Where it fails at a restart, there are others, and the episode continues where it was."""
+    """If a constructor fails at a restart, the worker is restarted again."""
 
     class Once(CountingEnv):
         def __init__(self):
@@ -203,7 +203,7 @@ def test_a_constructor_that_fails_later(tmp_path, capfd):
 
 
 def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
-    """After `state_dict`, actions before it are not played again."""
+    """A repair begins at the last `state_dict`; earlier actions are not replayed."""
 
     class Own(CountingEnv):
         def step(self, action):
@@ -228,7 +228,7 @@ def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
         assert vector.step([0])[1].tolist() == [7.0]
         assert (tmp_path / "steps").read_text() == "0 1 2 3 4 5 4 5 6 "
         vector._pool.processes[0].kill()
-        # A dead worker cannot tell its own state: the journal knows as much.
+        # The journal replaces the state of a dead worker.
         later = vector.state_dict()["envs"][0]
         assert len(later["actions"][""]) == 3
         assert later["own"] == state["envs"][0]["own"]
@@ -238,7 +238,7 @@ def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
 
 @pytest.mark.exhaustive
 def test_a_long_replay_is_no_hang():
-    """Each step of a replay has timeout_s, not all of them together."""
+    """During a replay, timeout_s applies to each step."""
 
     class Slow(CountingEnv):
         def step(self, action):
@@ -256,7 +256,7 @@ def test_a_long_replay_is_no_hang():
 
 
 def test_a_worker_that_stands_still_blocks_nobody():
-    """However large a state is, handing it to a worker that hangs takes no longer than its time."""
+    """Sending a large state to a stopped worker times out."""
     state = state_after([lambda: CountingEnv(10**6)], 1)
     state["envs"][0]["actions"][""] = np.zeros(10**6, np.int64)
     with workers([CountingEnv], n_workers=1, timeout_s=1.0) as vector:
@@ -266,7 +266,7 @@ def test_a_worker_that_stands_still_blocks_nobody():
 
 
 def test_what_is_not_finite_is_no_failure_of_a_worker():
-    """A restart does not repair it: `on_non_finite` says what to do."""
+    """A non-finite reward does not restart the worker; `on_non_finite` decides."""
     with restarted([lambda: FailingEnv("nan", 2)], n_workers=1) as vector:
         vector.reset(seed=1)
         vector.step([0])
@@ -314,7 +314,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("start_method", everyday(1, START_METHODS))
 def test_workers_survive_the_signals_of_a_cluster(start_method, tmp_path):
-    """To all processes: workers continue without their fork server, restart, and end."""
+    """Workers survive signals sent to all processes: they step, restart, and exit."""
     script = tmp_path / "parent.py"
     script.write_text(SURVIVORS)
     done = subprocess.run(

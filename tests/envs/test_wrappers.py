@@ -1,4 +1,4 @@
-"""Wrappers of this package and of gymnasium, also in vector environments."""
+"""Wrappers of this package and of Gymnasium, also in vector environments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS = "maze_train.envs.wrappers."
 
 
 class MaskedEnv(CountingEnv):
-    """Tells which actions are legal, and keeps those that it was given."""
+    """Environment that reports legal actions and records the actions taken."""
 
     def __init__(self, where="obs"):
         super().__init__(length=1000)
@@ -54,7 +54,7 @@ class MaskedEnv(CountingEnv):
 
 
 class TwoParts(CountingEnv):
-    """An arm with bounds, a switch, and an engine that counts; keeps the action."""
+    """Environment with a bounded, a discrete and an integer action component."""
 
     SPACE = spaces.Dict(
         {
@@ -73,7 +73,7 @@ class TwoParts(CountingEnv):
 
 
 def wrapped(env, *nodes, training=True):
-    """A vector environment of two, wrapped as a configuration says."""
+    """Return two environments with the wrappers of a configuration."""
     config = EnvConfig(target=env, wrappers=[dict(node) for node in nodes])
     return here([EnvFactory(config, training=training)] * 2)
 
@@ -91,7 +91,7 @@ def wrapped(env, *nodes, training=True):
     ],
 )
 def test_gymnasium_accepts_them(wrap):
-    """Gymnasium's own checker passes, and equal seeds give equal episodes."""
+    """Gymnasium's environment checker passes, and equal seeds give equal episodes."""
     env = wrap(gymnasium.make("Pendulum-v1", disable_env_checker=True))
     check_env(env, skip_render_check=True, skip_close_check=True)
     episodes = []
@@ -109,7 +109,7 @@ def test_gymnasium_accepts_them(wrap):
 
 @pytest.mark.parametrize("env_class", [CountingEnv, AwkwardEnv])
 def test_stack_holds_the_last_observations(env_class):
-    """Newest last; an episode begins with n times its first; reused buffers do no harm."""
+    """Newest observation last; resets repeat the first observation; reused buffers are copied."""
     env = ObservationStackWrapper(env_class(length=9), 3)
     assert env.observation_space.shape == (3, 2)
     obs, _ = env.reset(seed=7)
@@ -127,7 +127,7 @@ def test_stack_holds_the_last_observations(env_class):
 
 
 def test_stack_by_key():
-    """Parts are named by flattened key; the others, and by default masks and integers, stay."""
+    """Stacks are selected by flattened key; by default masks and integers are not stacked."""
     env = ObservationStackWrapper(NestedEnv(), 4, keys=["robot/0"])
     space = env.observation_space
     assert space["robot"][0].shape == (4, 2, 2)
@@ -149,7 +149,7 @@ def test_stack_by_key():
 
 @pytest.mark.parametrize("make", PLACES)
 def test_stacks_keep_their_promise_in_vector_environments(make):
-    """Within an episode the older frames are the newer ones of the step before."""
+    """Within an episode, older frames are the newer frames of the previous step."""
     node = {"_target_": OURS + "ObservationStackWrapper", "n": 3}
     config = EnvConfig(target="toy_envs.NestedEnv", kwargs={"length": 5}, wrappers=[node])
     with make([EnvFactory(config)] * 2) as vector:
@@ -192,13 +192,13 @@ GYM = "gymnasium.wrappers."
     ],
 )
 def test_stacks_behind_other_wrappers(outside, expected):
-    """A stack is reported only where observations reach the agent as the stack made them."""
+    """Stacks are reported only if no outer wrapper changes the observations."""
     vector = wrapped("toy_envs.CountingEnv", STACK, *outside)
     assert vector.frame_stack == expected
 
 
 def test_declared_stacks_must_fit_their_space():
-    """What an environment declares is believed only as far as its shapes agree."""
+    """Declared stacks are ignored if they do not match the shape of the space."""
 
     class Boasting(CountingEnv):
         metadata = {"frame_stack": {"": 4, "other": 2}}  # noqa: RUF012
@@ -215,9 +215,9 @@ def test_declared_stacks_must_fit_their_space():
 
 
 def test_returns_are_reported_without_training_wrappers():
-    """Returns and lengths are those inside of the wrappers for training, which see scaled ones.
+    """Reported returns and lengths exclude training wrappers, which may scale rewards.
 
-    Gymnasium's RecordEpisodeStatistics may lie inside, or outside under another key.
+    Gymnasium's RecordEpisodeStatistics may be inside, or outside with a different key.
     """
     node = {"_target_": GYM + "RecordEpisodeStatistics"}
     scale = {"_target_": OURS + "RewardScalingWrapper", "scale": 2.0}
@@ -243,7 +243,7 @@ def test_returns_are_reported_without_training_wrappers():
 
 
 def test_monitoring_counts_truncated_and_broken_off_episodes():
-    """Both ends are ends; a reset ends an episode that was ended from outside; infos stay."""
+    """Truncated episodes and episodes ended by a reset are counted; infos are not changed."""
     env = MonitoringWrapper(CountingEnv(length=3, truncate=True))
     assert "episode" not in env.reset(seed=0)[1]
     env.step(0)
@@ -257,7 +257,7 @@ def test_monitoring_counts_truncated_and_broken_off_episodes():
 
 
 def test_episodes_that_a_training_wrapper_ends_are_reported():
-    """Their returns and lengths belong to the step that ended them."""
+    """Episodes ended by a training wrapper are reported at the step that ended them."""
     limit = {"_target_": "gymnasium.wrappers.TimeLimit", "max_episode_steps": 2}
     config = EnvConfig(
         target="toy_envs.CountingEnv", kwargs={"length": 3}, training_wrappers=[limit]
@@ -276,7 +276,7 @@ def test_episodes_that_a_training_wrapper_ends_are_reported():
 
 
 def test_random_reset_takes_a_random_number_of_steps():
-    """Between both bounds, each number occurs, and the seed decides."""
+    """The number of initial steps covers the range between both bounds and depends on the seed."""
     env = RandomResetWrapper(CountingEnv(length=100), 2, 4)
     steps = [int(env.reset(seed=seed)[0][1]) for seed in range(40)]
     assert set(steps) == {2, 3, 4}
@@ -285,10 +285,10 @@ def test_random_reset_takes_a_random_number_of_steps():
 
 
 def test_random_reset_starts_over_when_the_episode_ends():
-    """No episode begins with its own end; one that always would is an error, without a seed too.
+    """If the episode ends within the initial steps, a new one begins; 100 in a row raise an error.
 
-    Further seeds follow from the first: an environment that makes its generator in `reset` does the
-    same again.
+    Further seeds follow from the first, also if the environment creates its generator in
+    `reset`.
     """
     begun, steps = [], set()
     for _ in range(2):
@@ -305,7 +305,7 @@ def test_random_reset_starts_over_when_the_episode_ends():
 
 @pytest.mark.parametrize("where", ["obs", "info"])
 def test_random_reset_respects_masks(where):
-    """Legal actions alone are taken; the generator of the action space is left alone."""
+    """Initial steps take legal actions only and do not use the generator of the action space."""
     env = RandomResetWrapper(MaskedEnv(where), 30, 30)
     env.action_space.seed(5)
     env.reset(seed=0)
@@ -319,7 +319,7 @@ def test_random_reset_respects_masks(where):
 
 
 def test_discretized_parts():
-    """Boxes become one choice per value, by key; other parts stay, and integers are rounded."""
+    """Boxes become one choice per value, selected by key; integers are rounded."""
     env = DiscretizeActionsWrapper(TwoParts(), {"arm": 3, "deep/1": 4})
     assert env.action_space["arm"] == spaces.MultiDiscrete([3, 3])
     assert env.action_space["deep"] == spaces.Tuple((spaces.Discrete(2), spaces.Discrete(4)))
@@ -338,7 +338,7 @@ def test_discretized_parts():
 
 
 def test_discretized_matrix_keeps_its_order():
-    """Choice k of a matrix belongs to its k-th entry, row by row; actions are copies."""
+    """Choice k of a matrix is its k-th entry in row-major order; actions are copies."""
     low = np.arange(6.0).reshape(2, 3) - 10.0
     wrapper = DiscretizeActionsWrapper(TwoParts(spaces.Box(low, low + 10.0, dtype=float)), 2)
     assert wrapper.action_space == spaces.MultiDiscrete([2] * 6)
@@ -377,7 +377,7 @@ UNBOUNDED = spaces.Dict({"push": spaces.Box(-np.inf, 1.0, (1,))})
     ],
 )
 def test_wrong_arguments(case):
-    """Numbers and keys are checked; bounds, and entries to choose from, are needed."""
+    """Invalid arguments and spaces raise an error."""
     make, message = case
     with pytest.raises((ConfigError, SpaceError), match=message):
         make()
@@ -387,7 +387,7 @@ def test_wrong_arguments(case):
 
 
 class PictureEnv(CountingEnv):
-    """Observes random pictures, next to a vector."""
+    """Environment that observes random pictures and a vector."""
 
     def __init__(self, shape):
         super().__init__()
@@ -403,7 +403,7 @@ class PictureEnv(CountingEnv):
     [((40, 61), (0, 1)), ((40, 61, 3), (0, 1)), ((4, 40, 61), (1, 2)), ((2, 41, 60, 3), (1, 2))],
 )
 def test_images_are_shrunk_to_means(shape, axes):
-    """Of each square the mean, whatever the order of dimensions; the rest stays."""
+    """Images are reduced to the mean of each square, for any order of dimensions."""
     env = ShrinkImagesWrapper(PictureEnv(shape), 2)
     obs = env.observation_space.sample()
     obs["eye"] = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -420,7 +420,7 @@ def test_images_are_shrunk_to_means(shape, axes):
 
 
 def test_entries_are_left_in_the_given_order():
-    """Values, bounds and dtype match the entries."""
+    """Selected entries keep the given order; values, bounds and dtype match."""
     plain, env = gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1")
     selected = SelectEntriesWrapper(env, [2, 0])
     obs, _ = plain.reset(seed=3)
