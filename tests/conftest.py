@@ -1,4 +1,4 @@
-"""Order of the tests, a single PyTorch thread, and detection of leftovers."""
+"""Order of the tests, a single PyTorch thread, and checks for leftover processes and files."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """One thread of PyTorch: tests are small, and threads wait long for busy cores."""
+    """Use one PyTorch thread: tests are small, and more threads would compete for busy cores."""
     torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that train, then those on Ray, slow ones, fast ones; otherwise in the usual order.
+    """Run tests that train first, then tests on Ray, slow tests and fast tests.
 
-    Long tests come first, so that no process works on one while the others have nothing left.
-    Processes that are spawned import everything again: `make test` does without them. Names have to
-    be the same in every process that runs tests.
+    Long tests start early, so that no worker still runs one while the others are idle. Spawned
+    processes import everything again, so `make test` skips them. Test names must be the same in
+    every worker.
     """
     for item in items:
         if " at 0x" in item.name:
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def config_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The user's directory for configuration, also of the processes that tests start."""
+    """Set and yield the user's configuration directory, also for processes started by tests."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("config")
         patch.setenv("XDG_CONFIG_HOME", str(home))
@@ -57,11 +57,11 @@ def config_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_waits() -> Iterator[None]:
-    """Leave out what takes long, and what no test looks at.
+    """Skip slow steps that no test checks.
 
-    Files are not brought to the disk, which takes a sixth of the time of a short run. Hydra does
-    not compose what a command says twice, first for `hydra.mode` alone. Runs do not examine their
-    environments (`runner.check_repeatability`), which takes a third of the time of a short run.
+    `fsync` takes a sixth of the time of a short run. Hydra composes the configuration twice to
+    read `hydra.mode`. The check of environments (`runner.check_repeatability`) takes a third of
+    the time of a short run.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "is_examined", lambda config: False)
@@ -72,10 +72,10 @@ def no_waits() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
-    """End the processes that a test left behind, and fail it.
+    """Kill the processes that a test left behind, and fail the test.
 
-    A failed test leaves processes, too; they must not disturb later tests. Shells start background
-    jobs with SIGINT ignored, and `nohup` ignores SIGHUP: tests of signals need the defaults.
+    Processes of a failed test must not disturb later tests. Shells start background jobs with
+    SIGINT ignored, and `nohup` ignores SIGHUP: tests of signals need the default handlers.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -90,7 +90,7 @@ def no_process_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Double precision for all that does not say otherwise, and the same random numbers."""
+    """Use double precision by default, and seed PyTorch."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     yield
@@ -99,7 +99,7 @@ def float64() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def has_connected() -> None:
-    """Connect learners once: what PyTorch opens for all connections of a process stays."""
+    """Connect learners once; PyTorch keeps some files open after the first connection."""
     meeting = Rendezvous(LOOPBACK)
     join(meeting.address, 0, 1, 60.0, None)
     leave()
@@ -108,7 +108,7 @@ def has_connected() -> None:
 
 @pytest.fixture(scope="session")
 def ray_machines() -> Iterator[Any]:
-    """Two machines with four CPUs each, as Ray sees them."""
+    """Start a Ray cluster with two nodes of four CPUs each."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -122,7 +122,7 @@ def ray_machines() -> Iterator[Any]:
 
 @pytest.fixture
 def ray_cluster(ray_machines: Any) -> Any:
-    """The two machines, and a connection of this process with them."""
+    """Return the cluster with two nodes, to which this process is connected."""
     ray = sys.modules["ray"]
     if not ray.is_initialized():
         ray.init(address=ray_machines.address, logging_level="CRITICAL", log_to_driver=False)
@@ -131,18 +131,18 @@ def ray_cluster(ray_machines: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def only_tests_of_ray_are_connected(request: pytest.FixtureRequest) -> None:
-    """Disconnect before other tests: gRPC loses calls of a process that forks."""
+    """Disconnect from Ray before other tests, since gRPC fails in processes that fork."""
     if "ray" in sys.modules and not request.node.get_closest_marker("ray"):
         sys.modules["ray"].shutdown()
 
 
 @pytest.fixture
 def no_file_is_left(no_process_is_left: None) -> Iterator[None]:
-    """Check that a test leaves no socket, pipe, or memory that processes share."""
-    resource_tracker.ensure_running()  # They stay, whoever starts them.
+    """Check that a test leaves no open socket, pipe or shared memory."""
+    resource_tracker.ensure_running()  # both processes stay alive
     forkserver.ensure_running()
     before = open_files()
     yield
     if open_files() - before:
-        gc.collect()  # Mapped memory is open until no one has it.
+        gc.collect()  # mapped memory is open until it is collected
     assert not open_files() - before

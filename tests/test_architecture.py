@@ -1,8 +1,8 @@
-"""The house keeps its floors: imports point downward, files and functions stay short.
+"""Architecture: imports point to lower layers, files and functions are short.
 
-A text that names a module of the package counts as an import of it.
+A string that names a module of the package counts as an import of the module.
 
-The table here and the one in docs/architecture.md say the same.
+The table here and the table in docs/architecture.md must match.
 """
 
 from __future__ import annotations
@@ -45,59 +45,59 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli", "api", "compat"),
     ("__main__",),
 )
-"""Rooms by floor, from the ground. A room imports lower floors only."""
+"""Packages by layer, from the lowest. A package imports only from lower layers."""
 
 MAX_FILE_LINES = 600
 LONG_FILES = {"maze_train/learner/learner.py": 720}
-"""Files that hold one class, which untyped helpers would only make harder to read."""
+"""Files with one class that would be harder to read if split."""
 MAX_TEXTS = 62
 
 NAMES_PARTS = (f"{PACKAGE}.algorithms.td3.model",)
-"""Modules besides settings that name parts by text: those that fill in a setting."""
+"""Modules besides settings that name classes by string, because they complete settings."""
 
 STARTS_QUICKLY = (
     *("cli", "jobs", "config.", "run.resuming", "run.assembly", "workers.backends"),
     *("envs.factory", "envs.foreign", "envs.simulated"),
 )
-"""Modules that import late: they run before PyTorch is needed, and whether it is needed or not."""
+"""Modules that import inside functions, because they run before PyTorch is needed."""
 MAX_FUNCTION_LINES = 60
 
 
 @dataclass
 class Module:
-    """One file of the package and the modules of the package that it imports."""
+    """File of the package, with the modules of the package that it imports."""
 
     name: str
     path: Path
     tree: ast.Module
     imports: set[str] = field(default_factory=set)
-    """Everywhere in the file: also inside functions and for type checkers only."""
+    """All imports in the file, including those inside functions and for type checkers."""
     runtime_imports: set[str] = field(default_factory=set)
-    """What importing the file imports, other packages included."""
+    """Imports executed when the file is imported, including other packages."""
     texts: list[str] = field(default_factory=list)
-    """Dotted names below the package that stand in the file as texts, docstrings left out."""
+    """Strings in the file that are dotted names below the package, except docstrings."""
     named: set[str] = field(default_factory=set)
-    """The modules that these lead to."""
+    """Modules that contain the objects named by `texts`."""
 
     @property
     def room(self) -> str:
-        """First part of the name below the package; empty for the package itself."""
+        """Package of the module, i.e. the first part of its name; empty for the root."""
         return room_of(self.name)
 
     @property
     def is_settings(self) -> bool:
-        """Whether it holds settings, which name by text what their values choose."""
+        """Whether the module defines settings, whose values name classes by string."""
         return self.name.endswith(".config") or self.room == "config"
 
 
 def room_of(name: str) -> str:
-    """The room of a module."""
+    """Return the package of a module."""
     return name.split(".")[1] if "." in name else ""
 
 
 @cache
 def modules() -> dict[str, Module]:
-    """All modules of the package by name."""
+    """Return all modules of the package by name."""
     found: dict[str, Module] = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -120,7 +120,7 @@ def modules() -> dict[str, Module]:
 
 
 def texts(tree: ast.Module) -> Iterator[str]:
-    """The dotted names below the package that stand in a file as texts."""
+    """Yield the strings in a file that are dotted names below the package."""
     docs = {
         id(node.value)
         for node in ast.walk(tree)
@@ -134,7 +134,7 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def home_of(text: str, known: Mapping[str, Module]) -> str:
-    """The module that a dotted name leads to, through the public names; empty: to none."""
+    """Return the module that contains a dotted or public name, or an empty string."""
     stub = (ROOT / PACKAGE / "__init__.pyi").read_text(encoding="utf-8")
     found = re.findall(r"from ([\w.]+) import \w+ as (\w+)", stub)
     homes = {f"{PACKAGE}.{name}": home for home, name in found}
@@ -145,7 +145,7 @@ def home_of(text: str, known: Mapping[str, Module]) -> str:
 
 
 def imported(node: ast.AST, module: Module, known: Mapping[str, Module]) -> Iterator[str]:
-    """The modules that an import statement names; nothing for other nodes."""
+    """Yield the modules that an import statement names; nothing for other nodes."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -156,9 +156,9 @@ def imported(node: ast.AST, module: Module, known: Mapping[str, Module]) -> Iter
 
 
 def runtime_statements(body: list[ast.stmt], *, called: bool = False) -> Iterator[ast.stmt]:
-    """The statements that run when a file is imported, without those for type checkers.
+    """Yield the statements executed on import, except those for type checkers.
 
-    `called`: also those in functions.
+    If `called`, also yield the statements inside functions.
     """
     for statement in body:
         yield statement
@@ -172,25 +172,25 @@ def runtime_statements(body: list[ast.stmt], *, called: bool = False) -> Iterato
 
 
 def edges() -> Iterator[tuple[str, str]]:
-    """Every import of one module of the package by another, and every text that names one."""
+    """Yield every import between modules of the package, including imports by string."""
     for module in modules().values():
         for target in sorted(module.imports | module.named):
             yield module.name, target
 
 
 def floor_of(room: str) -> int:
-    """Number of the floor that a room is on."""
+    """Return the index of the layer that contains a package."""
     return next(i for i, rooms in enumerate(FLOORS) if room in rooms)
 
 
 def test_every_room_is_in_the_table() -> None:
-    """Table and tree name the same rooms."""
+    """The table lists exactly the existing packages."""
     listed = {room for rooms in FLOORS for room in rooms}
     assert {module.room for module in modules().values()} - {""} == listed
 
 
 def test_imports_point_downward() -> None:
-    """No room imports a higher floor, or a neighbour on its own one."""
+    """No package imports a higher layer, or another package of its layer."""
     wrong = []
     for name, target in edges():
         room, other = room_of(name), room_of(target)
@@ -203,7 +203,7 @@ def test_imports_point_downward() -> None:
 
 
 def shared_algorithms() -> set[str]:
-    """Folders of algorithms that have no separate name: families share them."""
+    """Return the folders below `algorithms/` that a family of algorithms shares."""
     return {
         module.name.split(".")[2]
         for module in modules().values()
@@ -217,7 +217,7 @@ def shared_algorithms() -> set[str]:
 
 
 def test_algorithms_do_not_import_each_other() -> None:
-    """Algorithms meet in lower floors, or in a folder that a family shares."""
+    """Algorithms import only lower layers and folders shared by a family."""
     wrong, shared = [], shared_algorithms()
     assert shared == {"actor_critic", "off_policy"}
     for name, target in edges():
@@ -230,7 +230,7 @@ def test_algorithms_do_not_import_each_other() -> None:
 
 
 def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """The nodes of one cycle, empty if there is none."""
+    """Return the nodes of a cycle, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -239,9 +239,9 @@ def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_no_cycle_of_modules() -> None:
-    """No module reaches itself through imports, wherever these stand in a file, or texts.
+    """No module imports itself indirectly, including imports inside functions and by string.
 
-    Settings name the classes that carry them out, which import the settings.
+    Strings in settings are exempt: they name classes that import the settings.
     """
     graph = {
         name: module.imports | (set() if module.is_settings else module.named)
@@ -251,7 +251,7 @@ def test_no_cycle_of_modules() -> None:
 
 
 def test_no_cycle_of_rooms() -> None:
-    """No room reaches itself through another one."""
+    """No package imports itself indirectly."""
     graph: dict[str, set[str]] = {}
     for name, target in edges():
         if room_of(name) != room_of(target):
@@ -260,7 +260,7 @@ def test_no_cycle_of_rooms() -> None:
 
 
 def test_only_settings_name_modules_by_text() -> None:
-    """A dependency is an import; a text stands where the value of a setting chooses a class."""
+    """Classes are imported, except those selected by the value of a setting."""
     wrong = [
         f"{module.name}: {sorted(module.named)}"
         for module in modules().values()
@@ -271,7 +271,7 @@ def test_only_settings_name_modules_by_text() -> None:
 
 
 def test_imports_stand_at_the_top() -> None:
-    """Others stand in functions where PyTorch is not needed yet, or its compiler."""
+    """Imports inside functions are limited to modules that run before PyTorch is needed."""
     known = modules().keys() - {f"{PACKAGE}.learner.compiled"}
     wrong = [
         f"{module.name}:{node.lineno}"
@@ -286,7 +286,7 @@ def test_imports_stand_at_the_top() -> None:
 
 
 def test_texts_are_followed() -> None:
-    """Names of modules, of objects in them, and public names lead home; other texts nowhere."""
+    """Names of modules, their objects and public names are resolved; other strings are not."""
     known = modules()
     assert home_of("maze_train.nets.template.resolve", known) == "maze_train.nets.template"
     assert home_of("maze_train.nets.template", known) == "maze_train.nets.template"
@@ -295,12 +295,12 @@ def test_texts_are_followed() -> None:
 
 
 def test_find_cycle_finds_one() -> None:
-    """The search itself works."""
+    """`find_cycle` finds a cycle."""
     assert set(find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
 
 
 def test_files_are_short() -> None:
-    """No file of more than 600 lines, but for those listed."""
+    """No file exceeds 600 lines, except those in `LONG_FILES`."""
     lengths = {
         str(module.path.relative_to(ROOT)): len(module.path.read_text().splitlines())
         for module in modules().values()
@@ -310,7 +310,7 @@ def test_files_are_short() -> None:
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function without its signature and docstring."""
+    """Return the number of lines of a function without its signature and docstring."""
     body = function.body
     if ast.get_docstring(function) is not None:
         body = body[1:]
@@ -318,7 +318,7 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_functions_are_short() -> None:
-    """No function body of more than 60 lines."""
+    """No function body exceeds 60 lines."""
     long = [
         f"{module.name}.{node.name}: {body_lines(node)}"
         for module in modules().values()
@@ -333,7 +333,7 @@ KNOW_HYDRA = ("config.hydra_input", "config.plugins", "config.launchers")
 
 
 def test_one_way_in_and_the_plugins_know_hydra() -> None:
-    """Hydra and omegaconf are imported nowhere else."""
+    """Only modules in `KNOW_HYDRA` import Hydra and OmegaConf."""
     wrong = [
         f"{module.name}:{node.lineno}"
         for module in modules().values()
@@ -349,7 +349,7 @@ def test_one_way_in_and_the_plugins_know_hydra() -> None:
 
 
 def test_text_leaves_in_one_place() -> None:
-    """Nothing but core/notices.py prints, so that all names of strangers are shown as text."""
+    """Only core/notices.py prints, so that unprintable characters are always escaped."""
     wrong = [
         f"{module.name}:{node.lineno}"
         for module in modules().values()
@@ -362,7 +362,7 @@ def test_text_leaves_in_one_place() -> None:
 
 
 def test_checked_protocols_have_only_methods() -> None:
-    """`isinstance` does not find submodules and buffers of modules since Python 3.12.
+    """Since Python 3.12, `isinstance` ignores submodules and buffers of PyTorch modules.
 
     `core` does not check modules.
     """
@@ -381,7 +381,7 @@ def test_checked_protocols_have_only_methods() -> None:
 
 
 def without_torch() -> list[str]:
-    """The modules that must not need PyTorch: configuration, and what runs in worker processes."""
+    """Return the modules that must not import PyTorch: configuration and worker processes."""
     return [
         name
         for name in modules()
@@ -390,11 +390,11 @@ def without_torch() -> list[str]:
 
 
 def path_to(target: str, start: str) -> list[str]:
-    """How importing `start` comes to import the package `target`; empty if it does not."""
+    """Return the chain of imports from `start` to the package `target`, or an empty list."""
     before: dict[str, str] = {start: ""}
     queue = [start]
     for name in queue:
-        # Importing a.b.c runs a and a.b first.
+        # importing a.b.c imports a and a.b first
         parents = {name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)}
         for following in sorted(modules()[name].runtime_imports | parents):
             if following.split(".")[0] == target:
@@ -410,7 +410,7 @@ def path_to(target: str, start: str) -> list[str]:
 
 
 def test_configuration_and_environments_do_not_import_torch() -> None:
-    """A configuration error comes at once, and a worker process stays small."""
+    """Configuration errors are reported quickly, and worker processes use little memory."""
     assert [path for name in without_torch() if (path := path_to("torch", name))] == []
 
 
@@ -465,12 +465,12 @@ FEATURES = {
     "resuming": ("run.resuming", "run.saved_policies", "core.hub"),
     "tools and services": ("tools", "tracking.services", "config.sweeps", "config.search_config"),
 }
-"""Modules and packages of features that training one agent with PPO does not use."""
+"""Modules and packages of features that single-agent PPO does not use."""
 
 
 @pytest.fixture(scope="module")
 def loaded_by_ppo(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Modules of the package that a process has loaded after two updates of PPO."""
+    """Return the modules of the package that are loaded after two updates of PPO."""
     command = [sys.executable, "-c", TWO_UPDATES, str(tmp_path_factory.mktemp("loaded") / "run")]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     return set(found.stdout.splitlines()[-1].split())
@@ -478,7 +478,7 @@ def loaded_by_ppo(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 @pytest.fixture(scope="module")
 def imported_by_ppo() -> set[str]:
-    """Modules of the package that the files of PPO import, also in functions never called."""
+    """Return the modules that PPO can import, including imports inside functions never called."""
     found = [f"{PACKAGE}.algorithms.ppo.learner", f"{PACKAGE}.run.runner"]
     for module in (modules()[name] for name in found):
         statements = runtime_statements(module.tree.body, called=True)
@@ -491,7 +491,7 @@ def imported_by_ppo() -> set[str]:
 def test_ppo_loads_no_other_features(
     feature: str, loaded_by_ppo: set[str], imported_by_ppo: set[str]
 ) -> None:
-    """Features are passed in by `run/assembly.py`, or named by settings: the core has none."""
+    """Features are passed in by `run/assembly.py` or selected by settings."""
     wrong = []
     for name in FEATURES[feature]:
         module = f"{PACKAGE}.{name}"

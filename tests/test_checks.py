@@ -19,7 +19,7 @@ from maze_train.core.errors import ConfigError, MazeTrainError, MissingExtraErro
     ],
 )
 def test_numbers_out_of_range_are_refused(check, limits, expected, values):
-    """Numbers beyond a limit are refused, and those that are not finite."""
+    """Numbers outside the limits and non-finite numbers raise ConfigError."""
     for value in values:
         with pytest.raises(ConfigError, match=rf"^lr = .*: expected a {expected}$"):
             check("lr", value, *limits)
@@ -29,7 +29,7 @@ def test_numbers_out_of_range_are_refused(check, limits, expected, values):
 
 
 def test_bounds_belong_to_the_range():
-    """The limits themselves are allowed, and numbers inside."""
+    """The limits and numbers between them are allowed."""
     check_positive("x", 5e-324)
     check_at_least("x", 1, 1)
     check_at_least("x", 10**30, 1)
@@ -38,7 +38,7 @@ def test_bounds_belong_to_the_range():
 
 
 def test_one_of_names_the_closest():
-    """A misspelt choice gets the list and the nearest spelling."""
+    """The error lists the choices and suggests the closest one."""
     check_one_of("activation", "tanh", ("tanh", "relu"))
     message = r"^activation = 'Tan': expected one of tanh, relu; did you mean 'tanh'\?$"
     with pytest.raises(ConfigError, match=message):
@@ -52,7 +52,7 @@ def test_one_of_names_the_closest():
     [("algorithm", "lr", "algorithm.lr"), ("", "lr", "lr"), ("lr", "", "lr"), ("", "", "")],
 )
 def test_below_joins_keys(prefix, key, expected):
-    """The key grows to the left, without dots at empty names."""
+    """The prefix is prepended; empty names add no dot."""
     moved = ConfigError(key, "is wrong", 3).below(prefix)
     assert (moved.key, moved.problem, moved.value) == (expected, "is wrong", 3)
     assert str(ConfigError(key, "is wrong", None)) == f"{key} = None: is wrong"
@@ -69,7 +69,7 @@ def test_below_joins_keys(prefix, key, expected):
     ],
 )
 def test_errors_travel_between_processes(error):
-    """An exception that was pickled is the same exception."""
+    """An exception is unchanged by pickling."""
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert str(copy) == str(error)
@@ -77,7 +77,7 @@ def test_errors_travel_between_processes(error):
 
 
 def test_all_exceptions_have_one_base():
-    """Whoever catches MazeTrainError catches everything that is raised on purpose."""
+    """All exceptions of the package derive from MazeTrainError."""
     found = [value for value in vars(errors).values() if isinstance(value, type)]
     classes = [value for value in found if value.__module__ == errors.__name__]
     assert all(issubclass(cls, MazeTrainError) for cls in classes)
@@ -85,7 +85,7 @@ def test_all_exceptions_have_one_base():
 
 
 def test_nearest_ignores_case_and_keeps_spelling():
-    """The best match comes first, as it was written; far words give nothing."""
+    """The closest name comes first, with its original spelling; dissimilar words have no match."""
     names = ["CartPole-v1", "CartPole-v0", "Pendulum-v1"]
     assert nearest("cartpole-v1", names)[0] == "CartPole-v1"
     assert nearest("cartpole-v1", names, count=1) == ["CartPole-v1"]

@@ -1,4 +1,4 @@
-"""The command `maze-run`, with a runner that trains nothing."""
+"""The command `maze-run`, with a runner that does not train."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MyConfig(PPOAlgorithmConfig):
 
 
 def raises(error: BaseException) -> Callable[[TrainConfig], float]:
-    """A training that fails."""
+    """Return a training function that raises `error`."""
 
     def train(config: TrainConfig) -> float:
         raise error
@@ -87,7 +87,7 @@ def raises(error: BaseException) -> Callable[[TrainConfig], float]:
 def test_what_is_given_is_what_the_runner_gets(
     maze_run: CommandLine, argv: tuple[str, ...], values: dict[str, Any]
 ) -> None:
-    """Choices and values with or without plus, numbers as people write them, presets."""
+    """Choices and values with or without `+`, numbers with suffixes and underscores, presets."""
     assert maze_run(*argv) == 0
     config = maze_run.configs[0]
     assert {key: attrgetter(key)(config) for key in values} == values
@@ -204,7 +204,7 @@ def test_what_is_given_is_what_the_runner_gets(
 def test_a_configuration_error_is_one_message(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
 ) -> None:
-    """Exit code 2, one message with key, value and remedy, nothing trained, nothing created."""
+    """Exit code 2 and one message with key, value and remedy; no run starts, no file is created."""
     assert maze_run(*argv) == 2
     output = capfd.readouterr()
     assert message in output.err
@@ -236,19 +236,19 @@ def test_the_exit_code_tells_what_happened(
     message: str,
     has_traceback: bool,
 ) -> None:
-    """Expected failures are reported in one message, surprises with their traceback."""
+    """Expected errors are one message; other exceptions are shown with their traceback."""
     maze_run.train = raises(error)
     assert maze_run(*PPO) == code
     text = capfd.readouterr().err
     assert text.endswith(message)
     assert ("Traceback" in text) is has_traceback
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a program may go on
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # restored
 
 
 def test_the_traceback_is_shown_on_demand(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HYDRA_FULL_ERROR=1 adds the traceback; a run without best metric is no failure."""
+    """HYDRA_FULL_ERROR=1 adds the traceback; a run without a best metric succeeds."""
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     assert maze_run(*PPO, "total_steps=x") == 2
     text = capfd.readouterr().err
@@ -261,7 +261,7 @@ def test_the_traceback_is_shown_on_demand(
 def test_a_sweep_runs_every_combination(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each job has a numbered directory below that of the sweep, which is named by its time."""
+    """Each job has a numbered directory below the sweep directory, named by its start time."""
     assert maze_run("-m", "+algorithm=a2c,ppo", "env=CartPole-v1", "seed=0,1") == 0
     chosen = [(config.algorithm.name, config.seed) for config in maze_run.configs]
     assert chosen == [("a2c", 0), ("a2c", 1), ("ppo", 0), ("ppo", 1)]
@@ -276,7 +276,7 @@ def test_a_sweep_runs_every_combination(
 
 
 def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
-    """`run_dir` and `hydra.sweep.dir` are the user's to choose."""
+    """`run_dir` and `hydra.sweep.dir` given by the user are used."""
     assert maze_run("-m", *PPO, "seed=0,1", "run_dir=a,b", "hydra.sweep.dir=s") == 0
     folders = [str(maze_run.folder / name) for name in "abab"]
     assert [config.run_dir for config in maze_run.configs] == folders
@@ -294,7 +294,7 @@ def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
 def test_a_failed_job_stops_no_other(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], error: BaseException, code: int
 ) -> None:
-    """It is reported at once with its number and overrides; the end counts the failures."""
+    """The error contains number and overrides of the job; the last line counts failed jobs."""
 
     def train(config: TrainConfig) -> float:
         if config.seed == 1:
@@ -318,7 +318,7 @@ def test_a_failed_job_stops_no_other(
 def test_how_batches_of_a_sweep_go_on(
     maze_run: CommandLine, error: BaseException, code: int, seeds: list[int]
 ) -> None:
-    """After a failure in the first one the second runs; after an interrupt it does not."""
+    """After a failure in the first batch the second runs; after an interrupt it does not."""
     maze_run.train = raises(error)
     assert maze_run("-m", *PPO, "seed=0,1", "hydra.sweeper.max_batch_size=1") == code
     assert [config.seed for config in maze_run.configs] == seeds
@@ -347,7 +347,7 @@ def test_how_batches_of_a_sweep_go_on(
 def test_a_sweep_is_checked_before_its_first_job(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
 ) -> None:
-    """One message names all jobs that cannot run; nothing is trained, nothing created."""
+    """One message names all invalid jobs; no job starts, and no file is created."""
     maze_run.write("holds/metrics.csv", "")
     before = maze_run.files()
     assert maze_run("-m", *PPO, *argv) == 2
@@ -363,7 +363,7 @@ def test_a_sweep_is_checked_before_its_first_job(
 def test_a_run_directory_of_hydra_has_no_effect(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], directory: str
 ) -> None:
-    """In a file as on the command line: one message, and no empty directory."""
+    """`hydra.run.dir` is an error in a file and on the command line; no directory is created."""
     own = f"defaults: [train, _self_]\nhydra: {{run: {{dir: '{directory}'}}}}\n"
     maze_run.write("conf/mine.yaml", own)
     before = maze_run.files()
@@ -375,7 +375,7 @@ def test_a_run_directory_of_hydra_has_no_effect(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_known_by_its_name_or_its_keys(command: str) -> None:
-    """A primary config of the user that extends ours has its own name."""
+    """A custom primary config is assigned to a command by its keys."""
     text = (shipped_root() / f"{command}.yaml").read_text()
     shipped = {key: value for key, value in yaml.safe_load(text).items() if key != "defaults"}
     assert command_of(command, {}) == command
@@ -384,7 +384,7 @@ def test_a_command_is_known_by_its_name_or_its_keys(command: str) -> None:
 
 @pytest.mark.parametrize("how", [("--config-dir", "own"), ("hydra.searchpath=[own]",)])
 def test_files_of_the_user_are_options(maze_run: CommandLine, how: tuple[str, ...]) -> None:
-    """An algorithm class, an environment and custom networks need no registration."""
+    """A custom algorithm, environment and network require no registration."""
     maze_run.write("my_package_of_algorithms.py", OWN_ALGORITHM)
     target = "my_package_of_algorithms.MyConfig"
     maze_run.write("own/algorithm/mine.yaml", f"_target_: {target}\nbonus: 2\n")
@@ -402,7 +402,7 @@ def test_files_of_the_user_are_options(maze_run: CommandLine, how: tuple[str, ..
 def test_files_of_the_user_are_named_in_messages(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A custom misspelled option is answered with the nearest one; so is a broken file."""
+    """Errors suggest the user's options, and name a broken file."""
     maze_run.write("own/algorithm/mine.yaml", "defaults: [ppo, _self_]\n")
     maze_run.write("own/algorithm/broken.yaml", "a: [1\n")
     maze_run.write("own/env/labyrinth.yaml", "_target_: my.Env\n")
@@ -421,7 +421,7 @@ def test_files_of_the_user_are_named_in_messages(
 def test_a_wrong_override_in_a_file_is_named_with_its_line(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], line: str
 ) -> None:
-    """Of an option that does not exist, of a group, and one that lacks its slash."""
+    """The option does not exist, the group does not exist, or the slash is missing."""
     text = f"# @package _global_\ndefaults:\n  - override /env: CartPole-v1\n  - override {line}\n"
     maze_run.write("own/experiment/mine.yaml", text)
     assert maze_run("--config-dir", "own", "experiment=mine") == 2
@@ -432,7 +432,7 @@ def test_a_wrong_override_in_a_file_is_named_with_its_line(
 def test_a_primary_config_and_groups_of_the_user(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A user's primary config extends ours and may have its own groups."""
+    """A custom primary config extends ours and may have its own groups."""
     maze_run.write("own/mine.yaml", "defaults: [train, {task: easy}, _self_]\nseed: 7\n")
     for name, seed in (("easy", 1), ("hard", 2)):
         maze_run.write(f"own/task/{name}.yaml", f"# @package _global_\ntotal_steps: {seed}\n")
@@ -449,7 +449,7 @@ def test_a_primary_config_and_groups_of_the_user(
 def test_the_file_of_a_run_repeats_it(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A saved configuration is a primary config; values can be changed, choices not."""
+    """A saved configuration is a primary config: values can be overridden, choices cannot."""
     from maze_train.core.conversion import config_to_dict
 
     assert maze_run(*PPO, "seed=3", "algorithm.lr={start: 1e-5, end: 0}") == 0
@@ -493,7 +493,7 @@ def test_the_shell_completes_choices_and_keys(
     line: str,
     completed: str,
 ) -> None:
-    """What the installed completion function asks for is answered, or nothing is said at all."""
+    """The completion function receives the matching words, and nothing else is printed."""
     monkeypatch.setenv("COMP_LINE", line)
     maze_run.write("older/config.yaml", "")
     assert maze_run("-sc", "query=bash") == 0
@@ -507,7 +507,7 @@ def test_the_shell_completes_choices_and_keys(
 def test_questions_are_answered_without_a_run(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The script for the shell, and every setting; an option without its value is refused."""
+    """`-sc` prints the completion script and `--cfg` the settings; `--cfg` requires a value."""
     assert maze_run("-sc", "install=bash") == 0
     assert capfd.readouterr().out.strip().endswith("-F hydra_bash_completion maze-run")
     assert maze_run("--cfg", "job", *PPO) == 0
@@ -520,7 +520,7 @@ def test_questions_are_answered_without_a_run(
 def test_a_working_directory_that_was_removed(
     maze_run: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One message."""
+    """One message and exit code 2."""
     maze_run.folder.rmdir()
     assert maze_run(*PPO) == 2
     message = "working directory: does not exist; change to an existing directory (cd)"

@@ -1,4 +1,4 @@
-"""Events, and the statistics recorded for events."""
+"""Events and their statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALL = tuple(LossEvents.events())
 
 
 def test_an_event_knows_its_name_tag_and_reduction() -> None:
-    """Name and tag come from the class that declares the event; inherited ones come first."""
+    """Name and tag come from the class that declares the event; inherited events come first."""
     assert LossEvents.loss.tag == "train/loss"
     assert LossEvents.loss.reduce == "mean"
     assert LossEvents.highest.doc == "Largest."
@@ -47,7 +47,7 @@ def test_an_event_knows_its_name_tag_and_reduction() -> None:
 
 
 def test_an_event_is_frozen_and_checks_its_reduction() -> None:
-    """A wrong reduction and a later change are refused."""
+    """An invalid reduction and later changes raise an error."""
     with pytest.raises(ValueError, match="median"):
         Event("x", reduce="median")  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
@@ -56,7 +56,7 @@ def test_an_event_is_frozen_and_checks_its_reduction() -> None:
 
 
 def test_an_interface_needs_a_prefix_and_events_of_its_own() -> None:
-    """A missing prefix and a shared event are errors when the class is made."""
+    """A missing prefix and a shared event raise TypeError when the class is created."""
     with pytest.raises(TypeError, match="a prefix is required"):
         type("NoPrefix", (EventInterface,), {})
     with pytest.raises(TypeError, match="train/"):
@@ -65,7 +65,7 @@ def test_an_interface_needs_a_prefix_and_events_of_its_own() -> None:
 
 
 def test_the_mean_is_weighted() -> None:
-    """Weights count samples; a value with weight 0 counts nowhere, even if it is NaN."""
+    """Weights count samples; a value with weight 0 is ignored, even if it is NaN."""
     statistics = Statistics()
     statistics.record(LossEvents.loss, 1.0, weight=3)
     statistics.record(LossEvents.loss, 5.0, weight=1)
@@ -94,7 +94,7 @@ class OtherEvents(EventInterface, prefix="train"):
 def test_what_means_nothing_is_refused(
     event: Event, value: Any, weight: float, error: type[Exception], message: str
 ) -> None:
-    """Negative weights, tensors of several elements, one tag with two reductions."""
+    """Negative weights, tensors with several elements, and one tag with two reductions."""
     statistics = Statistics()
     statistics.record(LossEvents.loss, 1.0)
     statistics.record(event, value, weight)
@@ -105,7 +105,7 @@ def test_what_means_nothing_is_refused(
 @sweep("event", [event for event in ALL if event.reduce != "last"])
 @sweep("place", [0, 1, 2])
 def test_nan_is_not_hidden(event: Event, place: int) -> None:
-    """One NaN shows in every reduction over the epoch, wherever it came."""
+    """One NaN makes every reduction over the epoch NaN."""
     values = [1.0, 2.0, 3.0]
     values[place] = math.nan
     statistics = Statistics()
@@ -114,7 +114,7 @@ def test_nan_is_not_hidden(event: Event, place: int) -> None:
 
 
 def test_tensors_are_kept_without_their_graph() -> None:
-    """A loss can be recorded as it is, and the graph behind it is released."""
+    """Recording a loss releases its graph."""
     weight = torch.nn.Parameter(torch.tensor(2.0))
     loss = weight * 3.0
     statistics = Statistics()
@@ -126,7 +126,7 @@ def test_tensors_are_kept_without_their_graph() -> None:
 
 @sweep("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
 def test_tensors_of_every_type_mix_with_numbers(dtype: torch.dtype) -> None:
-    """Tensors of different types and plain numbers go into one statistic, in order."""
+    """Tensors of any dtype and Python numbers are recorded in order."""
     statistics = Statistics()
     statistics.record(LossEvents.rate, torch.tensor([[1]], dtype=dtype))
     statistics.record(LossEvents.steps, torch.tensor(1, dtype=dtype))
@@ -137,7 +137,7 @@ def test_tensors_of_every_type_mix_with_numbers(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_on_the_gpu_are_read_in_order() -> None:
-    """Values on the GPU and on the host of one event keep their order."""
+    """Values of one event on the GPU and on the host keep their order."""
     statistics = Statistics()
     statistics.record(LossEvents.rate, torch.tensor(1.0, device="cuda"))
     statistics.record(LossEvents.rate, torch.tensor(2.0))
@@ -148,7 +148,7 @@ def test_tensors_on_the_gpu_are_read_in_order() -> None:
 
 @sweep("kind", [list, np.array, torch.tensor])
 def test_record_many_takes_lists_arrays_and_tensors(kind: Any) -> None:
-    """Every element counts once; a tensor may be written again after it was recorded."""
+    """Every element counts once; a tensor may be overwritten after it was recorded."""
     statistics, values = Statistics(), kind([4.0, 2.0, 3.0])
     for event in ALL:
         statistics.record_many(event, values)
@@ -158,7 +158,7 @@ def test_record_many_takes_lists_arrays_and_tensors(kind: Any) -> None:
 
 @pytest.mark.parametrize("sizes", [(5, 1), (1, 7, 0, 3), (0, 2)])
 def test_merging_is_exact(sizes: tuple[int, ...]) -> None:
-    """Statistics of shards of any size, empty ones too, give those of all the values."""
+    """Merged statistics of shards of any size, including empty ones, equal those of all values."""
     rng = np.random.default_rng(3)
     shards = [(rng.normal(size=n), rng.integers(1, 9, size=n)) for n in sizes]
     merged = Statistics()
@@ -167,7 +167,7 @@ def test_merging_is_exact(sizes: tuple[int, ...]) -> None:
         for value, weight in zip(values, weights, strict=True):
             for event in ALL:
                 part.record(event, float(value), float(weight))
-        before = part.reduce() if len(values) == 1 else {}  # it looked at its values already
+        before = part.reduce() if len(values) == 1 else {}  # reads its values before the merge
         merged.merge(part)
         assert part.reduce() == before or len(values) != 1
     values = np.concatenate([v for v, _ in shards])
@@ -178,7 +178,7 @@ def test_merging_is_exact(sizes: tuple[int, ...]) -> None:
 
 
 def test_statistics_travel_between_processes() -> None:
-    """A pickled copy holds plain numbers and merges under the same tags."""
+    """A pickled copy contains Python numbers and merges under the same tags."""
     statistics = Statistics()
     statistics.record(LossEvents.loss, torch.tensor(1.0), weight=3)
     copy = pickle.loads(pickle.dumps(statistics))
@@ -189,7 +189,7 @@ def test_statistics_travel_between_processes() -> None:
 
 
 def test_state_continues_an_epoch() -> None:
-    """Statistics restored in the middle of an epoch end with the same numbers."""
+    """Statistics restored in the middle of an epoch give identical results."""
     whole, first, second = Statistics(), Statistics(), Statistics()
     for event in ALL:
         first.record_many(event, [1.0, 4.0])

@@ -11,7 +11,7 @@ from docs.generate import stub_path
 
 
 def test_every_name_can_be_imported():
-    """Each public name is the one in the module that the list says, and it is listed once."""
+    """Each public name is imported from the listed module, and is listed once."""
     lines = [line.split() for line in stub_path().read_text().splitlines() if "import" in line]
     names = [line[3] for line in lines]
     assert len(names) > 150
@@ -23,6 +23,6 @@ def test_every_name_can_be_imported():
         assert alias == name
         assert getattr(maze_train, name) is getattr(importlib.import_module(module), name)
     with pytest.raises(AttributeError, match="no attribute 'PPP'"):
-        maze_train.PPP  # noqa: B018  # reading it is the test
+        maze_train.PPP  # noqa: B018  # reading the attribute is the test
     with pytest.raises(AttributeError, match="it was renamed to HasLoss"):
         _ = maze_train.HasOwnLoss

@@ -29,7 +29,7 @@ BROKEN = {
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The code of a package that is there for one test."""
+    """Return the path of a package's module that exists for one test."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "toy_extra", raising=False)
     return tmp_path / "toy_extra.py"
@@ -37,7 +37,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("module", ["no_such_module_at_all", "no_such_module_at_all.errors"])
 def test_a_missing_package_names_its_extra(module: str) -> None:
-    """And what needs it; as a wrong setting, it ends the command with code 2."""
+    """The error names the extra and the feature; the command ends with code 2."""
     match = r"Toys need.*'toy'.*not installed.*\[toys\]"
     with pytest.raises(MissingExtraError, match=match) as caught:
         import_extra("toy", "toys", "Toys need it:", module)
@@ -61,7 +61,7 @@ def test_each_part_names_its_extra(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Before anything else is done, what has to be installed."""
+    """MissingExtraError is raised first, with the command that installs the extra."""
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingExtraError, match=rf'pip install "maze-train\[{extra}\]"'):
@@ -70,7 +70,7 @@ def test_each_part_names_its_extra(
 
 @pytest.mark.parametrize("code", BROKEN)
 def test_an_error_inside_a_package_is_told(package: Path, code: str) -> None:
-    """It is installed: who installs it again has won nothing. It survives the way from a worker."""
+    """The error contains the cause and no installation command, and can be pickled."""
     package.write_text(code)
     with pytest.raises(MissingExtraError) as caught:
         import_extra("toy_extra", "toys", "this test")
@@ -93,13 +93,13 @@ def test_an_error_inside_a_package_is_told(package: Path, code: str) -> None:
 def test_what_gymnasium_takes_for_missing(
     cause: ImportError, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says of every import error that the package is not installed; we look at the error."""
+    """Gymnasium reports every import error as a missing package; our error shows the cause."""
 
     def make(*_: object, **__: object) -> None:
         raise gymnasium.error.DependencyNotInstalled("Box2D is not installed, run pip") from cause
 
     monkeypatch.setattr(gymnasium, "make", make)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # as on another machine
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # not installed
     with pytest.raises(ConfigError, match=told) as caught:
         EnvFactory.from_any("LunarLander-v3")()
     assert ("pip" in str(caught.value)) == (cause.name == "Box2D")

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from maze_train import MetricsWriter
 
 MARKS = {"run": ("config.yaml", "metrics.csv"), "study": ("study.yaml",), "sweep": ("jobs.csv",)}
-"""What makes a directory one of these."""
+"""Files that identify each kind of directory."""
 
 ROW = {"epoch": 1, "env_steps": 10, "train/return": 1.0}
 
 
 def write(path: Path) -> None:
-    """Write a file that takes the place of another one."""
+    """Write a file atomically."""
     with atomic_write(path) as file:
         file.write(b"x")
 
@@ -46,7 +46,7 @@ def record(path: Path) -> None:
 
 
 def track(writer: MetricsWriter, path: Path, name: str = "") -> None:
-    """Let a writer of metrics write below the first of three folders."""
+    """Call all methods of a writer, for a run three folders above `path`."""
     try:
         writer.start(RunInfo(run_dir=path.parents[2], name=name))
         writer.write(ROW)
@@ -71,7 +71,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
 
 
 def everything(folder: Path) -> dict[Path, bytes]:
-    """All files in a folder."""
+    """Return the content of all files in a folder."""
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
@@ -80,7 +80,7 @@ def everything(folder: Path) -> dict[Path, bytes]:
 def test_no_link_is_followed_below_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, opens_below: bool
 ) -> None:
-    """Also where the system cannot open files relative to a folder."""
+    """Links are rejected, also on systems that cannot open files relative to a folder."""
     monkeypatch.setattr(folders, "OPENS_BELOW", opens_below)
     own = tmp_path / "own"
     (own / "b").mkdir(parents=True)
@@ -102,19 +102,19 @@ def test_no_link_is_followed_below_a_run(
             else:
                 refusal = ""
             assert everything(own) == before, (kind, level)
-            # A link in the place of a file is replaced by those who replace files.
+            # Writers that replace a file also replace a link.
             if not is_file:
                 assert "is a symbolic link inside a run" in refusal, (kind, level)
 
 
 def test_links_of_the_user(tmp_path: Path) -> None:
-    """Those above a run are followed, and all where there is no run."""
+    """Links above a run, and outside of runs, are followed."""
     (tmp_path / "disk/run").mkdir(parents=True)
     (tmp_path / "disk/run/jobs.csv").touch()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     write(tmp_path / "link/run/a/file")
     write(tmp_path / "link/other/file")
-    # A project may have such a file; and `..` is what it looks like where no link comes before it.
+    # A project may have such a file, and `..` is resolved lexically if no link comes before it.
     (tmp_path / "config.yaml").touch()
     write(tmp_path / "link/run/../other/file")
     write(tmp_path / "disk/run/../file")
@@ -130,7 +130,7 @@ def test_links_of_the_user(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["x", ".git/x", ".venv/bin/x", "venv/x", "a/wandb/x"])
 def test_no_folder_is_exempt(tmp_path: Path, place: str) -> None:
-    """Names of other programs say nothing about who made a link."""
+    """Folders with names used by other programs are checked, too."""
     (tmp_path / "run" / place).parent.mkdir(parents=True)
     (tmp_path / "run" / place).symlink_to(tmp_path)
     with pytest.raises(RunDirectoryError, match=f"{place} is a symbolic link"):
@@ -138,7 +138,7 @@ def test_no_folder_is_exempt(tmp_path: Path, place: str) -> None:
 
 
 def test_what_is_uploaded(tmp_path: Path) -> None:
-    """Regular files below a directory, by name; no link, to a file or to a folder, is followed."""
+    """Regular files below a directory, by name; links to files and folders are not followed."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/a.mp4").touch()
     (tmp_path / "run/a/b").mkdir(parents=True)

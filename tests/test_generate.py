@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 def test_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever changes a setting runs `make conf`."""
+    """The generated files are up to date; `make conf` updates them."""
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 
 def generated_yaml() -> Iterator[tuple[Path, str]]:
-    """The generated configurations, without other generated files."""
+    """Yield the generated configuration files."""
     yield from (item for item in generated_files().items() if item[0].suffix == ".yaml")
 
 
 def test_generated_yaml_holds_the_defaults() -> None:
-    """Loading a generated file, also of a primary configuration, gives the class with these."""
+    """Loading a generated file gives an object with default settings."""
     sections = get_type_hints(TrainConfig)
     for path, text in generated_yaml():
         content = yaml.safe_load(text)
@@ -67,14 +67,14 @@ def test_generated_yaml_holds_the_defaults() -> None:
             assert set(content) == {f.name for f in fields(RolloutConfig)} - {"env", "runner"}
             random = {"policy": "random", "env": "CartPole-v1"}
             assert load_rollout_config({**content, **random}) == load_rollout_config(random)
-        elif path.stem != "sacfd":  # it has a setting that must be given
+        elif path.stem != "sacfd":  # has a required setting
             target = content.pop("_target_", None)
             cls = sections[path.parent.name] if target is None else locate(target)
             assert build_dataclass(cls, content) == cls()
 
 
 def test_every_setting_has_a_text() -> None:
-    """No field of a documented class is left without a line of explanation."""
+    """Every field of a documented class has a description."""
     for path, text in generated_yaml():
         lines = [line.strip() for line in text.splitlines()]
         bare = [
@@ -86,7 +86,7 @@ def test_every_setting_has_a_text() -> None:
 
 
 def test_the_table_has_a_row_for_each_setting() -> None:
-    """Markdown with type, default and text; bars inside cells are escaped."""
+    """The table has type, default and text; `|` inside cells is escaped."""
     table = render_table(PPOAlgorithmConfig)
     assert table.count("\n") == 2 + len(fields(PPOAlgorithmConfig))
     assert "| `lr` | `float \\| Schedule` | `linear_0.001` | Learning rate" in table

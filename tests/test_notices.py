@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Gone(io.StringIO):
-    """A stream whose reader is gone."""
+    """Stream whose reader has closed."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError(32, "Broken pipe")
@@ -26,7 +26,7 @@ class Gone(io.StringIO):
 def test_lines_go_to_standard_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A warning says that it is one; a reader who is gone costs the line and nothing else."""
+    """Warnings have a prefix; a closed reader loses the line, but no error is raised."""
     notify("a line")
     warn("look out")
     assert capsys.readouterr() == ("", "a line\nwarning: look out\n")
@@ -37,7 +37,7 @@ def test_lines_go_to_standard_error(
 
 
 def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """On every way to the terminal: a name can neither move the cursor nor change the title."""
+    """Unprintable characters are escaped in all output, so names cannot control the terminal."""
     name = "\x1b]0;title\x07a\rb\u202ec\udc80 d"
     shown = r"\x1b]0;title\x07a\rb\u202ec\udc80 d"
     say(name)
@@ -51,7 +51,7 @@ def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[st
 
 
 def test_what_a_stream_has_no_code_for_is_replaced() -> None:
-    """The closing summary has such a character, and must not end a run."""
+    """Characters that the encoding lacks, as in the final summary, raise no error."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Display("lines", Console(file=stream)).say("1 \u00b1 2")
     stream.seek(0)

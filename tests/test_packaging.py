@@ -30,15 +30,15 @@ TIMEOUT_S = 180
 
 @dataclass(frozen=True)
 class Installation:
-    """The package as pip installs it from a source distribution, in its own folder."""
+    """Package installed by pip from a source distribution into a separate folder."""
 
     target: Path
     archive: Path
     build_log: str
-    """What the build of a wheel and of the archive wrote to standard error."""
+    """Standard error of building the wheel and the source distribution."""
 
     def python(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        """Run a fresh interpreter that finds the installed package before any other."""
+        """Run a new interpreter that imports the installed package."""
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=cwd,
@@ -51,7 +51,7 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """The working tree, copied (a build writes next to the sources), packed and installed."""
+    """Copy the working tree, build a source distribution and install it."""
     pytest.importorskip("setuptools", "77")
     sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("target")
     ignore = shutil.ignore_patterns("__pycache__")
@@ -68,7 +68,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A command, which has to succeed."""
+    """Run a command and assert that it succeeds."""
     result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
     return result
@@ -76,12 +76,12 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.exhaustive
 def test_the_build_warns_about_nothing(installation: Installation) -> None:
-    """Neither setuptools nor Python has a complaint."""
+    """Building the package prints no warning."""
     assert "Warning" not in installation.build_log
 
 
 def test_every_text_has_the_version() -> None:
-    """Changelog, citation and README are of the version of the package."""
+    """Changelog, citation and README have the version of the package."""
     version = maze_train.__version__
     assert re.search(rf"^## {re.escape(version)} - ", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
@@ -107,7 +107,7 @@ def test_the_source_distribution_holds_what_it_should(installation: Installation
 def test_the_installed_package_is_the_one_that_is_tested(
     installation: Installation, tmp_path: Path
 ) -> None:
-    """The fixture does not fall back on the working tree."""
+    """The interpreter of the fixture imports the installed package, not the working tree."""
     code = (
         "import maze_train as m; from maze_train.core.files import versions; "
         "print(m.__file__, m.__version__ == versions()['maze_train'])"
@@ -119,17 +119,17 @@ def test_the_installed_package_is_the_one_that_is_tested(
 
 
 def test_configuration_is_shipped(installation: Installation) -> None:
-    """Every YAML file of conf/ is installed inside the package, tests and benchmarks are not."""
+    """Every YAML file of conf/ is installed inside the package; tests and benchmarks are not."""
     package = installation.target / "maze_train"
     shipped = {str(path.relative_to(package / "conf")) for path in package.rglob("conf/**/*.yaml")}
     assert shipped == {str(p.relative_to(ROOT / "conf")) for p in (ROOT / "conf").rglob("*.yaml")}
-    assert (package / "py.typed").is_file()  # type checkers read our annotations
+    assert (package / "py.typed").is_file()  # type checkers read the annotations
     roots = {path.name for path in installation.target.iterdir()}
     assert roots.isdisjoint({"tests", "benchmarks", "conf"})
 
 
 def test_every_file_of_the_package_is_shipped(installation: Installation) -> None:
-    """No sub-package, stub or marker was forgotten, and nothing else came along."""
+    """The installation has exactly the files of the package, including stubs and markers."""
     shipped, expected = (
         {str(path.relative_to(root)) for path in (root / "maze_train").rglob("*") if path.is_file()}
         for root in (installation.target, ROOT)
@@ -141,7 +141,7 @@ def test_every_file_of_the_package_is_shipped(installation: Installation) -> Non
 
 @pytest.mark.exhaustive
 def test_training_works_from_an_empty_directory(installation: Installation, tmp_path: Path) -> None:
-    """One short iteration of everything, into outputs/ below the working directory."""
+    """A short run works and writes to outputs/ below the working directory."""
     command = str(installation.target / "bin" / "maze-run")
     argv = ("+algorithm=ppo", "env=CartPole-v1", "runner.fast_dev_run=true")
     result = installation.python(command, *argv, cwd=tmp_path)

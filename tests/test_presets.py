@@ -30,13 +30,13 @@ OF_EACH_KIND = (
 
 
 def is_missing(preset: str) -> bool:
-    """Whether a preset needs an extra that is not installed."""
+    """Return whether a preset needs an extra that is not installed."""
     return bool(MISSING) and preset.partition("/")[2].startswith(MISSING)
 
 
 @pytest.mark.exhaustive
 def test_presets_can_begin(maze_run: CommandLine) -> None:
-    """Each composes, its settings are legal, and something ends the run."""
+    """Each preset can be composed, has valid settings and a limit that ends the run."""
     for preset in PRESETS:
         if is_missing(preset):
             continue
@@ -45,12 +45,12 @@ def test_presets_can_begin(maze_run: CommandLine) -> None:
         maze_run.configs[-1].check_start()
 
 
-# Box2D's bindings warn while their module is created, and cannot pass on an error from there.
+# Box2D's bindings emit this warning on import.
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")
 @pytest.mark.parametrize("preset", OF_EACH_KIND)
 def test_a_preset_works(preset: str, tmp_path: Path) -> None:
-    """Its environment and networks can be built, and it learns and evaluates once."""
+    """Environment and networks are built, and the preset trains and evaluates once."""
     if is_missing(preset):
         pytest.skip("needs an extra that is not installed")
     assert main([f"experiment={preset}", *TRIAL, f"run_dir={tmp_path}/run"]) == 0

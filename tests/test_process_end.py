@@ -19,7 +19,7 @@ from leftovers import left_in, members
 
 pytestmark = pytest.mark.slow
 
-# As the installed command does it; `python -m` would put the working directory on the path.
+# Like the installed command; `python -m` would add the working directory to the path.
 MAZE_RUN = [
     sys.executable,
     "-c",
@@ -35,7 +35,7 @@ STARTUP_S = 90.0
 
 
 class Process:
-    """A `maze-run` in its own process group, whose output is read while it runs."""
+    """`maze-run` in its own process group, with output that is read while it runs."""
 
     def __init__(self, cwd: Path, argv: tuple[str, ...], terminal: bool = False) -> None:
         self.output = ""
@@ -53,25 +53,25 @@ class Process:
         os.close(write_end)
 
     def read(self, seconds: float) -> bool:
-        """Take in what is written within some seconds; False at the end of the output."""
+        """Read output for at most `seconds`; return False at its end."""
         if not select.select([self.read_end], [], [], seconds)[0]:
             return True
         try:
             chunk = os.read(self.read_end, 65536)
-        except OSError:  # how a pseudo-terminal says that no one is left to write
+        except OSError:  # raised by a pseudo-terminal without a writer
             return False
         self.output += chunk.decode(errors="replace")
         return bool(chunk)
 
     def wait_for(self, pattern: str) -> float:
-        """Read until the output has a pattern; returns the seconds since the start."""
+        """Read until the output matches a pattern; return the seconds since the start."""
         while not re.search(pattern, self.output):
             assert time.monotonic() - self.started < STARTUP_S, self.output
             assert self.read(0.1), self.output
         return time.monotonic() - self.started
 
     def end(self) -> int:
-        """Read to the end of the output; returns the exit code."""
+        """Read to the end of the output; return the exit code."""
         while self.read(1.0):
             assert time.monotonic() - self.started < STARTUP_S, self.output
         return self.popen.wait(STARTUP_S)
@@ -82,7 +82,7 @@ class Process:
         self.read_end = os.open(os.devnull, os.O_RDONLY)
 
     def kill(self) -> None:
-        """End whatever is left."""
+        """Kill all remaining processes."""
         for pid in members(self.popen.pid):
             os.kill(pid, signal.SIGKILL)
         self.popen.wait()
@@ -94,7 +94,7 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `maze-run` in an empty directory; afterwards ends what is left of it."""
+    """Return a function that starts `maze-run` in an empty directory; kill its processes later."""
     processes: list[Process] = []
 
     def start(*argv: str, terminal: bool = False) -> Process:
@@ -107,7 +107,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def stop_reason(folder: Path) -> str:
-    """Why the run in `folder` stopped, by its summary."""
+    """Return the stop reason in the summary of the run in `folder`."""
     return str(json.loads((folder / "run/summary.json").read_text())["stop_reason"])
 
 
@@ -116,7 +116,7 @@ DEV = ("runner=dev",)
 
 @pytest.mark.exhaustive
 def test_how_a_run_ends_by_itself(start: Start, tmp_path: Path) -> None:
-    """With its outcome; a module where it is called needs no PYTHONPATH; no process is left."""
+    """The outcome is printed, modules in the working directory are found, no process remains."""
     (tmp_path / "near.py").write_text("from own_envs import SpacesEnv as Near\n")
     env = ("env=default", "env._target_=near.Near", "total_steps=2048")
     process = start(*ENDLESS, *LOCAL, *env)
@@ -130,7 +130,7 @@ def test_how_a_run_ends_by_itself(start: Start, tmp_path: Path) -> None:
     ("runner", "number", "code", "terminal"),
     [
         (LOCAL, signal.SIGINT, 130, False),
-        pytest.param(  # as a cluster sends it
+        pytest.param(  # as sent by a cluster
             *(LOCAL, signal.SIGTERM, 143, False), marks=pytest.mark.exhaustive
         ),
         pytest.param(DEV, signal.SIGINT, 130, True, marks=pytest.mark.exhaustive),
@@ -140,9 +140,9 @@ def test_how_a_run_ends_by_itself(start: Start, tmp_path: Path) -> None:
 def test_a_run_that_is_asked_to_end(
     start: Start, tmp_path: Path, runner: tuple[str, ...], number: int, code: int, terminal: bool
 ) -> None:
-    """All processes end in 5 s, with a summary and without traceback."""
+    """All processes end in 5 s, with a summary and without a traceback."""
     process = start(*ENDLESS, *runner, terminal=terminal)
-    patience = max(5.0, process.wait_for(r"epoch +[1-9]"))  # A busy machine is as slow at the end.
+    patience = max(5.0, process.wait_for(r"epoch +[1-9]"))  # a busy machine is slow at the end, too
     if number == signal.SIGINT:
         os.killpg(process.popen.pid, number)
     else:
@@ -154,13 +154,13 @@ def test_a_run_that_is_asked_to_end(
     assert f"maze-run: {'interrupted' if code == 130 else 'terminated'}" in process.output
     assert "Traceback" not in process.output
     assert left_in(process.popen.pid) == {}
-    if terminal:  # the cursor that the bar has hidden is shown again
+    if terminal:  # the hidden cursor is visible again
         assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
 
 
 @pytest.mark.exhaustive
 def test_a_terminal_that_is_closed(start: Start, tmp_path: Path) -> None:
-    """SIGHUP to all processes, and nowhere to write to: a checkpoint, a summary, exit code 129."""
+    """After SIGHUP and without a terminal, the run saves and exits with code 129."""
     process = start(*ENDLESS, *LOCAL, terminal=True)
     process.wait_for(r"epoch +[1-9]")
     process.stop_reading()
@@ -184,7 +184,7 @@ def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_main_process_is_killed(start: Start) -> None:
-    """The workers notice and end."""
+    """The workers notice that the main process has died, and exit."""
     process = start(*ENDLESS, *LOCAL)
     process.wait_for(r"epoch +[1-9]")
     assert len(members(process.popen.pid)) >= 3
@@ -206,7 +206,7 @@ maze_train.train("CartPole-v1", "a2c", run_dir="second", **local, **short)
 
 @pytest.mark.exhaustive
 def test_a_script_without_guard(tmp_path: Path) -> None:
-    """Workers, which import it, do not train and say nothing; one message says what is missing."""
+    """Workers, which import the script, do not train; one message explains the missing guard."""
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
     ended = subprocess.run(

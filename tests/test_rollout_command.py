@@ -23,7 +23,7 @@ RANDOM = (*ROLLOUT, "policy=random", "env=CartPole-v1")
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
-    """The directory of a run, as far as the configuration looks at it."""
+    """Create the files of a run that the configuration reads; return its directory."""
     folder = tmp_path / "run" / "best"
     folder.mkdir(parents=True)
     env = {"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": True}}
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> str:
 
 
 def test_a_policy_and_an_environment(maze_run: CommandLine) -> None:
-    """Choices and single values are spelled as in training."""
+    """Choices and single values have the same syntax as in training."""
     assert maze_run(*RANDOM, "runner=local", "runner.n_workers=2", "n_episodes=1e2") == 0
     config = maze_run.configs[0]
     assert (config.policy, config.env) == ("random", EnvConfig(id="CartPole-v1"))
@@ -43,7 +43,7 @@ def test_a_policy_and_an_environment(maze_run: CommandLine) -> None:
 
 
 def test_the_environment_of_a_run(maze_run: CommandLine, run: str) -> None:
-    """`run=` is enough; `env` and its settings change that of the run."""
+    """`run=` is sufficient; `env` and its settings change the environment of the run."""
     own = {"sutton_barto_reward": True}
     changed = {**own, "render_mode": "ansi"}
     for arguments, env in (
@@ -56,7 +56,7 @@ def test_the_environment_of_a_run(maze_run: CommandLine, run: str) -> None:
 
 
 def test_a_sweep_gives_every_job_a_directory(maze_run: CommandLine) -> None:
-    """Numbered ones below that of the sweep."""
+    """Job directories are numbered below the sweep directory."""
     assert maze_run("-m", *RANDOM, "seed=0,100", "hydra.sweep.dir=s") == 0
     folders = [str(config.output_dir) for config in maze_run.configs]
     assert [config.seed for config in maze_run.configs] == [0, 100]
@@ -64,7 +64,7 @@ def test_a_sweep_gives_every_job_a_directory(maze_run: CommandLine) -> None:
 
 
 def test_the_file_of_a_rollout_repeats_it(maze_run: CommandLine, run: str) -> None:
-    """`rollout.yaml` in a folder of the user takes the place of ours; values can be changed."""
+    """A user's `rollout.yaml` replaces ours, and its values can be overridden."""
     assert maze_run(*ROLLOUT, f"run={run}", "runner=local", "seeds=[4,2]") == 0
     maze_run.write("old/rollout.yaml", yaml.safe_dump(config_to_dict(maze_run.configs[0])))
     assert maze_run("--config-dir", "old", *ROLLOUT) == 0
@@ -75,7 +75,7 @@ def test_the_file_of_a_rollout_repeats_it(maze_run: CommandLine, run: str) -> No
 
 
 def test_a_primary_config_of_the_user(maze_run: CommandLine) -> None:
-    """It may extend ours under another name."""
+    """A custom primary config may extend ours under another name."""
     text = "defaults: [rollout, {override env: CartPole-v1}, _self_]\npolicy: random\nseed: 3\n"
     maze_run.write("own/mine.yaml", text)
     assert maze_run("--config-dir", "own", "-cn", "mine", "n_episodes=4") == 0
@@ -83,6 +83,6 @@ def test_a_primary_config_of_the_user(maze_run: CommandLine) -> None:
 
 
 def test_a_job_returns_the_mean_return(maze_run: CommandLine) -> None:
-    """It is what a sweeper optimises."""
+    """The return value of a job is optimised by sweepers."""
     work = roll_out({"policy": "random", "env": "CartPole-v1"}, None, ())
     assert math.isclose(work(), 1.0)

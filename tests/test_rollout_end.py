@@ -31,7 +31,7 @@ LOCAL = ("runner=local", "runner.n_workers=2")
 
 
 def numbers(folder: Path) -> list[int]:
-    """The numbers of the episodes in evaluation.csv, which all have every column."""
+    """Return the episode numbers in evaluation.csv, whose rows are all complete."""
     with (folder / "out/evaluation.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert all(None not in row.values() for row in rows)
@@ -40,9 +40,9 @@ def numbers(folder: Path) -> list[int]:
 
 @pytest.mark.exhaustive
 def test_ctrl_c(start: Start, tmp_path: Path) -> None:
-    """Exit code 130 in 5 s, every episode up to there in all files, no process left.
+    """Exit code 130 within 5 s, complete files of all finished episodes, no process left.
 
-    Episodes that were done before one with a smaller number are among them.
+    Finished episodes are included even if an episode with a smaller number is not finished.
     """
     process = start(*ENDLESS, *LOCAL)
     patience = max(5.0, process.wait_for(r"episode +[1-9]\d*/"))  # as in `test_process_end.py`
@@ -66,7 +66,7 @@ def test_ctrl_c(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_process_that_is_killed(start: Start, tmp_path: Path) -> None:
-    """The rows of the episodes up to there are in the file; the last one may be torn."""
+    """The file contains the rows of all finished episodes; the last row may be incomplete."""
     process = start(*ENDLESS)
     process.wait_for(r"episode +[1-9]\d*/")
     os.kill(process.popen.pid, signal.SIGKILL)

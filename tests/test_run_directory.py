@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run in a folder of an unlucky name, with a best policy, a dump and a checkpoint."""
+    """Run below a folder named `checkpoints`, with a best policy, a dump and a checkpoint."""
     run = RunDirectory(tmp_path / "checkpoints" / "run")
     for directory in (run.best, run.policies / "epoch_000002", run.checkpoints / "epoch_000003"):
         directory.mkdir(parents=True)
@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_which_run_a_path_belongs_to(run: RunDirectory) -> None:
-    """A run stays one in a folder that has the name of one of its parts."""
+    """The run is found even if a parent folder has the name of one of its subdirectories."""
     checkpoint = run.checkpoints / "epoch_000003"
     for path in (run.path, run.best, run.policies / "epoch_000002", checkpoint):
         assert RunDirectory.of_policy(path) == run
@@ -37,7 +37,7 @@ def test_which_run_a_path_belongs_to(run: RunDirectory) -> None:
 
 
 def test_which_policy_a_name_leads_to(run: RunDirectory) -> None:
-    """The best one, a version, or the directory itself, with the place of the configuration."""
+    """The best policy, a version or a directory, with the location of the configuration."""
     checkpoint = run.checkpoints / "epoch_000003"
     for name, directory, version, settings in (
         (run.path, run.best, "", run.best),
@@ -56,7 +56,7 @@ def test_which_policy_a_name_leads_to(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 10**5], ids=["empty", "list", "cut", "deep"])
 def test_a_damaged_summary(run: RunDirectory, text: str) -> None:
-    """It is an error for those who need it, and says nothing to others."""
+    """Reading the summary raises an error; `outcome` is empty."""
     assert run.read_summary() == {}
     (run.path / "summary.json").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"summary\.json is damaged"):
@@ -65,13 +65,13 @@ def test_a_damaged_summary(run: RunDirectory, text: str) -> None:
 
 
 def test_where_a_new_run_may_begin(run: RunDirectory, tmp_path: Path) -> None:
-    """In an empty directory, or that of a run that failed before its first checkpoint."""
+    """A run may start in an empty directory, or after a run failed before its first checkpoint."""
     RunDirectory(tmp_path / "new").check_is_free()
     with pytest.raises(ConfigError, match="already contains a run"):
         run.check_is_free()
     (run.checkpoints / "epoch_000003").rmdir()
     with pytest.raises(ConfigError, match="already contains a run"):
-        run.check_is_free()  # it has a result
+        run.check_is_free()  # the run has a result
     (run.path / "summary.json").write_text('{"stop_reason": "error"}')
     run.check_is_free()
     run.config.unlink()

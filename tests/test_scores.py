@@ -37,7 +37,7 @@ CELL = Cell("ppo/CartPole-v1", 2, SHORT)
 
 
 class KilledOnce(Callback):
-    """Kills its process after the second checkpoint, once; notes the steps at which runs begin."""
+    """Callback that kills its process once after two checkpoints, and logs the start steps."""
 
     def __init__(self, notes: str) -> None:
         self.notes = Path(notes)
@@ -52,13 +52,13 @@ class KilledOnce(Callback):
 
 
 def scores_in(folder: Path, *settings: str) -> Scores:
-    """Scores of a table with one preset, in a folder."""
+    """Return the scores of a table with one preset, in a folder."""
     (folder / "table.yaml").write_text(TABLE.format(settings=[*SHORT, *settings]))
     return Scores(folder / "table.yaml", folder / "rows", folder / "runs", folder)
 
 
 def row_of(cell: Cell, seed: int, value: float = 100.0, settings: str = "") -> Row:
-    """The row of a run whose policies have the return `value` in the end, and 10 more before."""
+    """Return the row of a run whose final policy has the return `value`, and its best 10 more."""
     test = (value, 1.0)
     curve = [[100.0, 200.0], [1.0, 2.0], [0.0, value]]
     named = settings or cell.fingerprint
@@ -70,7 +70,7 @@ def row_of(cell: Cell, seed: int, value: float = 100.0, settings: str = "") -> R
 def test_a_killed_run_goes_on_and_becomes_a_row(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is reported and has no row; the next call continues it; a third one runs none."""
+    """A killed run has no row; the next call resumes it, and a third one has nothing to do."""
     node = f"{{_target_: test_scores.KilledOnce, notes: {tmp_path / 'notes'}}}"
     scores = scores_in(tmp_path, f"callbacks=[{node}]")
     arguments = ["--seeds", "1", "--parallel", "1"]
@@ -110,7 +110,7 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
 
 @pytest.mark.exhaustive
 def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:
-    """They stay, are marked with what changed, and run again; new rows take their place."""
+    """Stale rows are kept and marked with the changed settings until new rows replace them."""
     before = replace(CELL, settings=(*SHORT, "algorithm.lr=0.5"))
     for seed in (0, 1):
         Rows.read(tmp_path, before).add(before, row_of(before, seed))

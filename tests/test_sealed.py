@@ -15,7 +15,7 @@ CONTENT = {"b": [1, None, "é"], "a": {"x": 0.1}}
 
 @pytest.mark.parametrize("indent", [2, None])
 def test_any_change_is_noticed(indent):
-    """Each byte, each length, and the same content in other words."""
+    """Changed bytes, truncation, and a reformatted file are detected."""
     data = seal(CONTENT, indent=indent)
     content = unseal(data)
     assert content.pop("sha256") == hashlib.sha256(_plain(CONTENT, indent)).hexdigest()
@@ -40,7 +40,7 @@ def _refuse(constant):
 
 
 def test_infinite_numbers_are_json():
-    """Every parser reads them, and text that looks like one is left alone."""
+    """Every JSON parser reads the file; strings such as "Infinity" are unchanged."""
     data = seal(INFINITE)
     found = json.loads(data, parse_constant=_refuse)
     assert found == unseal(data)
@@ -49,7 +49,7 @@ def test_infinite_numbers_are_json():
 
 @pytest.mark.parametrize("indent", [2, None])
 def test_files_of_0_2_with_infinite_numbers_are_read(indent):
-    """These contain the word `Infinity`."""
+    """Files of version 0.2 contain the constant `Infinity`."""
     plain = _plain(INFINITE | {"unknown": 0}, indent)
     digest = hashlib.sha256(plain).hexdigest()
     old = _plain(INFINITE | {"unknown": 0, "sha256": digest}, indent)
@@ -61,6 +61,6 @@ def test_files_of_0_2_with_infinite_numbers_are_read(indent):
 
 @pytest.mark.parametrize("data", [b"", b"[]\n", b"\xff", b"[" * 100_000, b"{}\n", b"null"])
 def test_other_files_are_refused(data):
-    """An error of one kind, whatever the file holds."""
+    """Any other content raises the same error."""
     with pytest.raises(ValueError, match="damaged"):
         unseal(data)

@@ -12,7 +12,7 @@ NAMES = ["model", "minibatches", "episodes", "actions", "evaluation", "global", 
 
 
 def played(root, num_envs, episodes_per_env):
-    """Seeds of the episodes by their number."""
+    """Return the seeds of the episodes by their number."""
     seeds = {}
     for index in range(num_envs):
         stream = EpisodeSeeds(root, index, num_envs)
@@ -22,14 +22,14 @@ def played(root, num_envs, episodes_per_env):
 
 
 def test_streams_differ_by_name_and_by_run():
-    """No two streams of neighbouring runs start from the same seed."""
+    """No two streams of runs with neighbouring seeds start from the same seed."""
     seeds = [Seeds(root).integer(name) for root in range(100) for name in NAMES]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def test_a_stream_depends_on_its_name_alone():
-    """Asking for other streams, in whatever order, changes none."""
+    """Using other streams does not change a stream."""
     seeds = Seeds(3)
     first = seeds.integer("model")
     seeds.generator("actions").random(10)
@@ -38,7 +38,7 @@ def test_a_stream_depends_on_its_name_alone():
 
 
 def test_the_numbers_of_a_seed_stay_what_they_are():
-    """A published seed gives the same run in the next version of the package."""
+    """A published seed gives the same run in later versions of the package."""
     assert Seeds(0).integer("model") == 6345307993427180246
     assert EpisodeSeeds(0, 0, 1).next() == 1610069009
 
@@ -52,7 +52,7 @@ def test_episodes_of_neighbouring_runs_are_disjoint():
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 12))
 def test_the_number_of_environments_does_not_change_the_episodes(root, num_envs):
-    """Episode j has the same seed however episodes are spread over environments."""
+    """Episode j has the same seed for any number of environments."""
     total = 2 * EPISODES_PER_BLOCK
     one = played(root, 1, total)
     spread = played(root, num_envs, -(-total // num_envs))
@@ -61,7 +61,7 @@ def test_the_number_of_environments_does_not_change_the_episodes(root, num_envs)
 
 
 def test_a_drawn_seed_is_new_and_leaves_global_generators_alone():
-    """Missing seeds come from the operating system."""
+    """Missing seeds are drawn from the operating system."""
     states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     seeds = {draw_seed() for _ in range(20)}
     assert len(seeds) > 1

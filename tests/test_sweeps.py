@@ -39,7 +39,7 @@ PATIENCE_S = 60.0
 
 
 def wait_for_signals() -> None:
-    """Idle for a moment: a signal just before `signal.pause` would wait for the next one."""
+    """Sleep briefly; `signal.pause` would miss a signal that arrives just before the call."""
     time.sleep(0.02)
 
 
@@ -74,7 +74,7 @@ main([*{arguments!r}, "seed=0,1"])
 
 
 def run_of_seed(config: TrainConfig) -> float:
-    """A training whose return is its seed; that of seed 1 fails."""
+    """Write a run whose return is its seed; seed 1 fails."""
     print("a line of the job")
     for descriptor in (1, 2):
         os.write(descriptor, b"a line of a library\n")
@@ -89,7 +89,7 @@ def run_of_seed(config: TrainConfig) -> float:
 def test_a_sweep_ends_with_its_comparison(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], launcher: tuple[str, ...]
 ) -> None:
-    """In its directory and on the screen, with the jobs that failed; the same for any launcher."""
+    """The comparison is saved and printed, with failed jobs, for every launcher."""
     maze_run.train = run_of_seed
     assert maze_run(*SWEEP, *launcher, "seed=0,1,2,3") == 1
     output = capfd.readouterr()
@@ -123,7 +123,7 @@ def test_a_sweep_ends_with_its_comparison(
 def test_a_sweep_whose_jobs_change_the_directory(
     maze_run: CommandLine, launcher: tuple[str, ...], directory: str | None
 ) -> None:
-    """Its table and its comparison are in its directory, with all runs."""
+    """Table and comparison are in the sweep directory, and contain all runs."""
     maze_run.train = run_of_seed
     named = [] if directory is None else [f"hydra.sweep.dir={directory}"]
     argv = (*SWEEP[:-1], *launcher, *named, "seed=0,2", "hydra.job.chdir=true")
@@ -138,18 +138,18 @@ def test_a_sweep_whose_jobs_change_the_directory(
 
 
 class Stopped(datetime):
-    """A clock that stands."""
+    """Clock that always shows the same time."""
 
     @classmethod
     def now(cls, tz: Any = None) -> Any:
-        """The same time, always."""
+        """Return the fixed time."""
         return cls(2026, 1, 2, 3, 4, 5)
 
 
 def test_two_at_the_same_time(
     maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Sweeps and comparisons of one second have a directory each; a named one has one sweep."""
+    """Sweeps that start in the same second have separate directories; a directory has one sweep."""
     monkeypatch.setattr("maze_train.core.files.datetime", Stopped)
     maze_run.train = run_of_seed
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_two_at_the_same_time(
 
 
 class StopOnce(Callback):
-    """Ctrl-C in the second epoch of seed 1, the first time."""
+    """Callback that sends SIGINT once, in the second epoch of seed 1."""
 
     def on_epoch_end(self, run: Any) -> None:
         """Send the signal."""
@@ -180,7 +180,7 @@ class StopOnce(Callback):
             note.touch()
             is_job = multiprocessing.parent_process() is not None
             os.kill(os.getppid() if is_job else os.getpid(), signal.SIGINT)
-            time.sleep(0.5 * is_job)  # it comes back through the process of the sweep
+            time.sleep(0.5 * is_job)  # the sweep's process forwards the signal
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_an_interrupted_sweep_is_continued(
     capfd: pytest.CaptureFixture[str],
     launcher: tuple[str, ...],
 ) -> None:
-    """By the command that it prints: what has finished stays, what had begun is resumed."""
+    """The printed command keeps finished jobs and resumes the interrupted one."""
     monkeypatch.chdir(tmp_path)
     given = {"total_steps": 192, "runner.concurrency": 2, "algorithm.n_rollout_steps": 32}
     given |= {"algorithm.batch_size": 32, "algorithm.epoch_length": 1, "evaluation.n_episodes": 1}
@@ -236,7 +236,7 @@ def test_an_interrupted_sweep_is_continued(
 def test_runs_of_a_sweep_are_named_after_what_differs(
     maze_run: CommandLine, varied: str, names: list[str]
 ) -> None:
-    """Not after what all jobs have; the name is valid for a directory; all share a group."""
+    """The name contains only settings that differ and is a valid path; all runs share a group."""
     given = ("total_steps=2k", "+tracking.plot=false", "tracking.info_keys=[a,b]")
     assert maze_run(*SWEEP, *given, varied) == 0
     assert [config.tracking.name for config in maze_run.configs] == names
@@ -249,7 +249,7 @@ def test_runs_of_a_sweep_are_named_after_what_differs(
 def test_runs_are_compared_by_a_command(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Settings are spelled as elsewhere; one directory needs no list; errors are one message."""
+    """The command accepts one directory or a list; each error is one message."""
     write_run(maze_run.folder / "a", [1.0, 9.0])
     write_run(maze_run.folder / "b", [1.0, 3.0], seed=1)
     compare = ("-cn", "compare", "output=o")
@@ -286,7 +286,7 @@ def test_jobs_are_forked_after_imports(
 def test_jobs_run_at_the_same_time(
     maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
 ) -> None:
-    """As many as `n_jobs` says and no more; each sees its GPU; the rest wait."""
+    """At most `n_jobs` run in parallel, each with one GPU; the others wait."""
     cores = 2 if launcher == LOCAL[:1] else 9
     monkeypatch.setattr("maze_train.config.sweeps.available_cores", lambda: cores)
     together, running, most = FORK.Barrier(2), FORK.Value("i", 0), FORK.Value("i", 0)
@@ -296,7 +296,7 @@ def test_jobs_run_at_the_same_time(
             running.value += 1
             most.value = max(most.value, running.value)
         together.wait(PATIENCE_S)
-        assert os.getpgrp() == os.getpid()  # Ctrl-C of a terminal reaches the sweep alone
+        assert os.getpgrp() == os.getpid()  # Ctrl-C in a terminal only reaches the sweep
         maze_run.write(f"gpu{config.seed}", os.environ["CUDA_VISIBLE_DEVICES"])
         with running:
             running.value -= 1
@@ -328,7 +328,7 @@ def test_jobs_run_at_the_same_time(
 def test_a_job_that_is_lost_stops_no_other(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], end: object, reason: str
 ) -> None:
-    """It is told how its process ended."""
+    """The error says how the process ended."""
     maze_run.train = lambda config: end() if config.seed == 0 else 1.0  # type: ignore[operator]
     assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 1
     output = capfd.readouterr()
@@ -339,7 +339,7 @@ def test_a_job_that_is_lost_stops_no_other(
 
 
 def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
-    """It is handed on to those that run; no other begins."""
+    """The signal is forwarded to running jobs; no other job starts."""
     both = FORK.Barrier(2)
 
     def train(config: TrainConfig) -> float:
@@ -360,7 +360,7 @@ def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
 def test_an_error_of_the_sweep_ends_all_jobs(
     maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No job continues without one who knows of it."""
+    """All jobs end if the sweep itself fails."""
     errors = [OSError("a full disk")]
 
     def notify(*_: object) -> None:
@@ -382,7 +382,7 @@ def test_an_error_of_the_sweep_ends_all_jobs(
 def test_a_job_that_takes_no_signal_is_killed(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """At the third signal, with the processes that it started."""
+    """The third signal kills the job with its child processes."""
     signals = maze_run.folder / "signals"
 
     def again(*_: object) -> None:
@@ -401,13 +401,13 @@ def test_a_job_that_takes_no_signal_is_killed(
     maze_run.train = train
     assert maze_run(*SWEEP, *LOCAL, "seed=0") == 130
     assert "ended by SIGKILL\n" in capfd.readouterr().err
-    assert signals.read_text() == "xxx"  # its own one, and two that came
+    assert signals.read_text() == "xxx"  # one of its own, and two forwarded ones
     assert left_of([int((maze_run.folder / "child").read_text())], PATIENCE_S) == []
 
 
 @pytest.mark.slow
 def test_jobs_end_with_their_sweep(tmp_path: Path) -> None:
-    """Also where that is killed."""
+    """Jobs end even if the sweep is killed."""
     package = str(Path(__file__).parents[1])
     code = OWNER.format(package=package, folder=str(tmp_path), arguments=[*SWEEP, *LOCAL])
     with run_owner(code, tmp_path) as (owner, pids):
@@ -417,7 +417,7 @@ def test_jobs_end_with_their_sweep(tmp_path: Path) -> None:
 
 
 def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
-    """One message, and nothing runs."""
+    """One message, and no job runs."""
     assert maze_run(*SWEEP, *LOCAL[:1], "hydra.launcher.n_jobs=-1", "seed=0,1") == 2
     error = "maze-run: error: hydra.launcher.n_jobs = -1: expected a number >= 0\n"
     assert capfd.readouterr().err == error
@@ -434,7 +434,7 @@ def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
     ],
 )
 def test_where_the_results_of_a_job_are(composed: dict[str, Any], expected: str | None) -> None:
-    """A run that is continued stays where it is, and is compared there."""
+    """A resumed run stays in its directory, which the comparison reads."""
     config = OmegaConf.create(composed)
     found = _given_directory(
         lambda key: OmegaConf.select(config, key, throw_on_resolution_failure=False)
@@ -445,7 +445,7 @@ def test_where_the_results_of_a_job_are(composed: dict[str, Any], expected: str 
 def test_runs_that_are_continued_at_checkpoints_are_compared(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A sweep ends with the comparison of their directories."""
+    """The sweep compares the directories of the resumed runs."""
     for seed, name in enumerate("ab"):
         write_run(maze_run.folder / name, [float(seed)], seed=seed)
         (maze_run.folder / name / "checkpoints/epoch_000001").mkdir(parents=True)
@@ -455,7 +455,7 @@ def test_runs_that_are_continued_at_checkpoints_are_compared(
 
 
 def test_signals_that_were_blocked_stay_blocked() -> None:
-    """Neither the end of an inner block nor that of the outer one unblocks them."""
+    """Leaving nested `signals_later` blocks keeps signals blocked that were blocked before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     try:
         with signals_later():

@@ -14,7 +14,7 @@ from maze_train.core.targets import InlineObject, build_target, is_target, locat
 
 @pytest.fixture
 def own_modules(tmp_path, monkeypatch):
-    """Modules of a user: one that works, one that lacks a package, one that raises."""
+    """Create two user modules; importing the second one fails."""
     (tmp_path / "own_good.py").write_text(
         textwrap.dedent("""
             import pathlib
@@ -46,7 +46,7 @@ def own_modules(tmp_path, monkeypatch):
 
 
 def test_dots_and_a_colon_name_the_same_object(own_modules):
-    """A class is found under package.module.Name and package.module:Name, and inside another."""
+    """Classes, also nested ones, are found as package.module.Name and package.module:Name."""
     for path in ("collections.OrderedDict", "collections:OrderedDict"):
         assert locate(path) is collections.OrderedDict
     assert locate("own_good.Part.Inner").__qualname__ == "Part.Inner"
@@ -67,20 +67,20 @@ def test_dots_and_a_colon_name_the_same_object(own_modules):
     ],
 )
 def test_what_can_not_be_found_is_named(own_modules, path, message):
-    """The error names the key, the path, and what was missing."""
+    """The error names the key, the path, and what was not found."""
     with pytest.raises(ConfigError, match=message):
         locate(path, key="optimizer")
 
 
 def test_settings_of_the_node_win_over_those_of_the_caller(own_modules):
-    """Positional arguments come first; a key of the node replaces the caller's argument."""
+    """Positional arguments come first; keys of the node override keyword arguments."""
     built = build_target({"_target_": "own_good.Part", "name": "node"}, 4, name="caller")
     assert (built.size, built.name) == (4, "node")
     assert build_target({"_target_": "own_good.Part"}, size=5, name="caller").name == "caller"
 
 
 def test_nested_objects_are_built_first(own_modules):
-    """A setting that names an object becomes that object; other mappings stay mappings."""
+    """A mapping with `_target_` becomes an object; other mappings stay mappings."""
     node = {"_target_": "own_good.Part", "size": 1, "inner": {"_target_": "own_good.Part.Inner"}}
     before = {**node, "inner": dict(node["inner"])}
     first, second = build_target(node), build_target(node)
@@ -112,7 +112,7 @@ def test_nested_objects_are_built_first(own_modules):
     ],
 )
 def test_what_can_not_be_built_is_named(own_modules, node, message):
-    """The error says which setting it was and why."""
+    """The error names the setting and the cause."""
     with pytest.raises(ConfigError, match=message):
         build_target(node, key="model.part")
 
@@ -128,7 +128,7 @@ def test_what_can_not_be_built_is_named(own_modules, node, message):
 def test_nothing_is_called_before_all_targets_were_checked(
     own_modules, tmp_path, monkeypatch, target, problem
 ):
-    """A class of another kind, and functions of the standard library, nested ones included."""
+    """Wrong classes and functions of the standard library are rejected before any call."""
     monkeypatch.chdir(tmp_path)
     touch = {"_target_": "own_good.touch"}
     nested = {"size": touch, "bias": {"_target_": "os.system", "command": "touch marker"}}
@@ -138,7 +138,7 @@ def test_nothing_is_called_before_all_targets_were_checked(
 
 
 def test_a_function_may_make_a_part(own_modules):
-    """What it returns is checked: its kind is not known before."""
+    """The result of a function is checked, since its type is unknown before the call."""
     built = build_target({"_target_": "own_good.linear"}, key="model.part", kind=torch.nn.Module)
     assert isinstance(built, torch.nn.Linear)
     with pytest.raises(ConfigError, match=r"model.part = 'list': expected a torch.nn.Module"):
@@ -151,7 +151,7 @@ def test_a_function_may_make_a_part(own_modules):
 def test_what_a_script_defines_has_the_name_by_which_others_import_it(
     tmp_path, monkeypatch, file, name
 ):
-    """It leads to the object of the script, which does not run again; a notebook has no name."""
+    """The name resolves to the script's object without running the script again."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_script.py").write_text("raise RuntimeError")
     main = ModuleType("__main__")

@@ -18,17 +18,17 @@ from maze_train.spaces import autoreset
 
 
 def test_versions() -> None:
-    """Those of Python and of what results depend on; the mapping cannot be changed."""
+    """Versions of Python and of packages that affect results; the mapping is read-only."""
     found = versions()
     assert list(found) == ["python", "maze_train", "torch", "numpy", "gymnasium"]
     assert found["python"] == platform.python_version()
     assert found["numpy"] == metadata.version("numpy")
     with pytest.raises(TypeError):
-        found["python"] = "4"  # type: ignore[index]  # that is the point
+        found["python"] = "4"  # type: ignore[index]  # assignment must fail
 
 
 def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has no version is reported as unknown."""
+    """Packages without a version are reported as unknown."""
 
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
@@ -39,7 +39,7 @@ def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_nothing_is_imported() -> None:
-    """PyTorch has a version without being loaded."""
+    """Reading the version of PyTorch does not import it."""
     code = "import sys, maze_train.core.files as v; v.versions(); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
@@ -47,7 +47,7 @@ def test_nothing_is_imported() -> None:
 
 @pytest.mark.parametrize("version", ["0.28.1", "0.29.1", "1.0.0"])
 def test_an_old_gymnasium(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gymnasium below 1.1 ends a run with one message that has the remedy."""
+    """Gymnasium below 1.1 raises an error with the remedy."""
     monkeypatch.delattr(gymnasium.vector, "AutoresetMode")
     monkeypatch.setattr(gymnasium, "__version__", version)
     with pytest.raises(DependencyError, match=rf"gymnasium {version} is installed.*>= 1\.1"):
