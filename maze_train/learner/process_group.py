@@ -6,11 +6,10 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from multiprocessing.util import get_temp_dir
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -148,28 +147,23 @@ def join(
     """
     if gpu is not None:
         torch.cuda.set_device(gpu)
-    backend, store = "gloo" if gpu is None else "nccl", partial(open_store, address, count)
-    make_store = partial(store, timeout_s, listener)
+    backend = "gloo" if gpu is None else "nccl"
     try:
-        start_group(backend, make_store, rank, count, timeout_s, address.host)
+        store = open_store(address, count, timeout_s, listener)
+        start_group(backend, store, rank, count, timeout_s, address.host)
     except RuntimeError:
         return False
     return True
 
 
 def start_group(
-    backend: str,
-    make_store: Callable[[], Any],
-    rank: int,
-    count: int,
-    timeout_s: float,
-    host: str,
+    backend: str, store: Any, rank: int, count: int, timeout_s: float, host: str
 ) -> None:
     """Create the process group.
 
     Args:
         backend: PyTorch backend, such as `gloo`.
-        make_store: Opens the store that the members use to find each other.
+        store: Store that the members use to find each other.
         rank: Rank of this member.
         count: Number of members.
         timeout_s: Timeout of a collective operation in seconds.
@@ -185,7 +179,7 @@ def start_group(
         with network_of(host):
             dist.init_process_group(
                 backend,
-                store=make_store(),
+                store=store,
                 rank=rank,
                 world_size=count,
                 timeout=timedelta(seconds=timeout_s),

@@ -95,7 +95,7 @@ class TorchrunProcesses(SingleProcess):
         host = "" if variables.local_count == self.count else variables.host
         group = dist.PrefixStore(run, store)  # type: ignore[attr-defined]  # not in its list
         try:
-            start_group(backend, lambda: group, rank, self.count, EXCHANGE_S, host)
+            start_group(backend, group, rank, self.count, EXCHANGE_S, host)
         except RuntimeError as error:
             raise ProcessesLostError(
                 f"the processes could not connect ({error}): if all of them run, select a network "

@@ -241,7 +241,7 @@ def build_network(
     gain: float,
 ) -> nn.Module:
     """Build the configured custom network of a role (policy, critic, trunk), or a template."""
-    node: Mapping[str, Any] | None = vars(config)[role]
+    node: Mapping[str, Any] | None = config.value_of(role)
     if node is None:
         if role == "trunk":
             return TemplateNet(space, config, hidden_sizes)
@@ -372,7 +372,7 @@ def build_policy(
         SpaceError: If a space is not supported by any network or distribution.
     """
     for key in CRITIC_SETTINGS:
-        value = vars(config)[key]
+        value = config.value_of(key)
         if value is not None:
             raise ConfigError(f"model.{key}", "there is no critic: remove this setting", value)
     with torch.random.fork_rng(devices=[]):

@@ -127,5 +127,5 @@ def refuse_settings(config: ModelConfig, reasons: Mapping[str, str]) -> None:
         ConfigError: If an unsupported setting is set.
     """
     for key, reason in reasons.items():
-        if value := vars(config)[key]:
+        if value := config.value_of(key):
             raise ConfigError(f"model.{key}", f"{reason}; remove this setting", value)

@@ -12,7 +12,7 @@ from maze_train.core.checks import absolute_path, check_at_least, check_fields, 
 from maze_train.core.conversion import ON_RESUME, Settings
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, check_targets, is_target
-from maze_train.learner.config import OptimizerSettings, Schedule, check_schedule
+from maze_train.learner.config import OptimizerSettings, Schedule, check_schedule, is_adaptive
 from maze_train.nets.config import ModelConfig
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
@@ -181,6 +181,9 @@ class AlgorithmConfig(OptimizerSettings):
     shared_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that must be multiples of the number of torchrun processes."""
 
+    adaptive_settings: ClassVar[tuple[str, ...]] = ()
+    """Names of the settings that may be `adaptive_kl`."""
+
     can_have_actors: ClassVar[bool] = False
     """Whether the algorithm supports actors (`runner.envs_per_actor`)."""
 
@@ -216,17 +219,21 @@ class AlgorithmConfig(OptimizerSettings):
         """
         return self
 
-    def _check_positive(self, **values: float | Schedule | None) -> None:
+    def _check_positive(self, *keys: str) -> None:
         """Raise ConfigError for values <= 0; None and schedules that end at 0 are allowed."""
-        for key, value in values.items():
+        for key in keys:
+            value: float | Schedule | None = self.value_of(key)
+            if is_adaptive(value) and key in self.adaptive_settings:
+                continue
             if isinstance(value, Schedule):
                 check_schedule(key, value, check_at_least, 0.0)
             elif value is not None:
                 check_positive(key, value)
 
-    def _check_targets(self, **nodes: Mapping[str, object] | str | None) -> None:
+    def _check_targets(self, *keys: str) -> None:
         """Raise ConfigError for mappings without `_target_`, and for optimizers with `lr`."""
-        for key, node in nodes.items():
+        for key in keys:
+            node: object = self.value_of(key)
             if not isinstance(node, Mapping):
                 continue
             if TARGET not in node:

@@ -81,8 +81,8 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 1, "n_rollout_steps")
-        self._check_positive(lr=self.lr)
-        self._check_targets(optimizer=self.optimizer)
+        self._check_positive("lr")
+        self._check_targets("optimizer")
         check_between("gamma", self.gamma, 0.0, 1.0)
         check_between("gae_lambda", self.gae_lambda, 0.0, 1.0)
         check_fields(self, 0.0, "policy_loss_coef", "value_loss_coef", "max_grad_norm")

@@ -79,8 +79,8 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("batch_size", self.batch_size, 1)
-        self._check_positive(lr=self.lr)
-        self._check_targets(optimizer=self.optimizer, loss=self.loss)
+        self._check_positive("lr")
+        self._check_targets("optimizer", "loss")
         check_fields(self, 0.0, "entropy_coef", "max_grad_norm")
         if not 0 <= self.validation_percentage < 100:
             raise ConfigError(

@@ -98,8 +98,8 @@ class ESAlgorithmConfig(AlgorithmConfig):
             )
         check_fields(self, 0, "n_timesteps_per_update", "max_steps")
         check_fields(self, 0.0, "l2_penalty", "action_noise_stddev", "max_grad_norm")
-        self._check_positive(noise_stddev=self.noise_stddev, lr=self.lr)
-        self._check_targets(optimizer=self.optimizer, policy_wrapper=self.policy_wrapper)
+        self._check_positive("noise_stddev", "lr")
+        self._check_targets("optimizer", "policy_wrapper")
         if self.device not in ("cpu", "auto"):
             raise ConfigError(
                 "device",

@@ -100,11 +100,8 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
                 "update (actors_batch_size) fit into the queue",
                 self.queue_out_of_sync_factor,
             )
-        self._check_positive(
-            vtrace_clip_rho_threshold=self.vtrace_clip_rho_threshold,
-            vtrace_clip_pg_rho_threshold=self.vtrace_clip_pg_rho_threshold,
-            replay_proportion=self.replay_proportion,
-        )
+        self._check_positive("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
+        self._check_positive("replay_proportion")
         check_fields(self, 0, "replay_size")
         if self.replay_size and self.num_replayed < 1:
             raise ConfigError(

@@ -138,20 +138,15 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
         check_fields(self, 1, "n_step_returns", maximum=10_000)
         check_fields(self, 1, "initial_buffer_size", "replay_buffer_size")
         check_fields(self, 1, "initial_action_repeat", "target_update_interval")
-        self._check_positive(
-            lr=self.lr, update_to_data_ratio=self.update_to_data_ratio, tau=self.tau
-        )
+        self._check_positive("lr", "update_to_data_ratio", "tau")
         check_between("gamma", self.gamma, 0.0, 1.0)
         check_between("tau", self.tau, 0.0, 1.0)
         check_fields(self, 0.0, "max_grad_norm")
         if isinstance(self.replay_buffer, str):
             check_one_of("replay_buffer", self.replay_buffer, BUFFERS)
             self.replay_buffer = {TARGET: BUFFERS[self.replay_buffer]}
-        self._check_targets(optimizer=self.optimizer, replay_buffer=self.replay_buffer)
-        self._check_targets(
-            initial_sampling_policy=self.initial_sampling_policy,
-            initial_demonstration_trajectories=self.initial_demonstration_trajectories,
-        )
+        self._check_targets("optimizer", "replay_buffer")
+        self._check_targets("initial_sampling_policy", "initial_demonstration_trajectories")
         if isinstance(self.initial_demonstration_trajectories, str):
             self.initial_demonstration_trajectories = absolute_path(
                 "initial_demonstration_trajectories", self.initial_demonstration_trajectories
@@ -266,7 +261,7 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
         super().__post_init__()
         check_fields(self, 1, "num_critics", maximum=100)
         check_fields(self, 1, "policy_update_interval")
-        self._check_positive(critic_lr=self.critic_lr)
+        self._check_positive("critic_lr")
 
     @property
     def model_settings(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.core.checks import check_at_least, check_fields
 from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
-from maze_train.learner.config import Schedule, is_adaptive
+from maze_train.learner.config import Schedule
 from maze_train.training.config import DRY_RUN_STEPS
 
 
@@ -26,6 +26,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     # policy gradient.
     scales_rewards_of_recurrent: ClassVar[bool] = True
 
+    adaptive_settings: ClassVar[tuple[str, ...]] = ("lr",)
     module_settings: ClassVar[tuple[str, ...]] = ("clip_range", "value_clip_range")
 
     epoch_length: int = 5
@@ -82,12 +83,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
         if self.n_minibatches is not None:
             check_at_least("n_minibatches", self.n_minibatches, 1)
         check_fields(self, 0.0, "value_clip_range", "target_kl")
-        self._check_positive(clip_range=self.clip_range)
-
-    def _check_positive(self, **values: float | Schedule | None) -> None:
-        """Raise if a value is not > 0; the learning rate may also be `adaptive_kl`."""
-        others = {k: v for k, v in values.items() if k != "lr" or not is_adaptive(v)}
-        super()._check_positive(**others)
+        self._check_positive("clip_range")
 
     def check_concurrency(self, concurrency: int) -> None:
         """Raise if `batch_size` or `n_minibatches` is too large for the rollout."""

@@ -65,13 +65,10 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 0.0, "target_entropy_multiplier")
-        self._check_positive(entropy_coef=self.entropy_coef, entropy_coef_lr=self.entropy_coef_lr)
+        self._check_positive("entropy_coef", "entropy_coef_lr")
         if not self.entropy_tuning:
-            for key, value, default in (
-                ("entropy_coef_lr", self.entropy_coef_lr, None),
-                ("target_entropy_multiplier", self.target_entropy_multiplier, 1.0),
-            ):
-                if value != default:
+            for key, default in (("entropy_coef_lr", None), ("target_entropy_multiplier", 1.0)):
+                if (value := self.value_of(key)) != default:
                     problem = "has no effect without entropy_tuning: remove this setting"
                     raise ConfigError(key, problem, value)
 

@@ -53,7 +53,7 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
         check_fields(self, 0.0, "target_noise_stddev")
         noise = self.exploration_noise_stddev
         check_schedule("exploration_noise_stddev", noise, check_at_least, 0.0)
-        self._check_positive(target_noise_clip=self.target_noise_clip)
+        self._check_positive("target_noise_clip")
 
     @property
     def model_settings(self) -> dict[str, Any]:
