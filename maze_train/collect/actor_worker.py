@@ -18,7 +18,7 @@ from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.collect.simulators import collector_class
 from maze_train.core.errors import TrainingError
 from maze_train.core.step_end import StepBatch
-from maze_train.core.types import Array, Tensor
+from maze_train.core.types import Array, Buffer, Tensor
 from maze_train.data.rollout import rollout_columns, slots_in
 from maze_train.envs.building import close_all
 from maze_train.envs.calls import EnvCall
@@ -71,7 +71,7 @@ def _columns(model: nn.Module) -> Columns:
     return Columns.like({SEQ_NO: np.zeros(1, np.int64), **state})
 
 
-def _tensors(columns: Columns, memory: Any) -> dict[str, Tensor]:
+def _tensors(columns: Columns, memory: Buffer) -> dict[str, Tensor]:
     """Return the tensors of a buffer."""
     return {key: torch.from_numpy(x) for key, x in columns.arrays(memory).items()}
 
@@ -84,7 +84,7 @@ class _SharedWeights:
     other processes.
     """
 
-    def __init__(self, nbytes: int, memory: Any) -> None:
+    def __init__(self, nbytes: int, memory: Buffer) -> None:
         self.header: Array = np.ndarray(HEADER_NBYTES // 8, np.int64, buffer=memory)
         self.buffers = [
             torch.from_numpy(np.ndarray(nbytes, np.uint8, memory, HEADER_NBYTES + i * nbytes))
@@ -111,7 +111,7 @@ class WeightsWriter(_SharedWeights):
         memory: Writable memory of `weights_nbytes(model)` bytes.
     """
 
-    def __init__(self, model: nn.Module, memory: Any) -> None:
+    def __init__(self, model: nn.Module, memory: Buffer) -> None:
         self._model = model
         columns = _columns(model)
         super().__init__(columns.nbytes, memory)
@@ -171,7 +171,7 @@ class WeightsReader(_SharedWeights):
         memory: Memory of the writer.
     """
 
-    def __init__(self, model: nn.Module, memory: Any) -> None:
+    def __init__(self, model: nn.Module, memory: Buffer) -> None:
         self._model = model
         columns = _columns(model)
         super().__init__(columns.nbytes, memory)

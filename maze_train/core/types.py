@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from mmap import mmap
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 
 Tensor: TypeAlias = torch.Tensor
 Array: TypeAlias = npt.NDArray[Any]
+Buffer: TypeAlias = Array | mmap
+"""Memory that arrays can be views of."""
 Shape: TypeAlias = tuple[int, ...]
 Device: TypeAlias = torch.device | str | None
 

@@ -22,6 +22,7 @@ from maze_train.core.step_end import (
 from maze_train.core.types import (
     Array,
     ArrayTree,
+    Buffer,
     Tensor,
     TensorTree,
     as_tree,
@@ -213,7 +214,7 @@ class RolloutStorage:
         columns: Columns,
         *,
         device: torch.device | None = None,
-        memory: object = None,
+        memory: Buffer | None = None,
         offset: int = 0,
     ) -> None:
         self.device = device or torch.device("cpu")

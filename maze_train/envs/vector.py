@@ -31,6 +31,8 @@ from maze_train.spaces.masks import MaskLayout
 if TYPE_CHECKING:
     from typing import Self
 
+    from maze_train.core.types import Buffer
+
 Array: TypeAlias = npt.NDArray[Any]
 ArrayTree: TypeAlias = "Array | dict[str, Array]"
 StepResult: TypeAlias = "tuple[ArrayTree, npt.NDArray[np.float64], Array, Array, dict[str, Any]]"
@@ -418,7 +420,7 @@ class StepBuffers:
         return Columns(found).batched(n)
 
     @classmethod
-    def over(cls, memory: Any, columns: Columns) -> StepBuffers:
+    def over(cls, memory: Buffer, columns: Columns) -> StepBuffers:
         """Create the buffers over `memory`, a writable buffer."""
         arrays = columns.arrays(memory)
         obs, final_obs, actions = (leaves_of(arrays, x) for x in ("obs", "final_obs", "actions"))

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
+from maze_train.core.checks import RenamedAttributes
 from maze_train.core.conversion import convert
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
 from maze_train.core.types import Tensor
 from maze_train.data.rollout import Rollout
-from maze_train.learner.apis import HasLoss, check_apis
+from maze_train.learner.apis import check_apis
 from maze_train.learner.components import FUNCTION, merged, read, select, write
 from maze_train.learner.config import Freeze, OptimizerSettings, Progress, Schedule
 from maze_train.learner.events import LearnerEvents, statistics_of
@@ -44,7 +45,7 @@ Prepared = TypeVar("Prepared")
 Batch = TypeVar("Batch")
 
 
-class Learner(ABC, Generic[Experience, Prepared, Batch]):
+class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     `update` calls, in this order: `before_gradient_based_update`; `preprocess` (targets,
@@ -62,6 +63,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         seed: Seed of the learner's random generator (order of minibatches).
     """
 
+    renamed_attributes = (("gradients_by_hand", "analytic_gradients"),)
     required_apis: ClassVar[tuple[type, ...]] = ()
     """Protocols of `learner.apis` that trained modules must satisfy."""
     scheduled_settings: ClassVar[Mapping[str, Event]] = {}
@@ -334,9 +336,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Return the module's custom loss (`loss_function`) if set, or the algorithm's loss."""
         loss: Tensor | Mapping[str, Tensor]
         if module_id in self.modules.with_loss:
-            module = self.modules[module_id]
-            assert isinstance(module, HasLoss)
-            loss = module.compute_self_supervised_loss(batch, statistics)
+            loss = self.modules.with_loss[module_id].compute_self_supervised_loss(batch, statistics)
         elif self.loss_function is not None:
             loss = self.loss_function(self, module_id, batch, statistics)
         else:

@@ -21,9 +21,6 @@ LossOf: TypeAlias = Callable[[str, Batch, Statistics], Tensor]
 AnalyticLossOf: TypeAlias = Callable[[str, Batch, Statistics], tuple[Tensor, Callable[[], object]]]
 """Returns the loss without a graph, and a function that adds its gradients to `.grad`."""
 
-RENAMED = "gradients_by_hand"
-"""Name of the attribute `analytic_gradients` in version 0.2.0."""
-
 
 class Autograd(Generic[Batch]):
     """Losses with gradients from autograd; the reference for the other strategies.
@@ -114,16 +111,11 @@ def declares_gradients(
         config: Settings of the module.
         methods: Names of the methods replaced by analytic gradients, including `pair`.
         pair: Names of the method that computes a loss and the method that computes its gradient.
-
-    Raises:
-        TypeError: If a class has the attribute under the name of version 0.2.0.
     """
     if any(method in vars(learner) for method in methods):
         return False
     for base in type(learner).__mro__:
         defined = vars(base)
-        if RENAMED in defined:
-            raise TypeError(f"{base.__qualname__}.{RENAMED} was renamed to analytic_gradients")
         own = [method for method in methods if method in defined]
         of_pair = [method for method in pair if method in defined]
         declared: Mapping[str, object] | None

@@ -187,7 +187,7 @@ class LearnerModules(dict[str, nn.Module]):
     Attributes:
         frozen: IDs of frozen modules.
         with_modes: IDs of modules that depend on the training mode, see `has_modes`.
-        with_loss: IDs of modules with a custom loss.
+        with_loss: Modules with a custom loss.
         policies: Policies with parameters that may have limits.
         overrides: Overridden settings, keyed by module ID.
 
@@ -206,7 +206,7 @@ class LearnerModules(dict[str, nn.Module]):
         self._device = device
         self.frozen: set[str] = set()
         self.with_modes: set[str] = set()
-        self.with_loss: set[str] = set()
+        self.with_loss: dict[str, HasLoss] = {}
         self.policies: dict[str, Policy] = {}
         self._scheduled = scheduled
         overrides = config.gradient_settings().overrides
@@ -334,7 +334,7 @@ class LearnerModules(dict[str, nn.Module]):
         if has_modes(module):
             self.with_modes.add(module_id)
         if isinstance(module, HasLoss):
-            self.with_loss.add(module_id)
+            self.with_loss[module_id] = module
         if not missing_names(HasPolicy, module):
             policy = cast("HasPolicy", module).policy
             if isinstance(policy, Policy):
@@ -361,8 +361,9 @@ class LearnerModules(dict[str, nn.Module]):
         self._configs.pop(module_id, None)
         self._values.pop(module_id, None)
         self.policies.pop(module_id, None)
-        for ids in (self.with_modes, self.with_loss, self.frozen):
-            ids.discard(module_id)
+        self.with_loss.pop(module_id, None)
+        self.with_modes.discard(module_id)
+        self.frozen.discard(module_id)
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of the weights, keyed by module ID."""

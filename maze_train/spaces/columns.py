@@ -12,7 +12,7 @@ from gymnasium import spaces
 if TYPE_CHECKING:
     from typing import Self
 
-    from maze_train.core.types import Array
+    from maze_train.core.types import Array, Buffer
 
 CACHE_LINE = 64
 
@@ -82,7 +82,7 @@ class Columns(dict[str, Spec]):
         """Bytes of a memory block for all arrays."""
         return sum(padded(spec.nbytes) for spec in self.values())
 
-    def arrays(self, memory: Any = None, offset: int = 0) -> dict[str, Array]:
+    def arrays(self, memory: Buffer | None = None, offset: int = 0) -> dict[str, Array]:
         """Return the arrays, keyed by name.
 
         Args:

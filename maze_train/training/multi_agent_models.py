@@ -198,10 +198,8 @@ def make_joint_model(
     if several is None:
         return make_model(algorithm, config, policies, observation_space, action_space, seed)
     if not algorithm.supports_multi_agent:
-        problem = (
-            "trains a single agent, but the environment has several; choose an algorithm with "
-            "supports_multi_agent (in version 0.2.0: learns_for_several_agents)"
-        )
+        problem = "trains a single agent, but the environment has several; choose an algorithm "
+        problem += "with supports_multi_agent"
         raise ConfigError("algorithm", problem, algorithm.name)
     return build_joint_model(model_maker(algorithm), config, several, policies, seed)
 

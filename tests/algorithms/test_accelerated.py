@@ -211,11 +211,3 @@ def test_a_method_of_ones_own_turns_it_off(algorithm, method):
     if method.startswith("policy_loss"):  # a loss and its gradient must be overridden together
         type(learner).analytic_gradients = {}
         assert by_hand(learner) == set()
-
-
-def test_the_former_name_of_the_declaration_is_an_error():
-    """The error names the new attribute."""
-    learner = make_learner("ppo")
-    learner.__class__ = type("Own", (PPOLearner,), {"gradients_by_hand": {}})
-    with pytest.raises(TypeError, match=r"Own\.gradients_by_hand was renamed to analytic_grad"):
-        by_hand(learner)
