@@ -12,7 +12,7 @@ from maze_train.learner.config import LearnerGroupConfig, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners, Result
 from maze_train.learner.modules import torch_threads
-from maze_train.learner.peers import PeerLearners
+from maze_train.learner.peers import PeerLearners, check_modules
 from maze_train.learner.update_queue import UpdateQueue
 from maze_train.workers.backends import WorkerBackend
 
@@ -143,7 +143,7 @@ class LearnerGroup(Learners):
     def check_modules(self) -> None:
         """Raise ConfigError if results would depend on the number of learners."""
         if self._others is not None:
-            self._others.check_modules()
+            check_modules(self.first, self.n_learners)
 
     def _change(self) -> None:
         """Synchronise the other learners with the first learner before their next call."""

@@ -139,5 +139,5 @@ class SingleProcess:
     def started(self, run_dir: str) -> None:
         """Store the directory of the run for a restart."""
 
-    def leave(self, *error: object) -> None:
+    def leave(self) -> None:
         """End the exchange with the other processes; a second call does nothing."""

@@ -216,13 +216,9 @@ class PeerLearners:
         built = args[0] if args else kwargs.get("modules", {})
         # Modules that each process creates from the constructor arguments.
         self._built = dict(built) if isinstance(built, Mapping) else {DEFAULT_MODULE: built}
-        self.check_modules()
+        check_modules(learner, self.n_learners)
         if not self._place.has_own_gpus:
             check_gpus(settings, learner.device)
-
-    def check_modules(self) -> None:
-        """Raise ConfigError if results would depend on the number of learners."""
-        check_modules(self._learner, self.n_learners)
 
     @property
     def pool(self) -> WorkerPool | None:

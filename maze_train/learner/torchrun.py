@@ -197,7 +197,7 @@ class TorchrunProcesses(SingleProcess):
         """Store the directory of the run for a restart."""
         self._store.set(self._dir_key, run_dir)
 
-    def leave(self, *error: object) -> None:
+    def leave(self) -> None:
         """Leave the process group, which the other processes detect."""
         leave()
 
