@@ -328,6 +328,9 @@ class OptimizerSettings(Settings):
     learning_rates: ClassVar[tuple[str, ...]] = ("lr",)
     """All settings that are learning rates; `lr_scheduler` changes them."""
 
+    adaptive_settings: ClassVar[tuple[str, ...]] = ()
+    """Names of the settings that may be `adaptive_kl`."""
+
     lr: float | Schedule = field(default=1e-3, metadata=IN_RUN)
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
@@ -341,6 +344,28 @@ class OptimizerSettings(Settings):
     """What to do if an observation, reward, loss or gradient is NaN or infinite: raise: stop with
     an error that names the value; skip: drop (and count) the episode or the gradient step; zero:
     like skip, but replace non-finite gradient entries by 0 and apply the gradient step."""
+
+    def _check_positive(self, *keys: str) -> None:
+        """Raise ConfigError for values <= 0; None and schedules that end at 0 are allowed."""
+        for key in keys:
+            value: float | Schedule | None = self.value_of(key)
+            if is_adaptive(value) and key in self.adaptive_settings:
+                continue
+            if isinstance(value, Schedule):
+                check_schedule(key, value, check_at_least, 0.0)
+            elif value is not None:
+                check_positive(key, value)
+
+    def _check_targets(self, *keys: str) -> None:
+        """Raise ConfigError for mappings without `_target_`, and for optimizers with `lr`."""
+        for key in keys:
+            node: object = self.value_of(key)
+            if not isinstance(node, Mapping):
+                continue
+            if TARGET not in node:
+                raise ConfigError(key, f"expected the key {TARGET}", node)
+            if key == "optimizer" and "lr" in node:
+                raise ConfigError("optimizer.lr", "set algorithm.lr instead", node["lr"])
 
     @property
     def accumulated_minibatches(self) -> int:

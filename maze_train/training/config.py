@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
-from maze_train.core.checks import (
-    RenamedAttributes,
-    absolute_path,
-    check_at_least,
-    check_fields,
-    check_positive,
-)
+from maze_train.core.checks import RenamedAttributes, absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import ON_RESUME, Settings
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, check_targets, is_target
-from maze_train.learner.config import OptimizerSettings, Schedule, check_schedule, is_adaptive
+from maze_train.learner.config import OptimizerSettings
 from maze_train.nets.config import ModelConfig
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
@@ -189,9 +183,6 @@ class AlgorithmConfig(RenamedAttributes, OptimizerSettings):
     shared_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that must be multiples of the number of torchrun processes."""
 
-    adaptive_settings: ClassVar[tuple[str, ...]] = ()
-    """Names of the settings that may be `adaptive_kl`."""
-
     can_have_actors: ClassVar[bool] = False
     """Whether the algorithm supports actors (`runner.envs_per_actor`)."""
 
@@ -226,28 +217,6 @@ class AlgorithmConfig(RenamedAttributes, OptimizerSettings):
             is_recurrent: Whether a policy has recurrent layers.
         """
         return self
-
-    def _check_positive(self, *keys: str) -> None:
-        """Raise ConfigError for values <= 0; None and schedules that end at 0 are allowed."""
-        for key in keys:
-            value: float | Schedule | None = self.value_of(key)
-            if is_adaptive(value) and key in self.adaptive_settings:
-                continue
-            if isinstance(value, Schedule):
-                check_schedule(key, value, check_at_least, 0.0)
-            elif value is not None:
-                check_positive(key, value)
-
-    def _check_targets(self, *keys: str) -> None:
-        """Raise ConfigError for mappings without `_target_`, and for optimizers with `lr`."""
-        for key in keys:
-            node: object = self.value_of(key)
-            if not isinstance(node, Mapping):
-                continue
-            if TARGET not in node:
-                raise ConfigError(key, f"expected the key {TARGET}", node)
-            if key == "optimizer" and "lr" in node:
-                raise ConfigError("optimizer.lr", "set algorithm.lr instead", node["lr"])
 
     @property
     def on_non_finite_step(self) -> Literal["raise", "skip"]:
