@@ -134,7 +134,7 @@ def learned(learner, module_id, experience):
     ),
 )
 def test_a_setting_of_a_module_is_that_of_a_learner_of_its_own(learner_class, key, how):
-    """Results are bit-for-bit identical, and other modules are not affected."""
+    """The update is identical to that of a separate learner, and other modules are not affected."""
     value, others = SETTINGS[learner_class][key]
     config, model, experience = problem(learner_class, **others)
 

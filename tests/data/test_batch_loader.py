@@ -10,7 +10,7 @@ from maze_train.algorithms.bc.data import BatchLoader
 
 
 class Numbers:
-    """Samples that are their own numbers."""
+    """Source whose samples are their indices."""
 
     def __init__(self, num_samples, fails_at=None):
         self.num_samples = num_samples
@@ -18,7 +18,7 @@ class Numbers:
         self.threads = set()
 
     def batch(self, indices):
-        """Observations [n, 1] and actions [n]."""
+        """Return observations [n, 1] and actions [n]."""
         self.threads.add(threading.get_ident())
         if self.fails_at is not None and self.fails_at in indices:
             raise OSError("the disk failed")
@@ -26,13 +26,13 @@ class Numbers:
 
 
 def taken(loader, count):
-    """The next minibatches as lists of numbers."""
+    """Return the next minibatches as lists of sample indices."""
     return [loader.next()[1].tolist() for _ in range(count)]
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_each_pass_has_every_sample_once(n_workers):
-    """In another order each time; the last minibatch is smaller."""
+    """Each pass has a different order, and its last minibatch is smaller."""
     loader = BatchLoader(Numbers(10), 4, seed=1, n_workers=n_workers)
     assert loader.batches_per_pass == 3
     passes = [taken(loader, 3) for _ in range(3)]
@@ -45,7 +45,7 @@ def test_each_pass_has_every_sample_once(n_workers):
 
 
 def test_workers_change_nothing():
-    """Threads read ahead and across passes, and the order stays; this thread reads nothing."""
+    """Threads prefetch across passes in the same order, and only threads read."""
     alone = taken(BatchLoader(Numbers(23), 5, seed=3), 40)
     assert alone != taken(BatchLoader(Numbers(23), 5, seed=4), 40)
     source = Numbers(23)
@@ -59,7 +59,7 @@ def test_workers_change_nothing():
 
 @pytest.mark.parametrize("position", [0, 1, 5, 13])
 def test_continues_where_it_was(position):
-    """A loader with the state of another gives what that would have given next (trap: position)."""
+    """A loader with the state of another continues with the same minibatches."""
     first = BatchLoader(Numbers(23), 5, seed=3, n_workers=2)
     taken(first, position)
     second = BatchLoader(Numbers(23), 5, seed=3, n_workers=1)
@@ -71,7 +71,7 @@ def test_continues_where_it_was(position):
 
 
 def test_failure_of_a_worker_reaches_the_caller():
-    """It is raised where its minibatch is asked for, and not hidden."""
+    """The error is raised when the failed minibatch is requested."""
     loader = BatchLoader(Numbers(6, fails_at=3), 6, n_workers=1)
     with pytest.raises(OSError, match="the disk failed"):
         loader.next()

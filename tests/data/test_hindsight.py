@@ -37,7 +37,7 @@ GOALS = {"_target_": "goal_envs.PointToGoal"}
 
 
 class Task(gymnasium.Env):
-    """Rewards and ends that tell apart whichever goals they are computed for."""
+    """Goal-based environment whose rewards differ between goals."""
 
     def compute_reward(self, achieved_goal, desired_goal, info):
         assert achieved_goal.dtype == desired_goal.dtype == np.float64
@@ -46,7 +46,7 @@ class Task(gymnasium.Env):
 
 
 class EndingTask(Task):
-    """A task in which goals say where an episode ends."""
+    """Goal-based environment in which goals determine termination."""
 
     def compute_terminated(self, achieved_goal, desired_goal, info):
         assert achieved_goal.shape == desired_goal.shape == (2,)
@@ -54,7 +54,7 @@ class EndingTask(Task):
 
 
 class GoalStream(Stream):
-    """Random experience of a task; achieved goals are above 0, desired ones below."""
+    """Random experience of a task; achieved goals are above 0, desired goals below."""
 
     def __init__(self, rng, num_envs, task, ends=0.2, waiting=0, **settings):
         self.task = task
@@ -87,14 +87,14 @@ class GoalStream(Stream):
 
 
 class ReferenceHindsight(ReferenceReplay):
-    """Follows episodes through the rows, and walks towards every goal in plain Python."""
+    """Reference that follows episodes through the rows in plain Python."""
 
     def __init__(self, rows, num_envs, n_steps, task, strategy):
         super().__init__(rows, num_envs, n_steps, GAMMA)
         self.task, self.strategy = task, strategy
 
     def goals(self):
-        """Goals that a transition may get, by the number of its observation."""
+        """Return the goals that each transition may get, by row and environment."""
         found = {}
         first, last = max(0, len(self.steps) - 1 - self.rows), len(self.steps) - 1
         for env in range(self.num_envs):
@@ -118,7 +118,7 @@ class ReferenceHindsight(ReferenceReplay):
         return [self.after(r, env)["achieved_goal"] for r in rows]
 
     def relabelled(self, row, env, goal):
-        """Reward, discount and next observation for another goal."""
+        """Return reward, discount and next observation for another goal."""
         reward, discount = 0.0, 1.0
         for taken in self.rows_from(row, env):
             step = self.steps[taken][env]
@@ -137,7 +137,7 @@ class ReferenceHindsight(ReferenceReplay):
 
 
 def run(run_dir, **settings):
-    """A short run of SAC with hindsight."""
+    """Run a short training of SAC with hindsight."""
     algorithm = {"name": "sac", "epoch_length": 20, "batch_size": 16, "n_rollout_steps": 4}
     algorithm |= {"initial_buffer_size": 60, "n_step_returns": 2, "replay_buffer": "her"}
     algorithm |= {"update_to_data_ratio": 0.2}
@@ -153,7 +153,7 @@ def run(run_dir, **settings):
 
 
 def make(rows=10, num_envs=1, n_steps=1, task=None, strategy="future", seed=0, **settings):
-    """A buffer, its reference and experience for both."""
+    """Return a buffer, its reference, and a stream of experience."""
     task, kind = task or Task(), settings.pop("kind", HindsightReplayBuffer)
     stream = GoalStream(np.random.default_rng(seed), num_envs, task, **settings.pop("stream", {}))
     settings = {"num_envs": num_envs, "n_steps": n_steps, "gamma": GAMMA, **settings}
@@ -163,7 +163,7 @@ def make(rows=10, num_envs=1, n_steps=1, task=None, strategy="future", seed=0, *
 
 
 def assert_samples_are_right(buffer, reference, n_samples):
-    """All that is sampled is a transition with its own goal or one that it may get."""
+    """Assert that samples have their original or an allowed goal and match the reference."""
     goals = reference.goals()
     assert len(buffer) == len(goals)
     if not goals:
@@ -205,9 +205,9 @@ CASE = {
     **CASE,
 )
 def test_every_sample_is_one_of_the_reference(lengths, ends, **case):
-    """Ends of all kinds, ignored rows, interruptions, several turns of the ring.
+    """Samples match for all kinds of ends, ignored rows, interruptions and several ring turns.
 
-    With and without priorities, and for agents that wait while others act.
+    The buffer may be prioritized, and agents may wait.
     """
     buffer, reference, stream = make(stream=ends, **case)
     for _ in added(buffer, reference, stream, lengths):
@@ -218,7 +218,7 @@ def test_every_sample_is_one_of_the_reference(lengths, ends, **case):
 @settings(max_examples=40, deadline=None)
 @given(interrupts=st.lists(st.booleans(), min_size=1, max_size=40), **CASE)
 def test_single_transitions_are_relabelled_too(interrupts, **case):
-    """Steps of a lone environment, where the last observation matches the transition."""
+    """Single steps are relabelled like rollouts."""
     buffer, reference, stream = make(stream={"kinds": ("truncated",)}, **case)
     for interrupt in interrupts:
         if interrupt and len(buffer):
@@ -233,7 +233,7 @@ def test_single_transitions_are_relabelled_too(interrupts, **case):
 @pytest.mark.parametrize("waiting", [0, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_goals_are_equally_likely(strategy, waiting):
-    """Those that come into question, and k / (k + 1) of all samples get one."""
+    """Allowed goals are equally likely, and k / (k + 1) of the samples are relabelled."""
     stream = {"ends": 0.15 * (1 + waiting), "kinds": ("truncated", *["waiting"] * waiting)}
     buffer, reference, stream = make(
         30, 2, strategy=strategy, relabelled_per_original=3, stream=stream
@@ -257,7 +257,7 @@ def test_goals_are_equally_likely(strategy, waiting):
 
 
 def test_priorities_choose_what_gets_a_goal():
-    """With the seed of a prioritized buffer, the same transitions with the same weights."""
+    """With the same seed, transitions and weights equal those of a prioritized buffer."""
     buffer, _, stream = make(20, 2, kind=PrioritizedHindsightReplayBuffer)
     settings = {"num_envs": 2, "gamma": GAMMA}
     plain = PrioritizedReplayBuffer(40, SPACE, BOX_ACTION, **settings)
@@ -274,7 +274,7 @@ def test_priorities_choose_what_gets_a_goal():
 
 
 def test_no_goal_is_changed_if_none_is_asked_for():
-    """K = 0: samples match the reference without hindsight."""
+    """With K = 0, no goal changes."""
     buffer, reference, stream = make(30, 2, relabelled_per_original=0)
     for _ in added(buffer, reference, stream, [50]):
         assert (buffer.sample_batch(500).obs["desired_goal"] < 0).all()
@@ -283,13 +283,13 @@ def test_no_goal_is_changed_if_none_is_asked_for():
 @pytest.mark.parametrize("task", [Task(), EndingTask()])
 @pytest.mark.parametrize("storage", ["memory", "disk", "device"])
 def test_a_saved_buffer_goes_on_as_it_was(tmp_path, storage, task):
-    """Wherever it lies, in every turn of the ring, with running episodes."""
+    """A loaded buffer continues identically for any storage and fill level."""
     case = {"num_envs": 2, "n_steps": 2, "task": task, "strategy": "episode"}
     buffer, _, stream = make(**case)
     for length in (3, 4, 9, 1, 7, 30, 2):
         state = buffer.state_dict()
         other, _, _ = make(**case, storage=storage, directory=tmp_path)
-        if length != 4:  # a buffer that holds something else
+        if length != 4:  # the buffer contains other experience
             other.add_rollout(rollout_of(make(**case, stream={"ends": 1.0})[2].steps(9), SPACE))
         other.load_state_dict(state)
         if len(buffer):
@@ -301,7 +301,7 @@ def test_a_saved_buffer_goes_on_as_it_was(tmp_path, storage, task):
 
 
 def assert_same_samples(buffer, other):
-    """Two buffers give the same transitions with the same goals."""
+    """Assert that both buffers return the same transitions with the same goals."""
     ours, theirs = buffer.sample_batch(50), other.sample_batch(50)
     assert torch.equal(ours.indices, theirs.indices)
     assert torch.equal(ours.obs["desired_goal"], theirs.obs["desired_goal"])
@@ -310,7 +310,7 @@ def assert_same_samples(buffer, other):
 
 
 def test_the_state_of_a_buffer_without_last_observations_is_refused():
-    """It lacks those of terminated episodes."""
+    """The state has no final observations of terminated episodes."""
     buffer, _, _ = make()
     uniform, _, _ = filled(10, 1, lengths=(3,))
     with pytest.raises(ConfigError, match="terminal_obs is kept, saved as missing"):
@@ -333,7 +333,7 @@ def test_the_state_of_a_buffer_without_last_observations_is_refused():
     ],
 )
 def test_wrong_settings_are_refused(change, message):
-    """The message names the setting, or the space, and what is expected."""
+    """The error contains the setting or the space, and what is expected."""
     settings = {"buffer_size": 10, "observation_space": SPACE, "actions": BOX_ACTION, **change}
     error = SpaceError if "observation_space" in change else ConfigError
     with pytest.raises(error, match=message):
@@ -341,7 +341,7 @@ def test_wrong_settings_are_refused(change, message):
 
 
 def failing(*goals_and_info):
-    """Misses something in the info."""
+    """Raise an error because of the empty info."""
     raise KeyError("speed")
 
 
@@ -365,7 +365,7 @@ def failing(*goals_and_info):
     ],
 )
 def test_functions_that_do_not_explain_what_happened_are_refused(name, function, message):
-    """With the name of the function, when experience comes."""
+    """The error contains the function and is raised when experience is added."""
     task = Task()
     buffer, _, stream = make(stream={"ends": 0.0})
     setattr(task, name, function)
@@ -375,7 +375,7 @@ def test_functions_that_do_not_explain_what_happened_are_refused(name, function,
 
 
 def test_a_threshold_that_rounding_moved_is_no_error():
-    """Two other rewards count for nothing, a third one does."""
+    """Two rewards may differ from `compute_reward`; a third one raises an error."""
     buffer, _, stream = make(100, stream={"ends": 0.0})
     for _ in range(2):
         steps = stream.steps(4)
@@ -388,7 +388,7 @@ def test_a_threshold_that_rounding_moved_is_no_error():
 
 
 def test_what_is_missing_is_named():
-    """An environment, its function, and last observations of terminated episodes."""
+    """Errors name a missing environment, method or final observation."""
     buffer = HindsightReplayBuffer(10, SPACE, BOX_ACTION)
     stream = GoalStream(np.random.default_rng(0), 1, Task(), ends=1.0, kinds=("terminated",))
     with pytest.raises(TrainingError, match="call use_environment"):
@@ -420,20 +420,20 @@ FLAT = {"_target_": "gymnasium.wrappers.FlattenObservation"}
     ],
 )
 def test_environments_without_goals_are_refused(tmp_path, env, error, message):
-    """Before there is a run directory, or with the first step."""
+    """The error is raised before the run directory is created, or in the first step."""
     with pytest.raises(error, match=message):
         run(tmp_path / "run", env=env)
 
 
 class Asking(UniformReplayBuffer):
-    """Asks for an environment."""
+    """Replay buffer that uses an environment."""
 
     def use_environment(self, make_env):
         make_env()
 
 
 def test_vector_environments_of_others_can_not_be_asked(tmp_path):
-    """They are no single environments."""
+    """Native vector environments do not support buffers that use an environment."""
     node = {"_target_": "test_hindsight.Asking"}
     with pytest.raises(
         ConfigError, match=r"algorithm.replay_buffer = .* set env.backend=gymnasium"

@@ -20,7 +20,7 @@ REPLAYED = torch.tensor([True, False, True])
 @sweep("share", [0.0, 0.4, 1.0])
 @sweep("optional", [False, True])
 def test_joined_rollouts_lie_side_by_side(kind, share, optional):
-    """Selecting undoes joining; selections, views with gaps between rows, are joined as well."""
+    """Selecting environments inverts joining, also for rollouts that are non-contiguous views."""
     rollouts = [
         random_rollout(kind, i, num_envs=size, share=share, optional=optional)
         for i, size in enumerate(SIZES)
@@ -44,7 +44,7 @@ def test_joined_rollouts_lie_side_by_side(kind, share, optional):
 
 @every_kind
 def test_a_joined_rollout_has_its_own_memory(kind):
-    """Also a single one: slots are written again while the learner learns."""
+    """Joined rollouts, also of a single one, are copies, because slots are overwritten."""
     _, slots = slots_of(kind.columns(), 2)
     singles = [slot_rollout(kind, seed) for seed in range(2)]
     for rollout, slot in zip(singles, slots, strict=True):
@@ -61,7 +61,7 @@ def test_a_joined_rollout_has_its_own_memory(kind):
 
 
 def test_flags_that_only_some_have():
-    """The others are valid and not replayed; if none has flags, there are none."""
+    """Missing flags mean valid and not replayed; if no rollout has flags, the result has none."""
     plain, marked = (random_rollout(BOX, i, optional=False) for i in range(2))
     gaps = torch.zeros(T, 3, dtype=torch.bool)
     gaps[2, 1] = True

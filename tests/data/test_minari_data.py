@@ -43,7 +43,7 @@ NAME = "own/folder/test-v3"
 
 @pytest.fixture(autouse=True)
 def root(tmp_path, monkeypatch):
-    """An empty folder of Minari, and no network."""
+    """Return an empty Minari folder; network connections raise an error."""
 
     def refuse(*args, **kwargs):
         raise AssertionError("a connection to the network")
@@ -55,16 +55,16 @@ def root(tmp_path, monkeypatch):
 
 
 def in_memory(observation_space=FLOATS, action_space=CHOICE, lengths=(2, 1, 4), **about):
-    """A data set of random episodes."""
+    """Return a dataset of random episodes."""
     trajectories = random_trajectories(observation_space, action_space, lengths)
     metadata = DatasetMetadata(observation_space, action_space, **about)
     return TrajectoryDataset.from_trajectories(trajectories, metadata)
 
 
 def by_minari(buffers, observation_space=FLOATS, action_space=CHOICE, **options):
-    """A data set that Minari writes."""
+    """Return a dataset written by Minari."""
     with catch_warnings():
-        simplefilter("ignore")  # it asks for an author and more
+        simplefilter("ignore")  # Minari warns about a missing author and other metadata
         return minari.create_dataset_from_buffers(
             NAME,
             buffers,
@@ -75,7 +75,7 @@ def by_minari(buffers, observation_space=FLOATS, action_space=CHOICE, **options)
 
 
 def buffer(length=3, **changes):
-    """An episode of Minari, as its collector makes them: lists of values."""
+    """Return an episode as collected by Minari: lists of values."""
     content = {
         "observations": [np.full(3, t, np.float32) for t in range(length + 1)],
         "actions": [np.int64(t % 3) for t in range(length)],
@@ -89,7 +89,7 @@ def buffer(length=3, **changes):
 
 @pytest.mark.parametrize("name", SPACES)
 def test_every_space_comes_back(name):
-    """Observations and actions of each kind of space come back bit for bit, images included."""
+    """Observations and actions of all spaces, including images, are bit-for-bit identical."""
     expected = in_memory(SPACES[name], SPACES[name])
     save_minari(expected, NAME)
     found = load_minari(NAME)
@@ -98,7 +98,7 @@ def test_every_space_comes_back(name):
 
 
 def test_what_minari_writes_in_another_way():
-    """Discrete spaces become int64, keys of a Dict are sorted: numbers stay in their leaves."""
+    """Minari converts Discrete to int64 and sorts Dict keys; values keep their leaves."""
     small = ODD_SPACES["small_discrete"]
     space = spaces.Dict(OrderedDict([("b", small), ("a", FLOATS)]))
     expected = in_memory(space)
@@ -113,7 +113,7 @@ def test_what_minari_writes_in_another_way():
 
 @pytest.mark.parametrize("name", ["integer_keys", "odd_keys"])
 def test_keys_that_hdf5_can_not_keep(root, name):
-    """The key is named, and nothing is written."""
+    """The error contains the key, and nothing is written."""
     space = spaces.Tuple((CHOICE, ODD_SPACES[name]))
     with pytest.raises(SpaceError, match=r"the key .* cannot be stored in a Minari dataset"):
         save_minari(in_memory(space), NAME)
@@ -121,7 +121,7 @@ def test_keys_that_hdf5_can_not_keep(root, name):
 
 
 def test_minari_reads_what_is_written(root):
-    """Its own loader gives nested arrays, ends and seeds."""
+    """Minari's loader returns nested arrays, ends and seeds."""
     expected = in_memory(NESTED, NESTED, [3, 2])
     path = save_minari(expected, NAME, author="Ada", description="two episodes")
     assert path == root / NAME
@@ -145,7 +145,7 @@ def test_minari_reads_what_is_written(root):
 
 
 def test_the_environment_can_be_recovered():
-    """An id that Gymnasium knows becomes the specification of Minari, with its arguments."""
+    """A registered id becomes an `env_spec` with its arguments."""
     env = gymnasium.make("CartPole-v1")
     kwargs = {"sutton_barto_reward": True}
     about = {"id": "CartPole-v1", "kwargs": kwargs, "max_episode_steps": 77, "wrappers": []}
@@ -159,7 +159,7 @@ def test_the_environment_can_be_recovered():
 
 
 def test_environments_that_gymnasium_can_not_describe(monkeypatch):
-    """Unknown ids, functions, wrappers of ours: episodes are written all the same."""
+    """Datasets of unregistered environments or custom wrappers have no `env_spec`."""
     spec = gymnasium.envs.registration.EnvSpec("OwnMinari-v0", entry_point=lambda: None)
     monkeypatch.setitem(gymnasium.registry, spec.id, spec)
     wrapped = {"id": "CartPole-v1", "wrappers": [{"_target_": "my.Wrapper"}]}
@@ -171,19 +171,19 @@ def test_environments_that_gymnasium_can_not_describe(monkeypatch):
 
 
 def test_details_and_origin():
-    """Arguments come first, then texts of `policy`; `env` and `policy` come back as they were."""
+    """Arguments take precedence over entries of `policy`; metadata is preserved."""
     policy = {"algorithm_name": "PPO", "author": "Ada", "score": 3.5}
     expected = in_memory(env={"id": "Own-v0", "x": [1, 2]}, policy=policy)
     save_minari(expected, NAME, author="Grace")
     known = minari.load_dataset(NAME).storage.metadata
     assert (known["algorithm_name"], known["author"]) == ("PPO", {"Grace"})
     assert load_minari(NAME).metadata == expected.metadata
-    save_minari(in_memory(policy={"algorithm": "sac"}), "recorded-v0")  # As rollouts record it.
+    save_minari(in_memory(policy={"algorithm": "sac"}), "recorded-v0")  # as recorded by rollouts
     assert minari.load_dataset("recorded-v0").storage.metadata["algorithm_name"] == "sac"
 
 
 def test_what_minari_writes_is_read():
-    """Lists of steps, seeds, the specification of the environment, authors."""
+    """Lists of steps, seeds, the environment specification and authors are read."""
     spec = gymnasium.spec("CartPole-v1")
     by_minari(
         [buffer(3, seed=7), buffer(2, terminations=[False, False], truncations=[False, True])],
@@ -208,7 +208,7 @@ def test_what_minari_writes_is_read():
 
 
 def test_what_minari_wrote_with_loss_is_read():
-    """Images as JPEG come with their shape."""
+    """Images stored as JPEG keep their shape."""
     space = spaces.Box(0, 255, (40, 32, 3), np.uint8)
     frames = [np.full(space.shape, 20 * t, np.uint8) for t in range(4)]
     by_minari([buffer(observations=frames)], observation_space=space)
@@ -228,18 +228,18 @@ def test_what_minari_wrote_with_loss_is_read():
     ],
 )
 def test_episodes_that_are_no_trajectories(changes, error, text):
-    """The data set, the episode and the array are named."""
+    """The error contains the dataset, the episode and the array."""
     by_minari([buffer(), buffer(**changes)])
     with pytest.raises(error, match=f"minari:{NAME}: .*{text}"):
         load_minari(NAME)
 
 
 def test_data_sets_that_are_not_there(root):
-    """The id and the remedy are named, and nothing is fetched."""
+    """The error contains the id and a remedy, and nothing is downloaded."""
     with pytest.raises(DatasetError, match=f"minari:{NAME} is not available locally") as told:
         load_minari(NAME)
     assert f"run 'minari download {NAME}'" in str(told.value)
-    assert "=True" not in str(told.value)  # arguments of Minari, which cannot be set
+    assert "=True" not in str(told.value)  # arguments of Minari cannot be set here
     for name in ("cartpole", "../../x-v0", "/x-v0", "a//../x-v0", "", "x-v"):
         for use in (load_minari, lambda name: save_minari(in_memory(), name)):
             with pytest.raises(DatasetError, match="is not the name of a Minari dataset"):
@@ -248,7 +248,7 @@ def test_data_sets_that_are_not_there(root):
 
 
 def test_a_failed_export_leaves_nothing(root, monkeypatch):
-    """Seeds that HDF5 cannot keep, and a full disk."""
+    """Seeds that HDF5 does not support and a full disk raise an error without leaving files."""
     dataset = in_memory()
     (part,) = dataset.parts
     odd = TrajectoryDataset([replace(part, seeds=[1, 2**64, 3])], dataset.metadata)
@@ -284,7 +284,7 @@ minari.save_minari(in_memory(), NAME)
 
 
 def test_a_killed_export(root):
-    """No dataset has the name until a whole one does; the next export removes what was left."""
+    """A killed export does not create the dataset, and the next export removes its files."""
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
     result = subprocess.run([sys.executable, "-c", KILLED, *folders], timeout=60)
     assert result.returncode == -signal.SIGKILL
@@ -299,7 +299,7 @@ def test_a_killed_export(root):
 
 
 def test_damage():
-    """Of the metadata, an episode too few, a file cut short: one error names the data set."""
+    """Damaged metadata, a missing episode and a truncated file raise an error."""
     path = save_minari(in_memory(), NAME) / "data"
     metadata, data = path / "metadata.json", path / "main_data.hdf5"
     whole = metadata.read_text()
@@ -315,7 +315,7 @@ def test_damage():
 
 
 def test_a_missing_extra(monkeypatch):
-    """The package, the extra and the purpose are named; an old one is not written with."""
+    """The error contains the package, the extra and the purpose, or the required version."""
     for package in ("minari", "h5py"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)

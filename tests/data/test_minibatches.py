@@ -8,19 +8,19 @@ from maze_train.algorithms.ppo.learner import minibatch_indices
 
 
 def a_pass(generator, num_samples=50, batch_size=8, count=0):
-    """One pass, as lists."""
+    """Return the minibatches of one pass as lists."""
     pieces = minibatch_indices(num_samples, batch_size, generator, torch.device("cpu"), count)
     return [piece.tolist() for piece in pieces]
 
 
 def seeded(seed):
-    """A generator."""
+    """Return a seeded generator."""
     return torch.Generator().manual_seed(seed)
 
 
 @given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**31))
 def test_each_sample_appears_exactly_once(num_samples, batch_size, seed):
-    """A pass is a permutation, cut into full minibatches and one remainder."""
+    """A pass is a permutation, split into full minibatches and a remainder."""
     pieces = a_pass(seeded(seed), num_samples, batch_size)
     assert sorted(i for piece in pieces for i in piece) == list(range(num_samples))
     *full, last = [len(piece) for piece in pieces]
@@ -32,7 +32,7 @@ def test_each_sample_appears_exactly_once(num_samples, batch_size, seed):
 
 @given(st.integers(1, 200), st.data())
 def test_minibatches_by_count(num_samples, data):
-    """As many as asked for, whose sizes differ by one at most; the order matches other sizes."""
+    """Sizes differ by at most one, and the order does not depend on the number of minibatches."""
     count = data.draw(st.integers(1, num_samples))
     pieces = a_pass(seeded(3), num_samples, 7, count)
     sizes = [len(piece) for piece in pieces]
@@ -44,7 +44,7 @@ def test_minibatches_by_count(num_samples, data):
 
 
 def test_order_depends_on_the_generator_only():
-    """Another for each pass and each seed; the global generator is not used."""
+    """Orders differ between passes and seeds, and the global generator is not used."""
     before = torch.get_rng_state()
     generator = seeded(1)
     first, second = a_pass(generator), a_pass(generator)
@@ -55,7 +55,7 @@ def test_order_depends_on_the_generator_only():
 
 
 def test_every_order_is_equally_likely():
-    """All six orders of three samples come up alike: chi-squared below the 99.9% quantile."""
+    """The six orders of three samples pass a chi-squared test at the 99.9% quantile."""
     generator, counts = seeded(0), {}
     for _ in range(3000):
         (piece,) = a_pass(generator, 3, 3)

@@ -26,7 +26,7 @@ ALPHA, BETA = 0.7, 0.4
 
 
 def leaves_in_order(node, size):
-    """Leaves below a node from left to right."""
+    """Return the leaves below a node from left to right."""
     if node >= size:
         return [node - size]
     return [*leaves_in_order(2 * node, size), *leaves_in_order(2 * node + 1, size)]
@@ -40,7 +40,7 @@ def leaves_in_order(node, size):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_the_tree_is_a_list_with_sums(size, rounds, empty, seed):
-    """Updates with repetitions; each number is found in the share that it falls into."""
+    """Updates with repeated indices are correct, and each value is found in its interval."""
     rng = np.random.default_rng(seed)
     tree, priorities = SumTree(size), np.zeros(size)
     for _ in range(rounds):
@@ -51,7 +51,7 @@ def test_the_tree_is_a_list_with_sums(size, rounds, empty, seed):
             priorities[index] = value
     assert np.array_equal(tree.priorities, priorities)
     assert tree.total == pytest.approx(priorities.sum(), rel=1e-12)
-    again = SumTree(size)  # a loaded buffer continues as the saved one, bit for bit
+    again = SumTree(size)  # a loaded buffer continues bit-for-bit identically
     again.set(np.arange(size), tree.priorities)
     assert np.array_equal(again._nodes, tree._nodes)
     order = leaves_in_order(1, size)
@@ -63,7 +63,7 @@ def test_the_tree_is_a_list_with_sums(size, rounds, empty, seed):
 
 
 def test_nothing_of_priority_zero_is_found():
-    """Not even where rounding makes a number reach the end of a share."""
+    """Leaves of priority 0 are not found, also if rounding exceeds an interval."""
     rng = np.random.default_rng(0)
     for size in (3, 7, 100):
         tree = SumTree(size)
@@ -74,7 +74,7 @@ def test_nothing_of_priority_zero_is_found():
 
 
 def make(rows=20, num_envs=2, lengths=(7, 30, 5), seed=0, **settings):
-    """A buffer with some experience, its reference and stream."""
+    """Return a buffer with experience, its reference and stream."""
     settings = {"alpha": ALPHA, "beta": BETA, "buffer": PrioritizedReplayBuffer, **settings}
     return filled(rows, num_envs, lengths=lengths, seed=seed, **settings)
 
@@ -89,7 +89,7 @@ def make(rows=20, num_envs=2, lengths=(7, 30, 5), seed=0, **settings):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_transitions_and_only_they_have_priorities(rows, num_envs, n_steps, lengths, kinds, seed):
-    """In every turn of the ring, with ignored rows, interruptions and updates in between."""
+    """Exactly the valid transitions have priorities, also after interruptions and updates."""
     stream = {"kinds": kinds}
     buffer, reference, stream = make(rows, num_envs, (), seed, n_steps=n_steps, stream=stream)
     for _ in added(buffer, reference, stream, lengths):
@@ -100,13 +100,13 @@ def test_transitions_and_only_they_have_priorities(rows, num_envs, n_steps, leng
             batch = buffer.sample_batch(10)
             assert set(batch.indices.tolist()) <= set(whole.indices.tolist())
             buffer.update_priorities(batch.indices, torch.randn(10))
-            # Whoever learns late tells of rows that are gone.
+            # Late updates may contain overwritten rows.
             buffer.update_priorities(torch.arange(buffer._memory.ring.size), torch.tensor([1.0]))
         assert set(np.flatnonzero(buffer._sampler.tree.priorities)) == set(whole.indices.tolist())
 
 
 def test_new_transitions_have_the_largest_priority_so_far():
-    """1 at first; later that of the largest error, even if it is gone."""
+    """The initial priority is 1, later that of the largest error, also if it was overwritten."""
     buffer, reference, stream = make(lengths=(3,))
     first = everything(buffer).indices.numpy()
     assert (buffer._sampler.tree.priorities[first] == 1.0).all()
@@ -137,7 +137,7 @@ def test_frequencies_and_weights_follow_priorities():
         weights = (len(buffer) * probabilities[batch.indices]) ** -beta
         assert batch.weights.dtype == torch.float32
         assert torch.allclose(batch.weights.double(), weights / weights.max(), rtol=1e-6)
-    # Stratified: no share is more than two samples away from its expectation.
+    # Sampling is stratified: counts differ from their expectation by at most two per batch.
     assert (counts - 6000 * probabilities).abs().max() <= 6.0
     buffer, _, _ = make(alpha=0.0)  # samples are uniform, whatever the errors were
     buffer.update_priorities(indices, errors * 100)
@@ -148,7 +148,7 @@ def test_frequencies_and_weights_follow_priorities():
 
 
 def test_parts_of_a_batch_are_samples_too():
-    """Strata come in random order: half of a batch is from everywhere."""
+    """Strata are shuffled, so each half of a batch covers the whole buffer."""
     buffer, _, _ = make(rows=500, num_envs=1, lengths=(600,))
     indices = buffer.sample_batch(400).indices.double()
     whole = everything(buffer).indices.double()
@@ -157,7 +157,7 @@ def test_parts_of_a_batch_are_samples_too():
 
 
 def test_a_saved_buffer_goes_on_with_its_priorities():
-    """Equal samples, weights and priorities of what comes later."""
+    """Samples, weights and later priorities are identical."""
     buffer, _, stream = make()
     buffer.update_priorities(buffer.sample_batch(30).indices, torch.linspace(0, 9, 30))
     buffer.set_progress(0.3)
@@ -174,7 +174,7 @@ def test_a_saved_buffer_goes_on_with_its_priorities():
 
 
 def test_memory_is_known_beforehand():
-    """16 bytes per transition more than without priorities."""
+    """Priorities require 16 bytes per transition, included in the estimate."""
     buffer, _, _ = make(lengths=())
     assert buffer._sampler.tree._nodes.nbytes == 16 * 42
     assert buffer.nbytes == ReplayLayout(40, BOX, BOX_ACTION, num_envs=2).nbytes + 16 * 42
@@ -182,14 +182,14 @@ def test_memory_is_known_beforehand():
 
 @pytest.mark.parametrize("change", [{"alpha": -0.1}, {"beta": 1.5}, {"epsilon": 0.0}])
 def test_wrong_settings_are_refused(change):
-    """The message names the setting."""
+    """The error contains the setting."""
     ((name, value),) = change.items()
     with pytest.raises(ConfigError, match=f"{name} = {value}: expected a number"):
         make(**change)
 
 
 def test_an_error_that_is_not_finite_is_refused():
-    """It would be sampled for ever; nothing changes."""
+    """Non-finite errors raise TrainingError, and no priority changes."""
     buffer, _, _ = make()
     indices, before = everything(buffer).indices[:3], buffer._sampler.tree.priorities.copy()
     for value in (np.nan, np.inf):

@@ -50,7 +50,7 @@ EXPERIENCE = {
 
 
 def made(rows, num_envs, n_steps, kind, stacks, seed, **settings):
-    """A buffer, its reference and experience, of stacks where the kind has them."""
+    """Return a buffer, its reference and a stream of experience; of stacks for kind `stacks`."""
     own = stacks if kind == "stacks" else {"ends": stacks["ends"]}
     return make(rows, num_envs, kind, n_steps=n_steps, seed=seed, stream={**own, **settings})
 
@@ -63,9 +63,9 @@ def made(rows, num_envs, n_steps, kind, stacks, seed, **settings):
     **EXPERIENCE,
 )
 def test_every_transition_is_that_of_the_reference(lengths, **experience):
-    """Ends of all kinds, ignored rows, agents that wait, interruptions, several turns of the ring.
+    """Transitions match for all kinds of ends, gaps, waiting agents and several ring turns.
 
-    Stacks of frames come back whatever episodes begin with, and however frames are skipped.
+    Stacks of frames match for any padding and frame skipping.
     """
     buffer, reference, stream = made(**experience)
     for _ in added(buffer, reference, stream, lengths):
@@ -82,7 +82,7 @@ def test_every_transition_is_that_of_the_reference(lengths, **experience):
     **EXPERIENCE,
 )
 def test_single_transitions_and_rollouts_mix(events, **experience):
-    """Steps and rollouts of a lone environment, interrupted after steps that end an episode."""
+    """Single steps and rollouts of one environment match, with interruptions after episode ends."""
     kinds = ("terminated", "truncated")
     buffer, reference, stream = made(num_envs=1, kinds=kinds, **experience)
     for event in events:
@@ -107,14 +107,14 @@ COLUMNS = ("obs", "actions", "rewards", "discounts", "next_obs", "indices")
 
 
 def assert_same_samples(found, expected):
-    """Refuse another bit or data type."""
+    """Assert that batches are identical, including dtypes."""
     for name in COLUMNS:
         leaves = (leaves_by_key(getattr(batch, name)) for batch in (found, expected))
         torch.testing.assert_close(*leaves, rtol=0, atol=0)
 
 
 def test_samples_are_uniform():
-    """Each of the transitions is equally likely; rows that are none never come."""
+    """All transitions are equally likely, and invalid rows are not sampled."""
     buffer, reference, _ = filled(20, 2, "dict")
     assert len(reference.transitions()) == len(buffer) < 40
     indices = buffer.sample_batch(20_000).indices
@@ -122,12 +122,12 @@ def test_samples_are_uniform():
     valid = np.unique(everything(buffer).indices.numpy())
     assert counts.sum() == counts[valid].sum()
     expected = 20_000 / len(valid)
-    # Chi-square with about 30 degrees of freedom: its 99.9 % quantile is 59.7.
+    # Chi-squared test with about 30 degrees of freedom: the 99.9% quantile is 59.7.
     assert ((counts[valid] - expected) ** 2 / expected).sum() < 59.7
 
 
 def test_samples_are_what_lies_at_their_indices():
-    """A batch with repetitions, in the order that the generator gave."""
+    """A batch contains the transitions at its indices, with repetitions, in order."""
     buffer, _, _ = filled(20, 2, "dict", n_steps=3)
     batch, whole = buffer.sample_batch(200), everything(buffer)
     place = {int(index): i for i, index in enumerate(whole.indices)}
@@ -141,7 +141,7 @@ def test_samples_are_what_lies_at_their_indices():
 
 
 def test_storages_give_equal_samples(tmp_path):
-    """Wherever the columns lie; files have no name, so none is left."""
+    """All storages return equal samples, and files are unlinked."""
     batches = []
     for storage in ("memory", "disk", "device"):
         settings = {"storage": storage, "directory": tmp_path, "n_steps": 2}
@@ -152,7 +152,7 @@ def test_storages_give_equal_samples(tmp_path):
 
 
 def test_an_observation_is_stored_once():
-    """HalfCheetah: 97 bytes per transition, which is the least, within 2 %; known beforehand."""
+    """HalfCheetah requires 97 bytes per transition, within 2% of the minimum and as estimated."""
     space = spaces.Box(-np.inf, np.inf, (17,), np.float64)
     action = torch.zeros(6)
     for num_envs in (1, 8):
@@ -165,7 +165,7 @@ def test_an_observation_is_stored_once():
 
 @pytest.mark.parametrize("storage", everyday(1, ["memory", "disk", "device"]))
 def test_a_frame_is_stored_once(storage, tmp_path):
-    """Per row one frame, and a whole stack where an episode begins."""
+    """Each row stores one frame, and each episode start stores a whole stack."""
     settings = {"storage": storage, "directory": tmp_path}
     stacks = {"n": 4, "padding": "repeat", "skipping": 0.0, "ends": 0.0}
     buffer, reference, stream = make(1000, 2, "stacks", stream=stacks, **settings)
@@ -179,7 +179,7 @@ def test_a_frame_is_stored_once(storage, tmp_path):
 
 
 def test_stacks_may_be_stored_whole():
-    """A rollout with stacks fits a buffer that was made without them."""
+    """Rollouts with stacks can be added to a buffer without `frame_stack`."""
     buffer, reference, stream = make(10, 2, "stacks", frame_stack={})
     for _ in added(buffer, reference, stream, [14]):
         assert_equal_to(everything(buffer), reference.transitions())
@@ -200,14 +200,14 @@ def test_stacks_may_be_stored_whole():
     ],
 )
 def test_wrong_settings_are_refused(change, message):
-    """The message names the setting and what is expected."""
+    """The error contains the setting and what is expected."""
     settings = {"buffer_size": 10, "observation_space": BOX, "actions": BOX_ACTION, **change}
     with pytest.raises(ConfigError, match=message):
         UniformReplayBuffer(**settings)
 
 
 def test_what_does_not_fit_is_refused():
-    """Experience of other shapes or numbers of environments, or with a gap; no experience."""
+    """Wrong shapes, missing observations and an empty buffer raise errors."""
     buffer, _, _ = make(10, 2)
     with pytest.raises(TrainingError, match="the replay buffer is empty"):
         buffer.sample_batch(1)
@@ -240,41 +240,41 @@ KINDS = ("box", "dict", "stacks")
 
 
 class Store:
-    """Keeps what was read of the segments of a state, and does not read it again."""
+    """Store that reads each version of a segment once."""
 
     def __init__(self):
         self.contents = {}
         self.num_read = 0
 
     def through(self, state):
-        """The state as it is read from files."""
+        """Return a state as it is read from files."""
         found = {}
         for name, part in state["segments"].items():
             known = self.contents.get((name, part.version))
             self.num_read += known is None
             found[name, part.version] = content = part.read()
             np.testing.assert_equal(content, known or content)
-        self.contents = found  # A checkpoint that is continued holds these, and no others.
+        self.contents = found  # a resumed checkpoint contains exactly these segments
         return loads(dumps(state))
 
 
 def versions(buffer):
-    """Versions of segments by name."""
+    """Return the versions of segments by name."""
     return {name: part.version for name, part in buffer.state_dict()["segments"].items()}
 
 
 @pytest.fixture
 def small_segments(monkeypatch):
-    """Segments of about two rows."""
+    """Make segments of about two rows."""
     monkeypatch.setattr(replay_memory, "SEGMENT_NBYTES", 80)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", everyday(1, range(6)))
 def test_saved_again_and_again_a_buffer_goes_on_as_it_was(small_segments, kind, seed):
-    """Segments are read where they changed; samples are equal bit for bit, in all turns.
+    """Only changed segments are read, and samples are bit-for-bit identical in all ring turns.
 
-    Whatever memory was reserved: for less than comes, for more than there is room, or none.
+    The reserved memory may be too small, too large, or none.
     """
     rng = np.random.default_rng(seed)
     rows, num_envs = int(rng.integers(1, 14)), int(rng.integers(1, 4))
@@ -287,7 +287,7 @@ def test_saved_again_and_again_a_buffer_goes_on_as_it_was(small_segments, kind, 
         state = store.through(buffer.state_dict())
         loaded, _, other_stream = make(rows, num_envs, kind, n_steps=2)
         loaded.reserve(int(rng.integers(0, 20)))
-        if rng.random() < 0.5:  # a buffer that holds something else
+        if rng.random() < 0.5:  # the buffer contains other experience
             loaded.add_rollout(rollout_of(other_stream.steps(5), stream.space, stream.action))
         loaded.load_state_dict(state)
         assert len(loaded) == len(buffer)
@@ -302,7 +302,7 @@ def test_saved_again_and_again_a_buffer_goes_on_as_it_was(small_segments, kind, 
 
 
 def test_what_did_not_change_is_not_read_again(small_segments):
-    """One row more touches the segments of that row and of the rows next to it."""
+    """A new row changes its segment and the neighbouring ones only."""
     buffer, _, stream = make(100, 2)
     store = Store()
 
@@ -325,7 +325,7 @@ def test_what_did_not_change_is_not_read_again(small_segments):
 
 
 def test_a_state_does_not_depend_on_the_storage(tmp_path):
-    """From memory to disk to the device."""
+    """A state can be moved from memory to disk to the device."""
     buffer, reference, _ = filled(20, 2, "stacks", lengths=(30, 15))
     for storage in ("disk", "device", "memory"):
         other, _, _ = make(20, 2, "stacks", storage=storage, directory=tmp_path)
@@ -335,7 +335,7 @@ def test_a_state_does_not_depend_on_the_storage(tmp_path):
 
 
 def test_another_buffer_is_refused():
-    """One of another layout, or with a damaged segment; the buffer stays as it was."""
+    """Another layout or a damaged segment raises an error, and the buffer does not change."""
     buffer, _, stream = make(20, 2)
     buffer.add_rollout(rollout_of(stream.steps(5)))
     state = buffer.state_dict()

@@ -19,7 +19,7 @@ BOX = KINDS["box"]
 
 
 def marked(number, kind=BOX, actors=1, **settings):
-    """Rollouts of some actors side by side, whose rewards are their numbers: 10, 11, ..."""
+    """Return joined rollouts of actors, whose rewards are their marks: 10, 11, ..."""
     rollout = join_rollouts(
         [random_rollout(kind, 100 * number + i, **settings) for i in range(actors)]
     )
@@ -28,27 +28,27 @@ def marked(number, kind=BOX, actors=1, **settings):
 
 
 def of_rollouts(row):
-    """One number for each rollout in a batch; those of its environments are equal."""
+    """Return one value per rollout; the values of its environments must be equal."""
     numbers = row.reshape(-1, B)
     assert (numbers == numbers[:, :1]).all()
     return numbers[:, 0].tolist()
 
 
 def marks_of(batch):
-    """The number of each rollout in a batch."""
+    """Return the mark of each rollout in a batch."""
     assert (batch.rewards == batch.rewards[0]).all()
     return of_rollouts(batch.rewards[0])
 
 
 def as_saved(replay):
-    """A state as it comes back from bytes."""
+    """Return a state after serialization."""
     return loads(dumps(replay.state_dict()))
 
 
 @pytest.mark.parametrize(("size", "actors"), [(1, 1), (3, 1), (5, 2), (2, 3), (100, 2)])
 @pytest.mark.parametrize("num_replayed", [1, 4])
 def test_batches(size, actors, num_replayed):
-    """New rollouts, then kept ones that the generator draws; the oldest is forgotten first."""
+    """A batch has new rollouts, then sampled stored ones; the oldest are dropped first."""
     replay = RolloutReplay(size, num_replayed, B, seed=3)
     generator, kept = torch.Generator().manual_seed(3), []
     before = torch.get_rng_state()
@@ -74,7 +74,7 @@ def test_batches(size, actors, num_replayed):
 @every_kind
 @sweep("optional", [False, True])
 def test_what_is_kept_is_what_was_new(kind, optional):
-    """Every column, also of images and parts; all that changes is the flag."""
+    """Stored rollouts keep every column; only the flag `replayed` changes."""
     first = marked(1, kind, 2, optional=optional)
     seen = set()
     for seed in range(9):
@@ -93,7 +93,7 @@ def test_what_is_kept_is_what_was_new(kind, optional):
 @every_kind
 @pytest.mark.parametrize("optional", [False, True])
 def test_a_state_goes_on_exactly(kind, optional):
-    """From bytes as from memory: the same batches, the same rollouts forgotten, the same state."""
+    """A loaded replay returns the same batches, drops the same rollouts and has the same state."""
 
     def mixed(replay, numbers):
         return [replay.mix(marked(i, kind, 2, optional=optional)) for i in numbers]
@@ -119,7 +119,7 @@ def zero_all(columns):
 
 
 def test_what_is_kept_is_memory_of_its_own():
-    """Whoever has a batch, or what was read of a state, may write to it."""
+    """Stored rollouts are copies: writing to a batch or to a state does not change them."""
     replay = RolloutReplay(1, 1, B, seed=1)
     replay.mix(marked(1))
     batch = replay.mix(marked(2))

@@ -24,14 +24,14 @@ PARTS = {"gear": torch.tensor(0), "force": torch.zeros(2)}
 
 @dataclass(frozen=True)
 class Kind:
-    """What rollouts are made of."""
+    """Spaces and sizes of a rollout."""
 
     space: spaces.Space
     action: torch.Tensor | dict = field(default_factory=lambda: torch.tensor(0))
     state_size: int = 0
 
     def columns(self, num_steps=T, num_envs=B, *, optional=True):
-        """What lies in a slot."""
+        """Return the columns of a slot."""
         return rollout_columns(
             self.space,
             tree_map(lambda x: x[None], self.action),
@@ -54,7 +54,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
 
 def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional=True):
-    """A rollout as a collector makes it; a share of the steps is truncated."""
+    """Return a rollout as a collector creates it; a fraction of the steps is truncated."""
     rng, batch = np.random.default_rng(seed), (num_steps, num_envs)
     settings = {"ends": share, "kinds": ("truncated",)}
     stream = Stream(rng, num_envs, kind.space, kind.action, **settings)
@@ -74,20 +74,20 @@ def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional
 
 
 def slots_of(columns, count=1):
-    """Slots one after the other, in memory that is full of other numbers."""
+    """Return consecutive slots in memory filled with other values."""
     memory = SharedMemory(count * slot_nbytes(columns))
     memory.buffer.write(b"\x01" * memory.nbytes)
     return memory, slots_in(memory, columns)
 
 
 def slot_rollout(*args, **settings):
-    """A random rollout, of which actors send the number of their weights separately."""
+    """Return a random rollout without `weights_seq_no`, which actors send separately."""
     return replace(random_rollout(*args, **settings), weights_seq_no=None)
 
 
 @every_kind
 def test_a_slot_gives_back_what_was_written(kind):
-    """All columns, whatever was there before; its neighbours stay as they were."""
+    """All columns are overwritten, and neighbouring slots do not change."""
     for share, optional in ((1.0, True), (0.2, False), (0.0, False), (0.4, True), (0.0, True)):
         columns = kind.columns(optional=optional)
         memory, (_, slot, _) = slots_of(columns, 3)
@@ -111,7 +111,7 @@ def test_a_slot_gives_back_what_was_written(kind):
 
 
 def test_numbers_of_other_dtypes_are_converted():
-    """A model that computes in float64 has log-probabilities in it; all slots have float32."""
+    """Log-probabilities of float64 models are stored as float32."""
     kind = KINDS["box"]
     rollout = slot_rollout(kind)
     _, (slot,) = slots_of(kind.columns())

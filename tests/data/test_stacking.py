@@ -19,12 +19,12 @@ APART = [{"a": [1], "b": [3]}, {"a": [2], "b": [4]}]
 
 
 def plain(tree):
-    """Arrays and tensors as lists."""
+    """Return arrays and tensors as lists."""
     return tree_map(lambda x: x.tolist(), tree)
 
 
 def test_stacking_and_back():
-    """Lists, arrays and tensors as values; data types stay, and values without an axis."""
+    """Values may be lists, arrays, tensors or scalars, and dtypes are preserved."""
     assert plain(stack_numpy_dict_list(APART)) == plain(stack_torch_dict_list(APART)) == STACKED
     assert [plain(item) for item in unstack_numpy_list_dict(STACKED)] == APART
     mixed = [{"a": torch.tensor([1]), "b": np.array([3])}, APART[1]]
@@ -39,7 +39,7 @@ def test_stacking_and_back():
 
 
 def test_the_stack_is_a_copy_along_any_axis():
-    """Arrays that the environment uses again do not change it."""
+    """The stack does not change with arrays that the environment reuses."""
     array = np.zeros((2, 3), np.int16)
     found = [stack_torch_dict_list([{"x": array}] * 4, dim=dim)["x"] for dim in (0, 1, 2, -1)]
     found.append(torch.from_numpy(stack_numpy_dict_list([{"x": array}])["x"]))
@@ -67,7 +67,7 @@ UNSTACK = (unstack_numpy_list_dict,)
     ],
 )
 def test_what_does_not_fit(functions, value, text):
-    """The key and the shapes are named."""
+    """The error contains the key and the shapes."""
     for function in functions:
         with pytest.raises(ShapeError, match=text):
             function(value)

@@ -21,7 +21,7 @@ ACTIONS = spaces.Discrete(8, start=1)
 
 
 def minus_one(actions):
-    """The agent counts actions from 0, the environment from 1."""
+    """Return actions counted from 0, as the agent does."""
     return tree_map(lambda x: x.to(torch.int64) - 1, actions)
 
 
@@ -33,10 +33,10 @@ def minus_one(actions):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_keys, seed):
-    """Each once, column by column, whatever it lies beside; the last observations are right."""
+    """Each transition appears once with the right final observation, for any number of columns."""
     space = DICT if has_keys else FLOATS
     episodes = [random_trajectory(space, ACTIONS, n, seed + k) for k, n in enumerate(lengths)]
-    if has_keys:  # in their own order
+    if has_keys:  # Dict keys in another order
         episodes[::2] = [replace(e, obs=dict(reversed(e.obs.items()))) for e in episodes[::2]]
     rollout = trajectories_as_rollout(iter(episodes), num_envs, space, ACTIONS, minus_one)
     num_steps = -(-sum(lengths) // num_envs)
@@ -62,7 +62,7 @@ def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_
 
 
 def test_actions_become_those_of_the_agent():
-    """Of several parts, by the distribution that the agent acts with; arrays may be read-only."""
+    """Actions of several components are converted by the distribution; arrays may be read-only."""
     space = spaces.Dict({"move": spaces.Discrete(3, start=1), "turn": spaces.Box(-2.0, 2.0, (2,))})
     distribution = distribution_for(space)
     actions = {"move": np.array([1, 3]), "turn": np.array([[0.0, 1.0], [-1.0, 0.5]], np.float32)}
@@ -90,7 +90,7 @@ def test_actions_become_those_of_the_agent():
     ],
 )
 def test_wrong_trajectories_are_refused(change, message):
-    """The message names the field and what is expected."""
+    """The error contains the field and what is expected."""
     fields = {"obs": np.zeros((4, 2)), "actions": np.zeros(3), "rewards": np.zeros(3), **change}
     with pytest.raises(ShapeError, match=message):
         Trajectory(**fields, terminated=True, truncated=False)
@@ -107,7 +107,7 @@ def test_wrong_trajectories_are_refused(change, message):
     ],
 )
 def test_what_does_not_fit_the_space_is_refused(change, error, message):
-    """A choice that does not exist would be taken for another; the trajectory is named."""
+    """The error contains the trajectory and the invalid shape or action."""
     good = random_trajectory(FLOATS, ACTIONS)
     with pytest.raises(error, match=f"trajectory 1:? {message}"):
         trajectories_as_rollout([good, replace(good, **change)], 2, FLOATS, ACTIONS, minus_one)

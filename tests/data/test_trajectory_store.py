@@ -46,7 +46,7 @@ EVERY_SPACE = {**SPACES, **ODD_SPACES}
 
 
 def write(directory, trajectories, metadata=METADATA, **options):
-    """Write a dataset of these episodes."""
+    """Write a dataset of these episodes; return its directory."""
     with TrajectoryWriter(directory, metadata, **options) as writer:
         for trajectory in trajectories:
             writer.add(trajectory)
@@ -54,7 +54,7 @@ def write(directory, trajectories, metadata=METADATA, **options):
 
 
 def episodes(*lengths):
-    """Random episodes of the usual spaces."""
+    """Return random episodes of the default spaces."""
     return random_trajectories(FLOATS, CHOICE, lengths)
 
 
@@ -165,7 +165,7 @@ def test_files_are_mapped_and_views_are_given(dataset, monkeypatch):
     assert not mapped.flags.writeable
     assert isinstance(owner_of(mapped), mmap.mmap)
     small = TrajectoryDataset.open(dataset)
-    assert not isinstance(owner_of(small[1].obs), mmap.mmap)  # it takes no open file
+    assert not isinstance(owner_of(small[1].obs), mmap.mmap)  # the file is not open
     found = TrajectoryDataset.open(dataset, mmap=False)
     shutil.rmtree(dataset)
     assert_same(small[2], episodes(2, 3, 4)[2])
@@ -176,7 +176,7 @@ def test_files_are_mapped_and_views_are_given(dataset, monkeypatch):
 
 
 def test_episodes_are_copied_and_converted_where_nothing_is_lost(tmp_path):
-    """Integers of any size that fit, rewards of any type; floats are rounded."""
+    """Integers and rewards are converted without loss; floats are rounded."""
     given = Trajectory(
         obs=np.full((3, 3), 0.1),
         actions=np.array([1, 2], np.uint8),
@@ -190,7 +190,7 @@ def test_episodes_are_copied_and_converted_where_nothing_is_lost(tmp_path):
         for trajectory in (given, same):
             writer.add(trajectory)
             for array in (trajectory.obs, trajectory.actions, trajectory.rewards):
-                array[:] = 2  # environments use their arrays again
+                array[:] = 2  # environments reuse their arrays
     found, other = TrajectoryDataset.open(tmp_path)
     np.testing.assert_array_equal(found.obs, np.full((3, 3), 0.1, np.float32), strict=True)
     np.testing.assert_array_equal(found.actions, np.array([1, 2]), strict=True)
@@ -332,7 +332,7 @@ def test_one_writer_at_a_time(dataset):
     assert len(TrajectoryDataset.open(dataset)) == 3
     first.close()
     write(dataset, episodes(5))
-    for _ in range(2):  # one that is refused for another reason leaves no lock
+    for _ in range(2):  # a rejected writer leaves no lock
         with pytest.raises(DatasetError, match="observation_space"):
             TrajectoryWriter(dataset, replace(METADATA, observation_space=NESTED))
     assert TrajectoryDataset.open(dataset).lengths.tolist() == [2, 3, 4, 5]
@@ -341,7 +341,7 @@ def test_one_writer_at_a_time(dataset):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_writer_that_is_killed(tmp_path):
-    """Before `dataset.json` has a part: it is not there, those before it are whole."""
+    """A part missing in `dataset.json` does not exist; earlier parts are complete."""
 
     def write_and_die():
         writer = TrajectoryWriter(tmp_path / "data", METADATA, part_nbytes=1)
@@ -383,7 +383,7 @@ def test_an_interrupt_right_after_a_part_is_written(tmp_path, monkeypatch):
 
     def interrupted(*args):
         write_content(*args)
-        raise ArithmeticError  # as a signal would
+        raise ArithmeticError  # as an interrupt by a signal
 
     writer = TrajectoryWriter(tmp_path, METADATA)
     writer.add(episodes(2)[0])
@@ -460,7 +460,7 @@ HUGE = (
     {"type": "Discrete", "n": 2**70, "start": 0, "dtype": "int64"},
     {"type": "Box", "low": 0, "high": 1, "shape": [10**13], "dtype": "float32"},
 )
-"""Spaces that no machine can hold."""
+"""Spaces that exceed the memory of any machine."""
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_foreign_directories(dataset, change, text):
 
 
 def test_a_data_set_nearby_is_named(tmp_path):
-    """A directory above or below, for reading; what is right above is never guessed further."""
+    """The error suggests a dataset directly above or below the given directory."""
     data = write(tmp_path / "out" / "trajectories", episodes(2))
     for place in (data.parent, part(data, 0), data / DATASET, data / "new"):
         with pytest.raises(DatasetError) as told:
@@ -552,12 +552,12 @@ def make_dataset():
 
 
 def make_something(value):
-    """An object of a user."""
+    """Return the given value from a user-defined function."""
     return value
 
 
 def failing_trajectories():
-    """Fails after the first episode."""
+    """Yield one episode, then raise an error."""
     yield from episodes(2)
     raise OSError("the tape tore")
 

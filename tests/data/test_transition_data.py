@@ -24,7 +24,7 @@ GRIPS = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4)))
 
 
 def numbered(lengths, metadata, per_part=100):
-    """Episodes whose observations and actions tell which they are: 1000 k + t, and t mod 5."""
+    """Return episodes whose observations are 1000 k + t and whose actions count t mod 5."""
     parts = []
     for first in range(0, len(lengths), per_part):
         trajectories = [
@@ -42,7 +42,7 @@ def numbered(lengths, metadata, per_part=100):
 
 
 def all_of(data, size):
-    """Observations and actions of all transitions, read in blocks of that many."""
+    """Return observations and actions of all transitions, read in blocks of `size`."""
     blocks = list(data.blocks(size * (4 + 8)))
     assert max(len(obs) for obs, _ in blocks) == min(size, data.num_samples)
     return torch.cat([obs for obs, _ in blocks]), torch.cat([actions for _, actions in blocks])
@@ -51,7 +51,7 @@ def all_of(data, size):
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("per_part", [1, 2, 100])
 def test_every_step_of_the_chosen_episodes(in_memory, per_part):
-    """In order, without the last observations, actions as the agent has them."""
+    """Transitions are in order, without final observations, and with the agent's actions."""
     dataset = numbered([3, 1, 4, 2], DatasetMetadata(LINE, GRIP), per_part)
     from_env = distribution_for(GRIP, {}).from_env
     data = TransitionData(dataset, np.array([0, 2, 3]), from_env, in_memory=in_memory)
@@ -69,7 +69,7 @@ def test_every_step_of_the_chosen_episodes(in_memory, per_part):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_dict_spaces_keep_types(in_memory):
-    """Images stay bytes, double precision becomes single, parts of actions stay parts."""
+    """Images are stored as bytes and float64 as float32; action components stay separate."""
     trajectories = random_trajectories(NESTED, GRIPS, (4, 2))
     dataset = TrajectoryDataset.from_trajectories(trajectories, DatasetMetadata(NESTED, GRIPS))
     from_env = distribution_for(GRIPS, {}).from_env
@@ -89,7 +89,7 @@ def test_dict_spaces_keep_types(in_memory):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_transitions_of_agents_are_those_in_which_they_act(in_memory):
-    """Agent by agent, part by part: what it saw and did, not where it waits or has ended."""
+    """Transitions are ordered by agent within each part, without steps in which the agent waits."""
     several = AgentSpaces({"a": LINE, "b": LINE, "c": SEEN}, {"a": GRIP, "b": GRIP, "c": GRIPS})
     joint = several.observation_space, several.action_space
     acts = [[[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 1, 0]], [[1, 1, 0], [0, 1, 1], [0, 0, 0]]]
@@ -102,7 +102,7 @@ def test_transitions_of_agents_are_those_in_which_they_act(in_memory):
 
     both = data(["b", "a"])
     obs, actions = both.batch(torch.arange(both.num_samples))
-    # The number of an observation is 100 times the episode, plus 10 times the agent, plus the step.
+    # Observations are 100 times the episode, plus 10 times the agent, plus the step.
     assert obs.flatten().tolist() == [11, 12, 0, 2, 110, 111, 100]
     assert actions.tolist() == [(x + x // 10) % 5 for x in (11, 12, 0, 2, 110, 111, 100)]
     places = [both.place(k) for k in range(both.num_samples)]
@@ -120,7 +120,7 @@ def test_transitions_of_agents_are_those_in_which_they_act(in_memory):
 
 
 def joint_episodes(acts, metadata):
-    """Episodes of several agents, one part each, whose flags are given, also after each step."""
+    """Return episodes of several agents, one part each, with the given flags of each step."""
     parts = []
     for k, flags in enumerate(acts):
         flags = np.array(flags, np.int8)
@@ -141,7 +141,7 @@ def joint_episodes(acts, metadata):
 
 
 def test_actions_outside_of_the_space():
-    """What is no action of the space is refused, also where the file was not checked."""
+    """Invalid actions raise SpaceError, also if the file was not verified."""
     metadata = DatasetMetadata(LINE, spaces.Discrete(9))
     dataset = numbered([3], metadata)
     part = dataset.parts[0]
@@ -159,7 +159,7 @@ def test_actions_outside_of_the_space():
     seed=st.integers(0, 2**32),
 )
 def test_split_is_a_partition_of_episodes(num_episodes, percentage, seed):
-    """Every episode is on one side, in order; there is always one to train on (trap 51)."""
+    """Splits are ordered and disjoint, and at least one episode is used for training."""
     train, validation = split_episodes(num_episodes, percentage, seed)
     assert sorted([*train, *validation]) == list(range(num_episodes))
     assert (np.diff(train) > 0).all()
@@ -171,6 +171,6 @@ def test_split_is_a_partition_of_episodes(num_episodes, percentage, seed):
 
 
 def test_split_follows_from_the_seed():
-    """Equal seeds give equal splits, other seeds others."""
+    """Splits depend on the seed only."""
     first, again, other = (split_episodes(50, 20, seed)[1].tolist() for seed in (1, 1, 2))
     assert first == again != other

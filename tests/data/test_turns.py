@@ -27,21 +27,21 @@ SPACE = spaces.Box(-np.inf, np.inf, ())
 
 @dataclass
 class Stream:
-    """Steps of environments in which agents act, wait and end at random; numbers tell rows apart.
+    """Random steps of environments whose agents act, wait and end at random.
 
-    Observation t of agent i in environment e is `1000 * t + 10 * e + i`, the last one of an episode
-    0.5 more.
+    Observation t of agent i in environment e is `1000 * t + 10 * e + i`, plus 0.5 for the final
+    observation of an episode.
     """
 
     obs: list[Any] = field(default_factory=list)
     acts: list[Any] = field(default_factory=list)
     rewards: list[Any] = field(default_factory=list)
     ends: list[Any] = field(default_factory=list)
-    """Of each agent: 0 continues, 1 terminated, 2 truncated, 3 truncated in an unknown state."""
+    """Ends of agents: 0 continues, 1 terminated, 2 truncated, 3 truncated in an unknown state."""
     next_acts: list[Any] = field(default_factory=list)
-    """Who would act next, were the episode of all not over."""
+    """Agents that would act next if the joint episode continued."""
     joint: list[Any] = field(default_factory=list)
-    """Of each environment: 0 continues, 1 terminated, 2 truncated, 3 lost."""
+    """Ends of environments: 0 continues, 1 terminated, 2 truncated, 3 lost."""
 
     @classmethod
     def random(cls, num_steps: int, seed: int, acting: float = 0.5) -> Stream:
@@ -70,10 +70,10 @@ class Stream:
         return stream
 
     def rollout(self, start: int, stop: int) -> Rollout:
-        """The joint rollout of some steps."""
+        """Return the joint rollout of some steps."""
         steps = range(start, stop)
         over = np.stack([self.joint[t] for t in steps])
-        # Where an episode ended, the next row shows the first observation of the next one.
+        # If an episode ended, the next row is the first observation of the next episode.
         rows = [self._part(t, t - 1, final=False) for t in range(start, stop + 1)]
         found = [self._part(t, t, final=True) for t in steps]
         positions = np.flatnonzero((over == 1) | (over == 2))
@@ -95,7 +95,7 @@ class Stream:
         )
 
     def _part(self, t: int, step: int, *, final: bool) -> dict[str, torch.Tensor]:
-        """Observation t, with what step brought; the last one of an episode, or the next."""
+        """Return observation t with the results of a step; `final` selects final observations."""
         shape = NUM_ENVS, len(AGENTS)
         over = np.zeros(NUM_ENVS, bool) if step < 0 else self.joint[step] > 0
         here = np.zeros(shape, bool) if step < 0 else np.repeat(~over[:, None], len(AGENTS), 1)
@@ -113,7 +113,7 @@ class Stream:
         return {key: torch.from_numpy(np.asarray(x).copy()) for key, x in (numbers | flags).items()}
 
     def turns(self, env: int, agent: int, stop: int) -> list[tuple[Any, ...]]:
-        """Observation, reward, end (3: lost) and what follows of each turn up to a step."""
+        """Return observation, reward, end (3: lost) and next observation of each turn."""
         found: list[tuple[Any, ...]] = []
         running: list[Any] | None = None
         early, has_ended = 0.0, False
@@ -146,7 +146,7 @@ class Stream:
 
 
 def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
-    """The same of a column of the rollouts of a policy."""
+    """Return the turns in a column of the rollouts of a policy, as `Stream.turns` does."""
     found: list[tuple[Any, ...]] = []
     for rollout in rollouts:
         assert isinstance(rollout.obs, torch.Tensor)
@@ -171,7 +171,7 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
 def split(
     stream: Stream, lengths: list[int], learns: Any = None, **layout: Any
 ) -> dict[str, list[Rollout]]:
-    """Rollouts of the policies, by a splitter that continues from its state after each."""
+    """Return the rollouts of the policies; the splitter is restored from its state after each."""
     make = partial(TurnSplitter, POLICIES, dict.fromkeys(AGENTS, 0), **layout)
     splitter, start = make(), 0
     found: dict[str, list[Rollout]] = {policy: [] for policy in POLICIES}
@@ -189,7 +189,7 @@ def split(
 
 
 def learning(stream: Stream, num_steps: int, seed: int) -> torch.Tensor:
-    """Whether an agent learns from an episode, drawn for each, `[T + 1, E, A]`."""
+    """Return whether each agent learns from each episode, `[T + 1, E, A]`."""
     rng = np.random.default_rng(seed)
     rows = [rng.random((NUM_ENVS, len(AGENTS))) < 0.5]
     for t in range(num_steps):
@@ -218,9 +218,9 @@ SOME = [7, 20, 3, 30]
 def test_turns_are_those_of_a_loop_over_steps(
     lengths: list[int], layout: dict[str, bool], acting: float, some_learn: bool
 ) -> None:
-    """Whatever the lengths of rollouts, every turn comes once, with its reward and its end.
+    """Each turn appears once with its reward and end, for any lengths of rollouts.
 
-    Rewards before the first turn of an episode are in the reward of that turn.
+    Rewards before the first turn of an episode are added to that turn.
     """
     for seed in range(5):
         stream = Stream.random(60, seed, acting)
@@ -249,9 +249,9 @@ def test_turns_are_those_of_a_loop_over_steps(
 @pytest.mark.parametrize("acting", everyday(1, [0.3, 1.0]))
 @pytest.mark.parametrize(("lengths", "size"), [([1] * 60, 720), (SOME, 720), ([1] * 60, 80)])
 def test_samples_of_several_turns(lengths: list[int], size: int, acting: float) -> None:
-    """A replay buffer sums the rewards of three turns of an agent, wherever rollouts end.
+    """A replay buffer sums the rewards of three turns of an agent across rollouts.
 
-    The last one leaves out what the ring has dropped.
+    In the last case, the buffer has dropped some turns.
     """
     stream = Stream.random(60, 3, acting)
     found = split(stream, lengths, at_end=True)
@@ -278,7 +278,7 @@ def test_samples_of_several_turns(lengths: list[int], size: int, acting: float) 
 
 
 def several_turns(turns: list[tuple[Any, ...]]) -> dict[float, tuple[float, float, Any]]:
-    """Rewards of up to three turns, the discount after them, and what follows, by observation."""
+    """Return n-step reward, discount and next observation of three turns, by observation."""
     found = {}
     for k, (obs, _, end, _) in enumerate(turns):
         if end == 3:
@@ -298,9 +298,9 @@ def several_turns(turns: list[tuple[Any, ...]]) -> dict[float, tuple[float, floa
 @pytest.mark.parametrize("acting", [0.3, 1.0])
 @pytest.mark.parametrize("lengths", everyday(1, [[60], [1] * 60, SOME]))
 def test_what_centralised_critics_see(lengths: list[int], acting: float) -> None:
-    """What all agents observed when a turn began, and after one that was cut off.
+    """The critic sees all agents' observations at each turn, and after truncated turns.
 
-    There, those act that did so when the turn began, but for agents whose episode terminated.
+    After a truncation, the same agents act as at the turn, except terminated ones.
     """
     count = 0
     for seed in range(2):
@@ -331,7 +331,7 @@ def test_what_centralised_critics_see(lengths: list[int], acting: float) -> None
 
 
 def check_seen(seen: dict[str, torch.Tensor], obs: Any, acts: Any, agent: int) -> None:
-    """Compare an observation with that of all agents, who acts, and the number of one."""
+    """Assert that an observation has all agents' observations, who acts, and the agent's index."""
     assert [float(seen[f"/joint/agents/{name}"]) for name in AGENTS] == obs.tolist()
     assert seen["/joint/acts"].tolist() == acts.tolist()
     assert seen["/joint/agent"] == agent
@@ -340,7 +340,7 @@ def check_seen(seen: dict[str, torch.Tensor], obs: Any, acts: Any, agent: int) -
 
 @pytest.mark.parametrize("lengths", [[60], [1] * 60, SOME])
 def test_sums_of_rewards_go_on_from_turn_to_turn(lengths: list[int]) -> None:
-    """The rows in which an agent waits end no sum, those of lost turns do."""
+    """Waiting agents keep their running sum; lost turns reset it."""
     stream = Stream.random(60, seed=1)
     scaler = RewardScaler(gamma=0.9, clip=0.0)
     for rollout in split(stream, lengths)["x"]:
@@ -360,11 +360,11 @@ def test_sums_of_rewards_go_on_from_turn_to_turn(lengths: list[int]) -> None:
 
 
 def test_advantages_by_hand() -> None:
-    """Agents a and b act in turn; b ends in step 3, where a is cut off in a state worth 6.
+    """Agents a and b act in turn; b ends in step 3, where a is truncated in a state of value 6.
 
-    With a discount of 0.5, values 0 and lambda 1: a gets 1 + 2 for its first turn, of which b's
-    move brought 2, and 4 + 8 for the second one, so 12 + 0.5 * 6 = 15 and 3 + 0.5 * 15 = 10.5. b
-    gets 10 + 20 + 30 and 40, so 40 and 60 + 0.5 * 40 = 80; the 10 came before its first turn.
+    With discount 0.5, values 0 and lambda 1: a gets 1 + 2 for its first turn (2 from b's step) and
+    4 + 8 for the second, so 12 + 0.5 * 6 = 15 and 3 + 0.5 * 15 = 10.5. b gets 10 + 20 + 30 and 40,
+    so 40 and 60 + 0.5 * 40 = 80; the 10 precedes its first turn.
     """
     rewards = torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 30.0], [8.0, 40.0]])
     acts = torch.tensor([[1.0, 0.0], [0.0, 1.0]] * 2 + [[1.0, 0.0]])

@@ -130,7 +130,7 @@ def make_case(name, size):
 @SIZES
 @ALL
 def test_policy_loss_is_an_expectation_over_joint_choices(name, size):
-    """Loss, values and gradients match an expectation over minimum Q-values and entropy."""
+    """Loss, values and gradients match the expectation of minimum Q-values plus entropy terms."""
     case = make_case(name, size)
     leaves = [case.q, *([case.log_probs] if case.problem.continuous else [])]
     leaves += [case.logits] if case.problem.choices else []

@@ -27,7 +27,7 @@ def trained(
 
 
 def play(policy: Any, seed: int) -> float:
-    """Return the return of an episode that a policy plays step by step."""
+    """Play an episode step by step; return its total reward."""
     env = Recall()
     observation, _ = env.reset(seed=seed)
     policy.reset()
