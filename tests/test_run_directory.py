@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maze_train import ConfigError, RunDirectoryError
+from maze_train.core.files import results_directory
 from maze_train.core.policy_location import PolicyLocation
-from maze_train.core.run_directory import RunDirectory, checkpoint_name
+from maze_train.core.run_directory import (
+    RunDirectory,
+    checkpoint_name,
+    final_test_value,
+    final_tests,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,3 +83,71 @@ def test_where_a_new_run_may_begin(run: RunDirectory, tmp_path: Path) -> None:
     run.config.unlink()
     with pytest.raises(ConfigError, match=r"contains checkpoints, best .* config\.yaml is missing"):
         run.check_is_free()
+
+
+def fail_in(directory: Path, names: list[str]) -> None:
+    """Write files and end with an error."""
+    for name in names:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).touch()
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["a/b/run", None, "mine/run", "mine"])
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_failure_leaves_no_empty_directory(
+    tmp_path: Path, name: str | None, writes: bool
+) -> None:
+    """Directories of the user and results stay."""
+    (tmp_path / "mine").mkdir()
+    given = None if name is None else str(tmp_path / name)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        results_directory("output", given, tmp_path / "outputs/kind") as path,
+    ):
+        fail_in(path, ["result"] * writes)
+    assert path.exists() == (writes or name == "mine")
+    assert len(list(tmp_path.iterdir())) == (2 if writes and not str(name).startswith("m") else 1)
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+def test_a_run_that_does_not_start_leaves_the_directory_of_the_user(
+    tmp_path: Path, has_file: bool
+) -> None:
+    """New files are removed from an empty directory, which stays the same directory."""
+    own = tmp_path / "own"
+    own.mkdir(mode=0o750)
+    if has_file:
+        (own / "notes.txt").touch()
+    before = own.stat()
+    with pytest.raises(KeyboardInterrupt), RunDirectory.new(str(own), tmp_path) as run:
+        fail_in(run.path, ["metrics.csv", "best/policy.pt"])
+    assert (own.stat().st_ino, own.stat().st_mode) == (before.st_ino, before.st_mode)
+    left = {"notes.txt", "metrics.csv", "best", ".lock"} if has_file else set()
+    assert {path.name for path in own.iterdir()} == left
+
+
+TEST = {"epoch": 2, "episodes": 4, "episode_return_mean": 7.0, "win_rate": None}
+
+
+@pytest.mark.parametrize(
+    ("metric", "value"),
+    [
+        ("eval/episode_return_mean", 7.0),
+        ("eval/win_rate", None),
+        ("eval/other", None),
+        ("train/episode_return_mean", None),
+        ("validation/episode_return_mean", None),
+    ],
+)
+def test_the_tested_value_of_a_metric(metric: str, value: float | None) -> None:
+    """Only metrics of evaluations are tested."""
+    assert final_test_value({"final_test": {"best": TEST, "last": {}}}, metric) == value
+
+
+@pytest.mark.parametrize(
+    "tests", [None, [], {"best": 3}, {"best": {**TEST, "epoch": "2"}}, {"best": {"x": [1]}}]
+)
+def test_damaged_results_of_the_test(tests: object) -> None:
+    """As without a test."""
+    assert final_tests({"final_test": tests}) == final_tests({}) == {}

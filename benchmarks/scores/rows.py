@@ -15,8 +15,8 @@ import numpy as np
 
 from maze_train.core.files import atomic_write
 from maze_train.core.names import SUMMARY
-from maze_train.tools.runs import WALL_TIME, Run, read_run
-from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN
+from maze_train.tools.runs import Run, read_run
+from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN, TOTAL_S
 from maze_train.workers.backends import available_cores
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Row:
 
     def as_run(self, cell: Cell) -> Run:
         """Convert to a run for `maze_train.tools`."""
-        names = (ENV_STEPS, WALL_TIME, EVAL_RETURN)
+        names = (ENV_STEPS, TOTAL_S, EVAL_RETURN)
         points: list[Any] = [
             dict(zip(names, p, strict=True)) for p in zip(*self.curve, strict=True)
         ]

@@ -287,8 +287,11 @@ def link_latest(link: Path, directory: Path) -> None:
         temporary.replace(link)
 
 
-def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
+@contextmanager
+def results_directory(key: str, name: str | None, default_parent: Path) -> Iterator[Path]:
     """Create a directory for results.
+
+    If the block raises an error, directories that were created and are still empty are removed.
 
     Args:
         key: Setting of the directory, for messages.
@@ -298,12 +301,32 @@ def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
     Raises:
         ConfigError: If the directory cannot be created.
     """
-    with writable(key, Path(name or default_parent)):
+    place = Path(name or default_parent)
+    with writable(key, place):
+        whole = place.absolute()  # An environment may change the working directory.
+        created = [path for path in (whole, *whole.parents) if not path.exists()]
         if name is None:
             absolute_path(key, str(default_parent))
-            return new_directory(default_parent)
-        make_folders(Path(name))
-        return Path(name)
+            place = new_directory(default_parent)
+            created.insert(0, place)
+        else:
+            make_folders(place)
+    try:
+        yield place
+    except BaseException:
+        with suppress(OSError):
+            for path in created:
+                path.rmdir()
+        raise
+
+
+def remove_content(directory: Path) -> None:
+    """Remove all files and folders in a directory, but not the directory."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

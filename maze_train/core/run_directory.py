@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,6 +34,7 @@ from maze_train.core.files import (
     new_directory,
     read_json,
     read_regular,
+    remove_content,
     remove_leftovers,
     results_directory,
 )
@@ -103,22 +106,16 @@ class RunDirectory:
             ConfigError: If the directory cannot be created, or contains a different run.
             RunDirectoryError: See `lock`.
         """
-        was_there = name is not None and os.path.isdir(name)
-        is_empty = not (was_there and os.listdir(name))
-        run = cls(results_directory("run_dir", name, default_parent))
-        with run.lock():
-            run.check_is_free()  # Another process may have created the directory.
-            try:
-                yield run
-            except BaseException:
-                if is_empty and not run.is_run:
-                    shutil.rmtree(run.path, ignore_errors=True)
-                    if was_there:
-                        run.path.mkdir(exist_ok=True)
-                    with suppress(OSError):  # Parents created for the default path.
-                        for folder in run.path.parents[: 2 * (name is None)]:
-                            folder.rmdir()
-                raise
+        with results_directory("run_dir", name, default_parent) as path:
+            run, was_empty = cls(path), not os.listdir(path)
+            with run.lock():
+                run.check_is_free()  # Another process may have created the directory.
+                try:
+                    yield run
+                except BaseException:
+                    if was_empty and not run.is_run:
+                        remove_content(path)
+                    raise
 
     @property
     def config(self) -> Path:
@@ -284,6 +281,38 @@ def checkpoint_name(name: str | os.PathLike[str] | None) -> str | None:
     path = Path(name or "")
     is_checkpoint = path.parent.name == CHECKPOINTS and not RunDirectory(path).is_run
     return path.name if is_checkpoint else None
+
+
+def final_tests(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the results of the test after training.
+
+    Args:
+        summary: Content of `summary.json`.
+
+    Returns:
+        Metrics (without the prefix `eval/`) and `epoch` of the policies `last` and `best`; null is
+        NaN. Empty if there was no test, or the results are damaged.
+    """
+    tests = summary.get("final_test")
+    found = {
+        policy: {name: math.nan if value is None else value for name, value in results.items()}
+        for policy, results in (tests.items() if isinstance(tests, Mapping) else ())
+        if isinstance(results, Mapping)
+    }
+    values = (value for results in found.values() for value in results.values())
+    return found if all(isinstance(value, Real) for value in values) else {}
+
+
+def final_test_value(summary: Mapping[str, Any], metric: str) -> float | None:
+    """Return a metric of the best policy in the test after training; None if not tested.
+
+    Args:
+        summary: Content of `summary.json`.
+        metric: Name of the metric; only metrics of evaluations (`eval/...`) are tested.
+    """
+    prefix, _, name = metric.partition("/")
+    value = final_tests(summary).get(BEST, {}).get(name, math.nan)
+    return None if prefix != "eval" or math.isnan(value) else value
 
 
 def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRow]:

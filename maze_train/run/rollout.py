@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -130,21 +130,11 @@ class RolloutRunner:
             ExitStack() as stack,
         ):
             match = self._match()
-            given = config.output_dir
-            was_there = given is not None and Path(given).exists()
-            output_dir = self._make_output_dir()
-            writer = None
-            try:
-                player = self._player(match.policy, output_dir / VIDEOS)
-                stack.callback(close_quietly, player)
-                if config.record_dir is not None:
-                    writer = self._trajectory_writer(match, Path(config.record_dir))
-            except BaseException:
-                if not was_there:
-                    with suppress(OSError):  # Also removes parents created for the default.
-                        for place in (output_dir, *output_dir.parents[: 2 * (given is None)]):
-                            place.rmdir()
-                raise
+            output_dir, writer = stack.enter_context(self._new_output_dir()), None
+            player = self._player(match.policy, output_dir / VIDEOS)
+            stack.callback(close_quietly, player)
+            if config.record_dir is not None:
+                writer = self._trajectory_writer(match, Path(config.record_dir))
             stack.enter_context(guarded(output_dir, output_dir))
             self._write_config(output_dir)
             if config.record and writer is None:
@@ -254,8 +244,8 @@ class RolloutRunner:
             except EnvError as error:  # No episodes are played in this environment.
                 warn(str(error))
 
-    def _make_output_dir(self) -> Path:
-        """Create the results directory."""
+    def _new_output_dir(self) -> AbstractContextManager[Path]:
+        """Create the results directory; see `results_directory`."""
         given = self.config.output_dir
         taken = [CONFIG, ROLLOUT_FILE, EPISODES_FILE, SUMMARY, VIDEOS]
         if self.config.record_dir is None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,23 +41,19 @@ def roll_out_each(configs: Mapping[str, RolloutConfig]) -> float:
         MazeTrainError: See `RolloutRunner.run`.
     """
     given = next(iter(configs.values())).output_dir
-    was_there = given is not None and Path(given).exists()
     if given is not None and Path(given, POLICIES_TABLE).exists():
         problem = f"already contains results ({POLICIES_TABLE}); use another directory, or null"
         raise ConfigError("output_dir", problem, given)
-    output = results_directory("output_dir", given, Path(OUTPUTS, ROLLOUTS).absolute())
     found: dict[str, RolloutSummary] = {}
-    try:
-        for name, config in configs.items():
-            own = replace(config, output_dir=str(output / name))
-            found[name] = RolloutRunner(own).run().summary
-    finally:
-        if found:
-            _write(found, output)
-        elif not was_there:
-            for folder, _, _ in os.walk(output, topdown=False):
-                with suppress(OSError):  # The folder may contain results.
-                    os.rmdir(folder)
+    parent = Path(OUTPUTS, ROLLOUTS).absolute()
+    with results_directory("output_dir", given, parent) as output:
+        try:
+            for name, config in configs.items():
+                own = replace(config, output_dir=str(output / name))
+                found[name] = RolloutRunner(own).run().summary
+        finally:
+            if found:
+                _write(found, output)
     returns = [own.return_mean for own in found.values() if not math.isnan(own.return_mean)]
     return max(returns, default=math.nan)
 

@@ -15,6 +15,7 @@ from maze_train.core.files import results_directory, writable
 from maze_train.core.names import METRICS, OUTPUTS
 from maze_train.core.notices import warn
 from maze_train.core.report import csv_text, markdown_table, text_table, write_report
+from maze_train.core.run_directory import final_test_value
 from maze_train.core.targets import is_within
 from maze_train.tools.compare_report import (
     COLORS,
@@ -81,7 +82,8 @@ class Comparison:
             for run in group.runs:
                 steps, _, values = run.curve(self.metric)
                 found = {"env_steps": int(steps[-1]), "final": values[-1], "best": better(values)}
-                found |= {"tested": run.tested(self.metric), "directory": str(run.directory)}
+                tested = final_test_value(run.outcome, self.metric)
+                found |= {"tested": tested, "directory": str(run.directory)}
                 own = {"algorithm": group.algorithm, **named, "seed": run.seed}
                 rows.append({**head, **own, **found})
         return rows
@@ -225,25 +227,27 @@ def compare(config: CompareConfig) -> Comparison:
     mode = _mode(runs, metric, config)
     n = config.n_resamples
     _check_envs(config, {group.env for group in groups})
-    comparison = Comparison(
-        metric=metric,
-        mode=mode,
-        settings=keys,
-        groups=groups,
-        figures=[
-            figures(group, metric, mode, config.threshold_in(group.env), n) for group in groups
-        ],
-        overall=overall(groups, metric, mode, config.bounds, n) if config.bounds else {},
-        left_out=left_out,
-        output=results_directory("output", config.output or None, COMPARISONS.absolute()),
-        picture=f"comparison.{config.plot_format}",
-    )
-    drawn = drawn_groups(comparison)
-    figure = draw_comparison(groups, drawn, metric, "environment steps")
-    texts = {CSV_FILE: csv_text(comparison.rows), RUNS_FILE: csv_text(comparison.run_rows)}
-    texts[MARKDOWN_FILE] = comparison.markdown()
-    with writable("output", comparison.output):
-        write_report(comparison.output, texts, {comparison.picture: figure})
+    parent = COMPARISONS.absolute()
+    with results_directory("output", config.output or None, parent) as output:
+        comparison = Comparison(
+            metric=metric,
+            mode=mode,
+            settings=keys,
+            groups=groups,
+            figures=[
+                figures(group, metric, mode, config.threshold_in(group.env), n) for group in groups
+            ],
+            overall=overall(groups, metric, mode, config.bounds, n) if config.bounds else {},
+            left_out=left_out,
+            output=output,
+            picture=f"comparison.{config.plot_format}",
+        )
+        drawn = drawn_groups(comparison)
+        figure = draw_comparison(groups, drawn, metric, "environment steps")
+        texts = {CSV_FILE: csv_text(comparison.rows), RUNS_FILE: csv_text(comparison.run_rows)}
+        texts[MARKDOWN_FILE] = comparison.markdown()
+        with writable("output", output):
+            write_report(output, texts, {comparison.picture: figure})
     return comparison
 
 

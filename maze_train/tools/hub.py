@@ -23,7 +23,7 @@ from maze_train.core.hub import HUB, first_line, hub_package
 from maze_train.core.names import CURVE, METRICS, POLICY_FILES, SUMMARY
 from maze_train.core.notices import notify
 from maze_train.core.plain_yaml import dump_yaml
-from maze_train.core.run_directory import EPOCH, RunDirectory
+from maze_train.core.run_directory import EPOCH, RunDirectory, final_tests
 from maze_train.core.targets import TARGET
 from maze_train.core.text import json_text
 from maze_train.distributions.mapping import FAMILIES
@@ -86,10 +86,9 @@ def score_of_epoch(run_dir: Path, epoch: int | None) -> Score | None:
     Raises:
         RunDirectoryError: If the metrics are damaged.
     """
-    origin, row = "test after training, in episodes not used for selection", None
-    with suppress(KeyError, TypeError, AttributeError):
-        tests = RunDirectory(run_dir).outcome["final_test"].values()
-        row = next((test for test in tests if test["epoch"] == epoch), None)
+    origin = "test after training, in episodes not used for selection"
+    tests = final_tests(RunDirectory(run_dir).outcome).values()
+    row = next((test for test in tests if test.get(EPOCH, -1) == epoch), None)
     if row is None:
         origin = "evaluation during training, by which the policy was selected"
         row = {name.removeprefix("eval/"): value for name, value in _row_of(run_dir, epoch).items()}
@@ -105,7 +104,11 @@ def _row_of(run_dir: Path, epoch: int | None) -> Mapping[str, float]:
 
 
 def model_card(
-    saved: SavedPolicy, settings: Mapping[str, Any], name: str, files: Collection[str]
+    saved: SavedPolicy,
+    settings: Mapping[str, Any],
+    name: str,
+    files: Collection[str],
+    score: Score | None,
 ) -> str:
     """Return the README.md of a repository.
 
@@ -114,10 +117,10 @@ def model_card(
         settings: The settings to publish.
         name: The argument of `load_policy`.
         files: Names of the files of the repository.
+        score: Score of the policy, if known.
     """
     task, epoch = task_name(settings), saved.score.get("epoch")
     algorithm, title = saved.config.algorithm.name, title_of(saved, settings)
-    score = score_of_epoch(saved.run_dir, epoch)
     steps = _row_of(saved.run_dir, epoch).get(ENV_STEPS)
     facts = {
         "algorithm": algorithm,
@@ -203,9 +206,9 @@ def write_repository(
         if not lies_in(saved.run_dir, path):
             problem = f"{path} is a link to a file outside the run directory; copy the file"
             raise ConfigError("run", problem, str(saved.run_dir))
-    score = {key: saved.score.get(key) for key in ("score", "epoch")}
+    own = {key: saved.score.get(key) for key in ("score", "epoch")}
     text = dump_yaml(settings)
-    PolicyWriter(*saved.spaces, text)(folder, saved.weights, score)
+    PolicyWriter(*saved.spaces, text)(folder, saved.weights, own)
     read_saved_policy(folder, config.trust).make_model()
     run = RunDirectory(saved.run_dir)
     found = {METRICS: run.metrics, CURVE: run.plots / CURVE}
@@ -222,14 +225,15 @@ def write_repository(
                 continue
             key = "film" if file == VIDEO else "run"
             raise ConfigError(key, f"cannot be read: {error}", str(path)) from error
-    reached = score_of_epoch(saved.run_dir, saved.score.get("epoch"))
-    if reached is not None:
-        results = {"env_id": task_name(settings), **reached.results()}
+    score = score_of_epoch(saved.run_dir, saved.score.get("epoch"))
+    if score is not None:
+        results = {"env_id": task_name(settings), **score.results()}
         results["is_deterministic"] = saved.config.evaluation.deterministic
         (folder / RESULTS).write_text(json_text(results, indent=1) + "\n", encoding="utf-8")
     if config.card:
         files = {path.name for path in folder.iterdir()}
-        (folder / CARD).write_text(model_card(saved, settings, name, files), encoding="utf-8")
+        card = model_card(saved, settings, name, files, score)
+        (folder / CARD).write_text(card, encoding="utf-8")
 
 
 def newest_video(saved: SavedPolicy) -> Path | None:

@@ -26,16 +26,15 @@ from maze_train.core.checks import expanded
 from maze_train.core.conversion import build_dataclass
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import PACKAGES
-from maze_train.core.names import BEST, CONFIG, JOBS, METRICS, SUMMARY
+from maze_train.core.names import CONFIG, JOBS, METRICS, SUMMARY
 from maze_train.core.run_directory import MetricsRow, RunDirectory
 from maze_train.core.targets import TARGET, is_within
 from maze_train.core.text import flattened
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
-from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS
+from maze_train.tracking.tracker import ENV_STEPS, TOTAL_S, VALIDATION_LOSS
 from maze_train.training.config import EvaluationConfig
 
-WALL_TIME = "time/total_s"
 PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "checkpoint")
 """Settings and sections that do not distinguish configurations."""
@@ -84,15 +83,9 @@ class Run:
     outcome: Mapping[str, Any] = field(default_factory=dict)
     """Content of summary.json; empty if the file is missing."""
 
-    def tested(self, metric: str) -> float | None:
-        """Return the result of the best policy in the test after training; None without a test."""
-        with suppress(KeyError, TypeError, ValueError):
-            return float(self.outcome["final_test"][BEST][metric.partition("/")[2]])
-        return None
-
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
         """Return the steps, seconds and metric values of all rows in which the metric is finite."""
-        found = [(row[ENV_STEPS], row.get(WALL_TIME, np.nan), row.get(metric)) for row in self.rows]
+        found = [(row[ENV_STEPS], row.get(TOTAL_S, np.nan), row.get(metric)) for row in self.rows]
         points = [point for point in found if point[2] is not None and np.isfinite(point[2])]
         steps, seconds, values = np.array(points, np.float64).reshape(-1, 3).T
         return steps, seconds, values

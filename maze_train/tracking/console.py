@@ -16,7 +16,7 @@ from maze_train.core.checks import check_one_of
 from maze_train.core.errors import printable
 from maze_train.core.notices import CONSOLE, abandon_output
 from maze_train.core.report import field_lines
-from maze_train.core.run_directory import EPOCH, FAILURES
+from maze_train.core.run_directory import EPOCH, FAILURES, final_tests
 from maze_train.core.text import compact, duration, readable
 from maze_train.tracking.tracker import (
     ENV_STEPS,
@@ -364,7 +364,7 @@ class _Status:
             spread = "" if final_std is None else f" ± {readable(final_std)}"
             spread = f" against {self.run.opponent}" if self.run.opponent else spread
             lines.append(("final evaluation", readable(final) + spread))
-        for name, test in found.get("final_test", {}).items():
+        for name, test in final_tests(summary).items():
             mean, std = (readable(test[f"episode_return_{key}"]) for key in ("mean", "std"))
             text = f"{mean} ± {std} ({int(test['episodes']):,} episodes)"
             lines.append((f"test, {name} policy", text))

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.core.files import open_own
 from maze_train.core.folders import check_guarded, make_folders
-from maze_train.core.names import BEST
 from maze_train.core.plain_yaml import dump_yaml
-from maze_train.core.run_directory import FAILURES
+from maze_train.core.run_directory import FAILURES, final_test_value
 from maze_train.core.text import flattened
 from maze_train.core.types import Array
 from maze_train.tracking.media import animation
@@ -172,7 +171,7 @@ class TensorBoardWriter(MetricsWriter):
         results = {
             "best": summary.get("best_metric"),
             "last": self._last.get(metric),
-            "tested": summary.get("final_test", {}).get(BEST, {}).get(metric.partition("/")[2]),
+            "tested": final_test_value(summary, metric),
         }
         for name, value in results.items():
             if value is not None:

@@ -6,7 +6,6 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from maze_train.collect.episodes import TrainingEpisodeEvents, spread
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
 from maze_train.core.notices import notify, warn
-from maze_train.core.run_directory import RunDirectory
+from maze_train.core.run_directory import RunDirectory, final_tests
 from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, Tensor
 from maze_train.envs.batch import SUCCESS, numbers_of, required_keys
@@ -394,17 +393,13 @@ def earlier_test(
         summary: Current outcome.
         n_episodes: Number of test episodes.
     """
-    with suppress(KeyError, TypeError, AttributeError):
-        found = run.outcome
-        tests = {name: found["final_test"][name] for name in ("last", "best")}
-        is_that = found["updates"] == summary.updates and all(
-            test["episodes"] == n_episodes
-            and test.keys() >= RETURNS
-            and all(type(x) in (int, float) for x in test.values())
-            for test in tests.values()
-        )
-        return tests if is_that else {}
-    return {}
+    found = run.outcome
+    tests = final_tests(found)
+    is_that = found.get("updates") == summary.updates and tests.keys() == {"last", "best"}
+    are_whole = (
+        test.keys() >= RETURNS and test.get("episodes") == n_episodes for test in tests.values()
+    )
+    return tests if is_that and all(are_whole) else {}
 
 
 SAME_SCORE = (

@@ -76,6 +76,9 @@ def test_paths_that_are_not_utf8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
             PATHS[setting](name)
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)
-    with pytest.raises(ConfigError, match=r"run_dir = .*not a valid path"):
-        results_directory("run_dir", None, Path("outputs").absolute())
+    with (
+        pytest.raises(ConfigError, match=r"run_dir = .*not a valid path"),
+        results_directory("run_dir", None, Path("outputs").absolute()),
+    ):
+        pass
     assert not list((tmp_path / name).iterdir())
