@@ -62,6 +62,7 @@ class Resumption:
         self._name = checkpoint_name(resume)
         self._store = CheckpointStore(RunDirectory(directory).checkpoints)
         self.checkpoint = self._store.find(self._name)
+        self._has_damaged_metrics = False
 
     def read(self) -> Checkpoint | None:
         """Read the checkpoint to resume from; None if there is no checkpoint.
@@ -147,6 +148,7 @@ class Resumption:
             last_epoch = checkpoint.epoch - len(checkpoint.state.get("rows", ()))
             rows = run.rows(last_epoch)
         except RunDirectoryError as error:
+            self._has_damaged_metrics = True
             kept = f"the table was renamed to {run.damaged_metrics.name}"
             warn(f"{error}; {kept}, and a new table begins after {checkpoint.path.name}")
             return ()
@@ -155,16 +157,15 @@ class Resumption:
             warn(f"{run.metrics.name} lacks {missing} before {checkpoint.path.name}")
         return tuple(rows)
 
-    def begin(self, store: CheckpointStore, checkpoint: Checkpoint, has_rows: bool) -> None:
-        """Make the checkpoint the latest one; rename a metrics table without valid rows.
+    def begin(self, store: CheckpointStore, checkpoint: Checkpoint) -> None:
+        """Make the checkpoint the latest one; rename a damaged metrics table.
 
         Args:
             store: The checkpoints of the run.
             checkpoint: The loaded checkpoint, whose state was restored.
-            has_rows: Whether `past_rows` has found rows.
         """
         run = RunDirectory(self.directory)
-        if checkpoint.epoch and not has_rows and run.metrics.exists():
+        if self._has_damaged_metrics:
             os.replace(run.metrics, run.damaged_metrics)
         store.point_to(checkpoint)
 

@@ -293,7 +293,7 @@ class TrainingRunner:
         with interruption, contextlib.closing(tracker):
             with generators_kept():  # Custom writers may use the random generators.
                 tracker.start()
-            self._begin(run, log, store, resumed, leftover, bool(past))
+            self._begin(run, log, store, resumed, leftover)
             selection.write_best()
             training = self._training(profiler, examination)
             summary = self._train(run, trainer, selection, final, training)
@@ -314,7 +314,6 @@ class TrainingRunner:
         store: CheckpointStore,
         resumed: Checkpoint | None,
         leftover: list[Path],
-        has_rows: bool,
     ) -> None:
         """Write the first files of the run; called after all checks have passed.
 
@@ -324,7 +323,6 @@ class TrainingRunner:
             store: Checkpoints of the run.
             resumed: Checkpoint whose state was restored; None for a new run.
             leftover: Results of an earlier run in the directory.
-            has_rows: Whether rows of metrics before the checkpoint were found.
         """
         if self.processes.rank:
             if resumed is not None:
@@ -334,7 +332,7 @@ class TrainingRunner:
         store.clean()
         with writable("run_dir", run.path):
             if self.resumption is not None and resumed is not None:
-                self.resumption.begin(store, resumed, has_rows)
+                self.resumption.begin(store, resumed)
             else:
                 run.put_aside(leftover)
         record_start(run, self.config, self.config_text, resumed.path.name if resumed else None)

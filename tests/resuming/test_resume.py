@@ -304,6 +304,16 @@ def test_a_damaged_table_is_set_aside(half, whole, capsys):
     assert differences(final_state(half), final_state(whole)) == []
 
 
+def test_a_table_without_rows_is_not_damaged(half, capsys):
+    """The missing epochs are reported, and the table continues."""
+    table = half / "metrics.csv"
+    table.write_text(table.read_text().partition("\n")[0] + "\n")
+    train(resume=half, **TO_THE_END)
+    assert "metrics.csv lacks 2 of 2 epochs" in capsys.readouterr().err
+    assert not (half / "metrics.damaged.csv").exists()
+    assert len(rows_of(half)) == 2
+
+
 def test_the_best_policy_is_that_of_the_run_that_is_continued(half, whole):
     """A best policy written by an abandoned branch is replaced."""
     before = json.loads((half / "best" / "score.json").read_text())
