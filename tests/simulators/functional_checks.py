@@ -15,7 +15,7 @@ from maze_train.simulators.make import make_simulator
 
 
 def test_functional_episodes_are_those_of_a_loop():
-    """Each episode begins with its own key; ends, limits and last observations are right."""
+    """Each episode starts with a distinct key; ends, limits and final observations match a loop."""
     num_envs, simulator = 3, make_simulator(None, "tensor_sims.Point", {}, 3)
     seen = [simulator.reset(7)]
     actions = torch.linspace(-1, 1, 40 * num_envs).view(40, num_envs, 1)
@@ -46,10 +46,10 @@ def test_functional_episodes_are_those_of_a_loop():
 
 
 def test_a_class_with_the_interface_of_gymnax():
-    """Its limit truncates; the observations match its functions."""
+    """The limit of a gymnax environment truncates; observations match its functions."""
     simulator = make_simulator(None, "tensor_sims.GymnaxPoint", {}, 3)
     first = simulator.reset(0)
-    back = torch.full((3, 1), -10.0)  # the points stay where they are
+    back = torch.full((3, 1), -10.0)  # the points do not move
     steps = [simulator.step(back) for _ in range(6)]
     torch.testing.assert_close(steps[4].obs[:, 0], first[:, 0])
     assert [bool((step.end == StepEnd.TRUNCATED).all()) for step in steps] == [False] * 5 + [True]
@@ -57,7 +57,7 @@ def test_a_class_with_the_interface_of_gymnax():
 
 
 def test_a_functional_state_continues_exactly():
-    """As it was saved, in another simulator; one of another size is refused."""
+    """A saved state continues exactly in another simulator; a different size raises an error."""
     one, other = (make_simulator(None, "tensor_sims.Point", {}, 3) for _ in range(2))
     action = torch.ones(3, 1)
     one.reset(1)
@@ -73,7 +73,7 @@ def test_a_functional_state_continues_exactly():
 
 
 def test_pictures_are_those_of_the_episode():
-    """Of its states; its end is followed by the next episode, which is not in them."""
+    """Pictures show the states of the episode; the last one shows its end."""
     env = SimulatorEnv(make_simulator(None, "tensor_sims.Point", {}, 1), "rgb_array")
     obs, _ = env.reset(seed=1)
     places = []
@@ -87,9 +87,9 @@ def test_pictures_are_those_of_the_episode():
 
 
 def test_the_smallest_limit_holds():
-    """That of the settings in place of the environment's, and that of evaluations."""
+    """The smaller of the configured limit and the evaluation limit truncates."""
     simulator = make_simulator(None, "tensor_sims.Point", {}, 2, max_episode_steps=2, at_most=3)
     simulator.reset(0)
-    back = torch.full((2, 1), -10.0)  # the points stay where they are
+    back = torch.full((2, 1), -10.0)  # the points do not move
     ends = [bool((simulator.step(back).end == StepEnd.TRUNCATED).all()) for _ in range(2)]
     assert ends == [False, True]

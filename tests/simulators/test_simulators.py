@@ -39,7 +39,7 @@ SHORT = {"max_episode_steps": 20}
 
 
 def short(algorithm, run_dir, env, **changes):
-    """A short run; its metrics without times."""
+    """Run a short training."""
     given = {**SMALL, **ALGORITHMS[algorithm], "algorithm": algorithm, **changes}
     return train(**{**given, "env": env, "run_dir": str(run_dir), "runner.concurrency": 3})
 
@@ -47,7 +47,7 @@ def short(algorithm, run_dir, env, **changes):
 def collector_of(
     make, num_steps, num_envs=3, memory=None, truncation="bootstrap_previous", **settings
 ):
-    """A collector on a simulator, and a model."""
+    """Return a collector on a simulator, and a model."""
     target = EnvConfig(target=InlineObject(make), backend="tensor", truncation=truncation)
     env = make_foreign_env(target, num_envs, training=True)
     config = ModelConfig(hidden_sizes=[8], rnn=memory)
@@ -70,7 +70,7 @@ def collector_of(
     ),
 )
 def test_numbers_are_those_of_arrays(algorithm, changes, tmp_path):
-    """The path of tensors and the one of arrays lead to the same metrics, to the last digit."""
+    """Tensor and array environments lead to bit-for-bit identical metrics."""
     for name, env in (("tensors", POLES), ("arrays", ARRAYS)):
         changes = {**changes, "total_steps": 256}
         short(algorithm, tmp_path / name, {**env, **SHORT}, **changes)
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_arrays(algorithm, changes, tmp_path):
 
 
 class OwnNumbers:
-    """What `Robot` does, from its description: step s of episode e of environment i."""
+    """Expected values of `Robot`: step s of episode e of environment i."""
 
     def __init__(self, env):
         self.env, self.episode, self.step = env, 0, 0
@@ -88,7 +88,7 @@ class OwnNumbers:
         return np.array([self.env, self.episode, self.step]) / 10 + 1
 
     def advance(self):
-        """Reward, true last observation, terminated, truncated."""
+        """Return reward, final observation, terminated and truncated."""
         self.step += 1
         reward, last = self.step + self.env, self.observation()
         ended = self.step == 3 + (self.env + self.episode) % 3
@@ -99,7 +99,7 @@ class OwnNumbers:
 
 
 def slow_advantages(value, num_steps, num_envs, gamma, decay, truncation):
-    """GAE (Schulman et al. 2016, eq. 16) of each environment, sum by sum."""
+    """GAE (Schulman et al. 2016, eq. 16) of each environment, computed as explicit sums."""
     found = np.zeros((num_steps, num_envs))
     for i in range(num_envs):
         world, deltas, continues = OwnNumbers(i), [], []
@@ -123,7 +123,7 @@ def slow_advantages(value, num_steps, num_envs, gamma, decay, truncation):
 
 
 class RobotWithLast(Robot):
-    """Gives the true last observations."""
+    """`Robot` that returns final observations."""
 
     def step(self, actions):
         numbers = torch.stack([self.numbers, self.episodes, self.steps + 1], 1) / 10 + 1
@@ -134,7 +134,7 @@ class RobotWithLast(Robot):
 @pytest.mark.parametrize("style", ["five results", "four results"])
 @pytest.mark.parametrize("truncation", ["bootstrap_previous", "as_termination", "final_obs"])
 def test_a_time_limit_is_what_the_setting_says(truncation, style, capsys):
-    """Advantages equal a slow reference, in two rollouts that follow each other."""
+    """Advantages match a reference for each setting of `env.truncation`, in two rollouts."""
     gives = truncation == "final_obs"
     settings = {} if gives else {"truncation": truncation}
     collector, model = collector_of(
@@ -153,7 +153,7 @@ def test_a_time_limit_is_what_the_setting_says(truncation, style, capsys):
         discounts, lambdas = discounts_and_lambdas(rollout.end, 0.9, 0.8)
         values = evaluated.values, evaluated.next_values
         parts[-1] = lambda_advantages(rollout.rewards, discounts, *values, lambdas).clone()
-    # The trace of the first rollout ends with it: the second one is compared from its own start.
+    # The trace ends with each rollout, so the second one is compared from its start.
     expected = slow_advantages(value, 26, 3, 0.9, 0.8, truncation)[13:]
     np.testing.assert_allclose(parts[1], expected, rtol=1e-4)
     notes = capsys.readouterr().err.count("returns no final observations")
@@ -161,7 +161,7 @@ def test_a_time_limit_is_what_the_setting_says(truncation, style, capsys):
 
 
 def test_numbers_of_infos_are_metrics():
-    """Values of environments count where an episode ends; a mean of all counts as it is."""
+    """Infos per environment are recorded at episode ends, scalar infos at every step."""
     keys = ["Episode_Reward/alive", "height"]
     collector, model = collector_of(Robot, 7, info_keys=keys)
     _, episodes = collector.collect_steps(model)
@@ -172,9 +172,9 @@ def test_numbers_of_infos_are_metrics():
 
 
 class Sparse(Robot):
-    """Reuses its buffers, and tells infos and last observations only where an episode ends.
+    """`Robot` that reuses buffers and reports infos and final observations at episode ends only.
 
-    In the style of ManiSkill: last infos are in `final_info`.
+    As in ManiSkill, final infos are in `final_info`.
     """
 
     def __init__(self, num_envs):
@@ -199,7 +199,7 @@ class Sparse(Robot):
 
 
 def test_infos_of_some_steps_that_are_written_in_place():
-    """Each episode has the values of its own last step, also in evaluations."""
+    """Each episode has the values of its last step, also in evaluations."""
     collector, model = collector_of(Sparse, 7, info_keys=["total", "own", "nested", "half"])
     _, episodes = collector.collect_steps(model)
     assert episodes.infos["own"] == [3, 104, 205, 14]
@@ -221,7 +221,7 @@ def test_infos_of_some_steps_that_are_written_in_place():
 
 
 def test_numbers_of_all_environments_count_where_no_episode_ends():
-    """Means over environments are metrics of a rollout without ends."""
+    """Means over environments are metrics, even if no episode ends in the rollout."""
     collector, model = collector_of(Endless, 3, info_keys=["Episode_Reward/alive", "height"])
     _, episodes = collector.collect_steps(model)
     statistics = Statistics()
@@ -231,7 +231,7 @@ def test_numbers_of_all_environments_count_where_no_episode_ends():
 
 @pytest.mark.parametrize("truncation", ["bootstrap_previous", "as_termination"])
 def test_last_observations_of_some_steps(truncation):
-    """Nothing is left of those of an earlier rollout."""
+    """Rollouts have no final observations of earlier rollouts."""
     collector, model = collector_of(Sparse, 4, truncation=truncation)
     given, *_, lacking = [
         (rollout.final_positions.tolist(), rollout.final_obs, rollout.terminated[3].clone())
@@ -247,7 +247,7 @@ def test_last_observations_of_some_steps(truncation):
 
 
 class Huge(Robot):
-    """Rewards that single precision rounds, and whose sums it holds."""
+    """`Robot` with rewards that float32 rounds, but whose sums float32 can represent."""
 
     def step(self, actions):
         obs, rewards, *rest = super().step(actions)
@@ -256,13 +256,13 @@ class Huge(Robot):
 
 
 def test_returns_are_sums_in_double_precision():
-    """Also of rewards that are learned from in single precision."""
+    """Returns are summed in double precision, even if training uses single precision."""
     collector, model = collector_of(Huge, 7)
     assert collector.collect_steps(model)[1].returns == [6, 14, 25, 10]
 
 
 def test_the_recurrent_state_is_cleared_where_an_episode_ends():
-    """Also without a look at the flags."""
+    """The recurrent state is reset at episode ends, without reading the flags on the host."""
     memory = RecurrentConfig(cell="gru", size=4)
     collector, model = collector_of(Robot, 7, memory=memory)
     rollout, _ = collector.collect_steps(model)
@@ -273,7 +273,7 @@ def test_the_recurrent_state_is_cleared_where_an_episode_ends():
 
 @pytest.mark.parametrize("make", [Robot, Sparse, RobotWithLast])
 def test_a_recurrent_policy_reads_no_observation_twice(make):
-    """The value of the step itself counts where there is no last observation."""
+    """Without a final observation, the bootstrap value is the value of the step itself."""
     collector, model = collector_of(make, 8, memory=RecurrentConfig(cell="gru", size=4))
     lacking = 0
     for _ in range(3):
@@ -293,7 +293,7 @@ def test_a_recurrent_policy_reads_no_observation_twice(make):
 
 
 def test_time_limits_are_the_same_with_actors(tmp_path, capsys):
-    """Returns of the first update, which follow from the setting."""
+    """Returns of the first update depend on `env.truncation` in the same way with actors."""
     found = {}
     for truncation in ("bootstrap_previous", "as_termination"):
         for actors in (0, 3):
@@ -309,7 +309,7 @@ def test_time_limits_are_the_same_with_actors(tmp_path, capsys):
 
 
 class Nested(RobotWithLast):
-    """Observes nested parts, and takes nested actions."""
+    """`Robot` with nested observations and actions."""
 
     def __init__(self, num_envs):
         super().__init__(num_envs)
@@ -340,7 +340,7 @@ class Nested(RobotWithLast):
     ],
 )
 def test_nested_observations(changes, tmp_path):
-    """In training, on actors too, in evaluation, and as an environment of its own."""
+    """Nested observations work in training, with actors, in evaluation, in single environments."""
     env = {"_target_": "test_simulators.Nested", "backend": "tensor"}
     result = short(run_dir=tmp_path / "run", env=env, total_steps=96, trust=OWN, **changes)
     assert result.history[-1]["eval/episode_length_mean"] == 3.5
@@ -357,7 +357,7 @@ def test_nested_observations(changes, tmp_path):
 
 
 class BadLast(RobotWithLast):
-    """Gives last observations that are not finite, of episodes that end in one of the ways."""
+    """`Robot` with non-finite final observations of terminated or truncated episodes."""
 
     def __init__(self, num_envs, how):
         super().__init__(num_envs)
@@ -375,7 +375,7 @@ class BadLast(RobotWithLast):
     [("truncated", False, True), ("terminated", False, False), ("terminated", True, True)],
 )
 def test_last_observations_that_are_used_are_finite(how, keeps, fails):
-    """Those of terminated episodes only if they are stored."""
+    """Final observations must be finite; those of terminated episodes only if they are stored."""
     collector, model = collector_of(lambda num_envs: BadLast(num_envs, how), 12)
     collector.keeps_terminal_obs = keeps
     if not fails:
@@ -389,7 +389,7 @@ def test_last_observations_that_are_used_are_finite(how, keeps, fails):
 
 
 class BadNumbers(Robot):
-    """Returns a reward that is not finite."""
+    """`Robot` that returns a non-finite reward."""
 
     def step(self, actions):
         obs, rewards, *rest = super().step(actions)
@@ -398,14 +398,14 @@ class BadNumbers(Robot):
 
 
 class Arrays(Robot):
-    """Returns arrays."""
+    """`Robot` that returns arrays."""
 
     def reset(self, seed=None):
         return {key: obs.numpy() for key, obs in super().reset()[0].items()}, {}
 
 
 class Wider(Robot):
-    """Returns observations of another shape."""
+    """`Robot` that returns observations of another shape."""
 
     def reset(self, seed=None):
         return {key: obs[:, :2] for key, obs in super().reset()[0].items()}, {}
@@ -422,7 +422,7 @@ class Wider(Robot):
     ],
 )
 def test_what_does_not_fit_is_one_message(make, kind, words):
-    """It names the environment, and what is expected."""
+    """The error names the environment and what is expected."""
 
     def collect():
         collector, model = collector_of(make, 5)
@@ -433,7 +433,7 @@ def test_what_does_not_fit_is_one_message(make, kind, words):
 
 
 def test_a_simulator_without_a_state_begins_new_episodes(tmp_path, capsys):
-    """The run says so, and does so where that is allowed."""
+    """Without `state_dict`, resuming requires `checkpoint.allow_new_episodes`."""
     changes = {"total_steps": 0, "algorithm.n_epochs": 2}
     short("ppo", tmp_path / "run", ROBOT, **changes)
     assert capsys.readouterr().err.count("begins new episodes; resuming requires") == 1
@@ -445,7 +445,7 @@ def test_a_simulator_without_a_state_begins_new_episodes(tmp_path, capsys):
 
 
 def test_a_group_of_observations_is_for_the_critic_alone(tmp_path):
-    """The settings of those who train robots; the policy acts without the group of the critic."""
+    """The critic reads an additional observation group; the policy acts without it."""
     robots = {
         "model.critic_obs": ["critic"],
         "model.distributions": {"Box": {"name": "diagonal_gaussian", "log_std_min": -1.0}},
@@ -460,7 +460,7 @@ def test_a_group_of_observations_is_for_the_critic_alone(tmp_path):
 
 
 def test_a_policy_plays_in_a_lone_environment(tmp_path):
-    """The simulator serves as an environment of gymnasium: rollouts are played in it."""
+    """A simulator can be used as a single Gymnasium environment."""
     result = short("ppo", tmp_path / "run", {**POLES, **SHORT}, total_steps=192)
     policy = load_policy(result.run_dir, OWN)
     env = EnvFactory(EnvConfig(target=POLES["_target_"], backend="tensor", **SHORT))()
@@ -480,7 +480,7 @@ def test_a_policy_plays_in_a_lone_environment(tmp_path):
 
 
 def test_a_rollout_that_does_not_fit_is_refused(tmp_path):
-    """Before memory is taken for it."""
+    """A rollout that exceeds the free memory raises ConfigError before it is allocated."""
     changes = {"runner.concurrency": 3, "algorithm.n_rollout_steps": 10**12, "total_steps": 10**13}
     given = {**SMALL, "algorithm": "a2c", **changes, "run_dir": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match=r"n_rollout_steps.*96000\.00 GB, but .* are free on cpu"):
@@ -488,7 +488,7 @@ def test_a_rollout_that_does_not_fit_is_refused(tmp_path):
 
 
 class Endless(RobotWithLast):
-    """Ends no episode."""
+    """`Robot` whose episodes never end."""
 
     def step(self, actions):
         obs, rewards, terminated, _, info = super().step(actions)
@@ -497,7 +497,7 @@ class Endless(RobotWithLast):
 
 
 def test_an_evaluation_of_endless_episodes_is_refused():
-    """At its limit, and not before: only the simulator could begin new episodes."""
+    """An evaluation raises an error at its step limit, since only the simulator can reset."""
     config = EnvConfig(target=InlineObject(Endless), backend="tensor")
     env = make_foreign_env(config, 3, training=False, max_episode_steps=6)
     env.reset(seed=0)
@@ -515,12 +515,12 @@ def test_an_evaluation_of_endless_episodes_is_refused():
 
 @pytest.mark.parametrize(("own", "limit"), [(None, 7), (5, 5), (900, 7)])
 def test_an_evaluation_limits_simulators_that_take_a_limit(own, limit):
-    """The smallest of the settings' limits holds; without one, their default and that."""
+    """The smallest limit applies: of the environment (default or configured) or of evaluations."""
     config = EnvConfig(target=POLES["_target_"], backend="tensor", max_episode_steps=own)
     env = make_foreign_env(config, 2, training=False, max_episode_steps=7)
     env.reset(seed=0)
     ends = []
-    for step in range(limit):  # to and fro: no pole falls so soon
+    for step in range(limit):  # alternate, so that no pole falls so soon
         *_, terminated, truncated, _ = env.step(np.full(2, step % 2))
         assert not terminated.any()
         ends.append(bool(truncated.all()))
@@ -528,7 +528,7 @@ def test_an_evaluation_limits_simulators_that_take_a_limit(own, limit):
 
 
 def test_sizes_of_observations_become_spaces():
-    """A number, a shape, or both by name, as environments of Brax and Playground give them."""
+    """Observation sizes can be a number, a shape, or a dict of them, as in Brax and Playground."""
     found = space_of_size({"state": 3, "seen": {"depth": (2, 4)}})
     assert [*found] == ["seen", "state"]
     assert found["state"].shape == (3,)
@@ -536,7 +536,7 @@ def test_sizes_of_observations_become_spaces():
 
 
 def test_names_of_simulators():
-    """Ids of JAX choose the backend; a name that is wrong says what exists."""
+    """Ids of JAX environments select the backend; the error for wrong names lists valid forms."""
     assert EnvConfig(id="brax:ant", device="cpu").backend == "tensor"
     with pytest.raises(ConfigError, match=r"device.*is for simulators"):
         EnvConfig(id="CartPole-v1", device="cpu")
@@ -546,7 +546,7 @@ def test_names_of_simulators():
 
 @pytest.mark.slow
 def test_functional_simulators():
-    """In a fresh interpreter: where JAX was used, nothing can be forked any more."""
+    """Run in a separate process, since a process that used JAX cannot fork."""
     pytest.importorskip("jax")
     checks = Path(__file__).with_name("functional_checks.py")
     command = [sys.executable, "-m", "pytest", "-q", str(checks)]

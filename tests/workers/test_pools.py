@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 SHORT_S = 0.5
-"""Seconds after which a worker counts as hung, where that is tested."""
+"""Timeout in seconds after which a worker counts as hung."""
 PATIENCE_S = 30.0
 N = 3
 
@@ -46,14 +46,14 @@ PLACES = ["here", *REMOTE, pytest.param("forkserver", marks=slow)]
 
 
 def elsewhere(cases: Iterable[str], on_ray: Iterable[str]) -> list[Any]:
-    """Each case in processes of this machine, and some on Ray as well."""
+    """Return each case with local processes, and some cases with Ray."""
     here = [pytest.param("fork", case, marks=slow) for case in cases]
     return here + [pytest.param("ray", case, marks=RAY.marks) for case in on_ray]
 
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts pools; afterwards nothing is left of them."""
+    """Function that starts pools; they are closed after the test."""
     on_ray = request.node.get_closest_marker("ray")
     request.getfixturevalue("ray_cluster" if on_ray else "no_file_is_left")
     pools: list[WorkerPool] = []
@@ -76,7 +76,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
 
 
 def answers(pool: WorkerPool, count: int) -> dict[int, Any]:
-    """So many answers, by worker."""
+    """Return `count` results by worker."""
     told: dict[int, Any] = {}
     while len(told) < count:
         ready = pool.ready(PATIENCE_S)
@@ -86,7 +86,7 @@ def answers(pool: WorkerPool, count: int) -> dict[int, Any]:
 
 
 def closed_in_order(folder: Path) -> set[int]:
-    """Workers that were closed."""
+    """Return the indices of closed workers."""
     return {int(file.name[6:].partition("-")[0]) for file in folder.glob("closed*")}
 
 
@@ -95,7 +95,7 @@ def closed_in_order(folder: Path) -> set[int]:
 
 @pytest.mark.parametrize("where", PLACES)
 def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
-    """Each worker answers for itself, in the order of its calls, and is closed once."""
+    """Workers return results in the order of their calls, and each is closed once."""
     pool = start(where)
     assert len(pool) == N
     assert pool.ready(0.0) == []
@@ -130,7 +130,7 @@ def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
     "where", [*REMOTE, *(pytest.param(where, marks=slow) for where in ("forkserver", "spawn"))]
 )
 def test_global_generators(start: Any, where: str) -> None:
-    """Workers draw different values; the parent's generators say which, and draw nothing."""
+    """Workers draw different values, determined by the parent's generators, which stay unchanged."""
     drawn = []
     for seed in (1, 1, 2):
         np.random.seed(seed)  # noqa: NPY002
@@ -145,7 +145,7 @@ def test_global_generators(start: Any, where: str) -> None:
 def test_memory_that_is_written_here(
     start: Any, where: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Workers see what is published, before they begin, and what goes to each of them."""
+    """Workers read published memory before later calls, and memory sent to each of them."""
     pool = start(where, on_worker_failure="restart")
     memory = pool.allocate(N)
     numbers = np.frombuffer(memory.buffer, np.uint8)
@@ -178,7 +178,7 @@ def test_memory_that_is_written_here(
 
 @pytest.mark.parametrize("where", PLACES)
 def test_what_travels(start: Any, where: str) -> None:
-    """Large arguments, functions without a name, objects of local classes."""
+    """Large arguments, lambdas and objects of local classes can be sent."""
     pool = start(where, n=1)
     large = np.arange(100_000)
     pool.call(0, "echo", large, Pickled(lambda: 7, "key"))
@@ -191,7 +191,7 @@ def test_what_travels(start: Any, where: str) -> None:
 
 @pytest.mark.parametrize("where", PLACES)
 def test_calls_that_are_cancelled(start: Any, where: str) -> None:
-    """Their results are None, whether they run or wait; later calls are not touched."""
+    """Results of cancelled calls are None, running or pending; later calls are not affected."""
     pool = start(where)
     for _ in range(3):
         pool.call(0, "walk", 10**9, 0.01)
@@ -204,7 +204,7 @@ def test_calls_that_are_cancelled(start: Any, where: str) -> None:
 
 
 def test_what_a_worker_here_raises(start: Any, tmp_path: Path) -> None:
-    """It goes through as it is, to whoever asks for the result; others are closed."""
+    """In one process, errors are raised unchanged where the result is received."""
     pool = start("here")
     pool.call(1, "fail", "raise")
     assert pool.ready(0.0) == [1]
@@ -215,7 +215,7 @@ def test_what_a_worker_here_raises(start: Any, tmp_path: Path) -> None:
         start("here", "raise")
 
 
-# -- workers elsewhere -----------------------------------------------------------------------------
+# -- remote workers ------------------------------------------------------------------------------
 
 FAILURES = {
     "raise": r"toy 1: RuntimeError: the wheel came off",
@@ -227,7 +227,7 @@ TRACEBACK = '\n\nIn the worker process:\n(?s:.*)raise RuntimeError\\("the wheel 
 
 
 def failure_of(pool: Any, index: int, how: str) -> WorkerFailedError:
-    """Have a worker fail; returns what is known of it, without its frames."""
+    """Let a worker fail; return the failure without its traceback."""
     pool.call(index, "fail", how)
     if how == "hang":
         pool.timeout_s = SHORT_S
@@ -241,7 +241,7 @@ def failure_of(pool: Any, index: int, how: str) -> WorkerFailedError:
 
 
 def restart(pool: Any, index: int, how: str) -> None:
-    """Have a worker fail and started again."""
+    """Let a worker fail and restart it."""
     failure = failure_of(pool, index, how)
     pool.restart(failure, f"{failure.text}; a word is lost", "and says hello")
 
@@ -250,9 +250,9 @@ def restart(pool: Any, index: int, how: str) -> None:
 def test_a_failure_is_an_error(
     start: Any, where: str, how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It says what happened, and ends all processes, the others in good order.
+    """A failure raises an error and ends all processes; the other workers are closed.
 
-    An error of the configuration is raised as it is, although workers may be started again.
+    ConfigError of a worker is raised unchanged, even if restarts are enabled.
     """
     pool = start(where, on_worker_failure="restart" if how == "refuse" else "fail")
     pids = pool.call_all("process")
@@ -275,7 +275,7 @@ def test_a_failure_is_an_error(
 def test_a_worker_is_started_again(
     start: Any, where: str, how: str, stops_before: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is reported, the others continue, steps stay counted, and calls go to the new worker."""
+    """A restart prints a warning; other workers continue, and step counts are kept."""
     pool = start(where, on_worker_failure="restart")
     pids = pool.call_all("process")
     pool.call(1, "walk", 3)
@@ -306,7 +306,7 @@ def test_a_worker_is_started_again(
 
 @pytest.mark.parametrize("where", REMOTE)
 def test_restarts_are_limited(start: Any, where: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Those of all workers together."""
+    """`max_worker_restarts` limits the restarts of all workers together."""
     pool = start(where, on_worker_failure="restart", max_worker_restarts=2)
     for index in (1, 0):
         restart(pool, index, "exit")
@@ -334,7 +334,7 @@ def test_restarts_are_limited(start: Any, where: str, capfd: pytest.CaptureFixtu
 def test_a_worker_that_can_not_be_made(
     start: Any, where: str, first: str, error: Any, words: str
 ) -> None:
-    """It is not started again: it never worked. All processes end."""
+    """A worker that fails in its constructor is not restarted; all processes end."""
     pool = start(
         where,
         first=first,
@@ -352,7 +352,7 @@ IDLE = r"toy 1 died in waiting \(signal SIGKILL; was memory exhausted\?\)"
 
 @slow
 def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
-    """That is found, and is a failure like others."""
+    """A worker that dies while idle is detected."""
     pool = start(on_worker_failure="restart")
     pool.call_all("echo")
     pool.processes[1].kill()
@@ -366,7 +366,7 @@ def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
 @pytest.mark.parametrize("where", REMOTE)
 @pytest.mark.exhaustive
 def test_a_worker_that_takes_long_but_lives(start: Any, where: str) -> None:
-    """It does not count as hung while it counts, nor while no one listens."""
+    """A worker does not time out while it counts steps, or while no one waits for it."""
     pool = start(where, n=2)
     pool.call_all("echo")
     pool.timeout_s = SHORT_S
@@ -380,7 +380,7 @@ def test_a_worker_that_takes_long_but_lives(start: Any, where: str) -> None:
 
 @pytest.mark.parametrize("where", REMOTE)
 def test_what_can_not_be_sent(start: Any, where: str) -> None:
-    """The message names the setting that it comes from."""
+    """The error for objects that cannot be pickled names their setting."""
     pool = start(where, n=1)
     words = r"\Amodel: cannot be sent to a worker process .*use runner=dev"
     with pytest.raises(ConfigError, match=words):
@@ -388,7 +388,7 @@ def test_what_can_not_be_sent(start: Any, where: str) -> None:
 
 
 def refuse_start(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Let no process be started after that many."""
+    """Let process creation fail after `after` processes."""
     allowed, process = iter(range(after)), process_pool.WorkerProcess
 
     def refusing(*arguments: Any) -> Any:
@@ -401,7 +401,7 @@ def refuse_start(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 
 @slow
 def test_a_process_that_can_not_be_started(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that run are ended, at the beginning and later."""
+    """If a process cannot be started, all running processes end."""
     pool = start(on_worker_failure="restart")
     refuse_start(monkeypatch, after=0)
     with pytest.raises(OSError, match="no more processes"):
@@ -415,7 +415,7 @@ def test_a_process_that_can_not_be_started(start: Any, monkeypatch: pytest.Monke
 
 @slow
 def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
-    """Without `close`, its processes end when no one has it any more."""
+    """An unclosed pool ends its processes when it is garbage-collected."""
     crew = WorkerSpecs([partial(ToyWorker, tmp_path, "")] * 2, ["toy 0", "toy 1"])
     pool = LocalProcesses(2, start_method="fork").pool(crew)
     pids, reference = pool.call_all("process"), weakref.ref(pool)
@@ -424,7 +424,7 @@ def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
     assert reference() is None
     assert left_of(pids, PATIENCE_S) == []
     assert closed_in_order(tmp_path) == {0, 1}
-    assert multiprocessing.active_children() == []  # which closes what they leave behind
+    assert multiprocessing.active_children() == []  # also joins finished children
 
 
 PARENT = """
@@ -458,11 +458,11 @@ if __name__ == "__main__":
 def test_closing_while_workers_hang(
     start: Any, where: str, interrupted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are killed after a short time of grace, and also where a signal ends that."""
+    """Workers that hang are killed after a grace period, also if a signal interrupts it."""
     pool = start(where, n=2)
     pids = pool.call_all("process")
     pool.call(0, "fail", "hang")
-    time.sleep(SHORT_S)  # until it does
+    time.sleep(SHORT_S)  # until the worker hangs
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -485,7 +485,7 @@ def test_closing_while_workers_hang(
 @pytest.mark.parametrize("where", ["fork", FORKSERVER, RAY])
 @pytest.mark.parametrize("does", ["ends", "is killed"])
 def test_the_process_that_calls_ends(tmp_path: Path, where: str, does: str) -> None:
-    """Killed, or without closing its pool: the workers end by themselves, as does Ray."""
+    """If the main process is killed or exits without closing its pool, workers and Ray end."""
     if where == "ray":
         pytest.importorskip("ray")
     with run_owner(PARENT, tmp_path, where, str(tmp_path), does) as (parent, pids):
@@ -494,13 +494,13 @@ def test_the_process_that_calls_ends(tmp_path: Path, where: str, does: str) -> N
             parent.kill()
         assert parent.wait(PATIENCE_S) == (3 if does == "ends" else -9)
         assert left_of(pids, PATIENCE_S) == []
-    if where != "ray" or does == "ends":  # Ray kills the actors of a driver that is gone.
+    if where != "ray" or does == "ends":  # Ray kills the actors of a driver that has exited.
         assert closed_in_order(tmp_path) == {0, 1}
 
 
 @pytest.mark.parametrize("more", [0, 5, 12])
 def test_too_few_open_files_are_named(start: Callable[..., Any], more: int) -> None:
-    """Whatever it is that finds no room: the message names the limit."""
+    """If the limit of open files is exceeded, the error names the limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = len(os.listdir("/proc/self/fd")) + more
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))

@@ -24,29 +24,29 @@ HERE = os.getpid()
 
 
 def prints() -> dict[str, Any]:
-    """Writes to every stream, also below Python."""
+    """Write to every stream, also below Python."""
     print("printed")
     os.write(2, b"written")
     return {"elsewhere": os.getpid() != HERE, "in": sys.stdin is None or os.read(0, 1)}
 
 
 def raises() -> NoReturn:
-    """Ends as sys.exit() does."""
+    """Exit as sys.exit() does."""
     raise SystemExit("no")
 
 
 def dies() -> None:
-    """Ends as when memory is exhausted."""
+    """Die as if memory were exhausted."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def is_not_sent() -> Any:
-    """Returns what pickle cannot send."""
+    """Return an object that cannot be pickled."""
     return lambda: None
 
 
 def test_a_result(capfd: pytest.CaptureFixture[str]) -> None:
-    """Printed text is discarded; the result stays."""
+    """Printed text is discarded; the result remains available."""
     with Probe(prints, PATIENCE_S) as probe:
         assert probe.result(PATIENCE_S) == {"elsewhere": True, "in": b""}
         assert probe.is_over
@@ -56,7 +56,7 @@ def test_a_result(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("function", [raises, dies, is_not_sent])
 def test_a_failure_is_no_result(function: Callable[[], Any]) -> None:
-    """Whatever goes wrong; the process has ended."""
+    """If the function fails, the result is None and the process has exited."""
     with Probe(function, PATIENCE_S) as probe:
         assert probe.result(PATIENCE_S) is None
         assert probe.is_over
@@ -65,7 +65,7 @@ def test_a_failure_is_no_result(function: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("ends", ["time is over", "closed", "finished"])
 def test_what_it_starts_ends_with_it(tmp_path: Path, ends: str) -> None:
-    """Killed with its process at the limit, by its owner, and if the function returns."""
+    """Child processes are killed at the time limit, on close, and after the function returns."""
     note = tmp_path / "pid"
 
     def function() -> str:

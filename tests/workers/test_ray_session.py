@@ -17,7 +17,7 @@ from maze_train.core.errors import WorkerError
 
 
 def ray_at(address: str) -> Any:
-    """Ray as it is where it was started at an address, or never if that is empty."""
+    """Return a stand-in for Ray that finds a cluster at the address, or none if it is empty."""
     services = SimpleNamespace(
         canonicalize_bootstrap_address=lambda asked: address if asked == "auto" else asked,
         find_bootstrap_address=lambda folder: address or None,
@@ -26,7 +26,7 @@ def ray_at(address: str) -> Any:
 
 
 def test_where_ray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray is started here where no cluster runs; one that is named has to answer."""
+    """Ray is started locally if no cluster runs; a configured address must respond."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         lives = f"127.0.0.1:{server.getsockname()[1]}"
@@ -43,7 +43,7 @@ def test_where_ray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_head_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is waited for, and then the run ends with a message; one that is back is not lost."""
+    """If the head is unreachable for too long, WorkerError is raised."""
     now = 100.0
     monkeypatch.setattr(ray_session, "time", SimpleNamespace(monotonic=lambda: now))
     session: Any = RaySession()
@@ -58,7 +58,7 @@ def test_a_head_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_head_that_does_not_answer_a_reservation() -> None:
-    """The message matches a lost head, in place of an error of Ray."""
+    """A timeout of a placement group raises the error of a lost head."""
 
     def placement_group(bundles: list[Any], strategy: str) -> None:
         raise TimeoutError
@@ -74,7 +74,7 @@ def test_a_head_that_does_not_answer_a_reservation() -> None:
 
 
 def test_ctrl_c_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    """Until what it would disturb has ended, with one message."""
+    """SIGINT is deferred until the function has finished, with one message."""
     ended = []
 
     @ctrl_c_waits("ending Ray")

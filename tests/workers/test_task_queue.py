@@ -15,10 +15,10 @@ SPACES = ("obs", "act")
 
 
 class ScriptedPool:
-    """Workers as a script has them: the calls that they got, and what comes of these.
+    """Pool of scripted workers that records their calls.
 
     Args:
-        count: How many.
+        count: Number of workers.
     """
 
     def __init__(self, count: int, spaces: Any = SPACES) -> None:
@@ -33,29 +33,29 @@ class ScriptedPool:
         return len(self.calls)
 
     def call(self, index: int, method: str, *args: Any) -> None:
-        """Note a call."""
+        """Record a call."""
         self.calls[index].append((method, *args))
         self.seen[index].append(method)
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
-        """The spaces of all workers."""
+        """Return the spaces of all workers."""
         return list(self.spaces.values())
 
     call_new = call_all
 
     def cancel(self, index: int) -> None:
-        """Note it."""
+        """Record the index."""
         self.cancelled.append(index)
 
     def ready(self, timeout_s: float) -> list[int]:
-        """Those that have something to say."""
+        """Return the indices of workers with results."""
         for index, calls in enumerate(self.calls):
             while index not in self.says and calls and calls[0][0] in ("begin_round", "set_up"):
                 self.says[index] = None
         return sorted(self.says)
 
     def receive(self, index: int) -> Any:
-        """What a worker says; raises failures."""
+        """Return the result of a worker, or raise its failure."""
         said = self.says.pop(index)
         if isinstance(said, Exception):
             raise said
@@ -63,23 +63,23 @@ class ScriptedPool:
         return said
 
     def restart(self, failure: WorkerFailedError, told: str, outlook: str) -> None:
-        """Note a failure; raise it if a restart is no remedy."""
+        """Record a failure; raise an error if it is final."""
         self.told.append((failure.index, told, outlook))
         self.calls[failure.index].clear()
         if failure.final:
             raise WorkerError(told)
 
     def pending(self, index: int) -> int:
-        """Number of calls whose results were not received."""
+        """Return the number of calls whose results were not received."""
         return len(self.calls[index])
 
     def close(self) -> None:
-        """End the workers."""
+        """Close the workers."""
         self.calls = []
 
 
 class Script:
-    """A queue with scripted workers, whose tasks have the seeds 100, 100, 101, 101, ..."""
+    """Queue with scripted workers, whose tasks have the seeds 100, 100, 101, 101, ..."""
 
     def __init__(self, count: int = 2, slots: int = 2) -> None:
         self.pool: Any = ScriptedPool(count)
@@ -93,38 +93,38 @@ class Script:
         self.queue.begin(task_of=str, seed_of=lambda number: 100 + number // 2)
 
     def advance(self, limit: int = 0) -> None:
-        """Hand out and listen, until the workers have nothing to say any more."""
+        """Assign tasks and receive results until no worker has results."""
         self.queue.advance(limit, self.results.append)
         while self.pool.ready(0.0):
             self.queue.advance(limit, self.results.append)
 
     def tasks(self) -> list[list[str]]:
-        """The tasks that were sent to each worker and are not answered."""
+        """Return the tasks that were sent to each worker and have no result."""
         return [
             [task for name, *args in calls if name == "advance" for task in args[0]]
             for calls in self.pool.calls
         ]
 
     def done(self, index: int, *numbers: int) -> None:
-        """A worker tells of results."""
+        """Return results from a worker."""
         self.pool.says[index] = list(numbers)
         self.advance()
 
     def fail(self, index: int, *, seed: int | None = None, begins: bool = True) -> None:
-        """A worker fails, and begins again."""
+        """Let a worker fail and restart."""
         self.pool.says[index] = WorkerFailedError(index, "it failed", seed=seed)
         self.advance()
         if begins:
             self.begun(index)
 
     def begun(self, index: int, spaces: Any = SPACES) -> None:
-        """A new worker tells of its spaces."""
+        """Return spaces from a new worker."""
         self.pool.says[index] = spaces
         self.advance()
 
 
 def test_tasks_of_a_worker_that_fails_come_first() -> None:
-    """In their order; it gets none before its environments are built."""
+    """Tasks of a failed worker are repeated first, in order, once its environments are built."""
     script = Script()
     script.queue.set_up("set_up", 7)
     script.advance(4)
@@ -144,7 +144,7 @@ def test_tasks_of_a_worker_that_fails_come_first() -> None:
 
 
 def test_tasks_that_are_dropped() -> None:
-    """Workers that have some are reported, and late results are not among the next round."""
+    """Dropped tasks are cancelled, and late results do not appear in the next round."""
     script = Script(3)
     script.advance(2)
     script.fail(1, begins=False)
@@ -160,7 +160,7 @@ def test_tasks_that_are_dropped() -> None:
 
 
 def test_results_are_taken_before_another_worker_ends_the_run() -> None:
-    """Nothing that is done gets lost."""
+    """Finished results are returned before the failure of another worker ends the run."""
     script = Script()
     script.advance(2)
     script.pool.says = {0: [0], 1: WorkerFailedError(1, "it failed", final=True)}
@@ -170,7 +170,7 @@ def test_results_are_taken_before_another_worker_ends_the_run() -> None:
 
 
 def test_spaces_that_differ() -> None:
-    """They are refused at first, and when a worker was started again."""
+    """Different spaces raise SpaceError, at first and after a restart."""
     pool: Any = ScriptedPool(2, ("obs", "other"))
     with pytest.raises(SpaceError, match=r"environment 1 are obs and other.*equal spaces"):
         TaskQueue(pool, 1, int)
@@ -181,11 +181,11 @@ def test_spaces_that_differ() -> None:
         script.begun(1, ("obs", "other"))
 
 
-# -- failures that come again --------------------------------------------------------------------
+# -- repeated failures ---------------------------------------------------------------------------
 
 
 def test_an_episode_that_raises_again() -> None:
-    """It ends the run; others that were with the same worker are not blamed."""
+    """A repeated error of an episode ends the run; other tasks of the worker are not counted."""
     script = Script(1, 4)
     script.advance(6)
     assert MAX_RAISES == 2
@@ -198,7 +198,7 @@ def test_an_episode_that_raises_again() -> None:
 
 
 def test_two_tasks_with_one_seed() -> None:
-    """If they raise with two workers, that is not one that raised again."""
+    """Errors of two tasks with equal seeds in two workers are not a repetition."""
     script = Script()
     script.advance(2)
     script.pool.says = {i: WorkerFailedError(i, "it failed", seed=100) for i in range(2)}
@@ -211,7 +211,7 @@ def test_two_tasks_with_one_seed() -> None:
 
 
 def test_a_seed_of_an_earlier_round() -> None:
-    """A worker that fails of it is no matter of the tasks that it has now."""
+    """A failure with a seed of an earlier round does not count for the current tasks."""
     script = Script(1)
     for _ in range(4):
         script.advance(2)
@@ -220,7 +220,7 @@ def test_a_seed_of_an_earlier_round() -> None:
 
 
 def test_a_task_with_which_workers_die() -> None:
-    """The third of them ends the run, and tasks that came later were there as well."""
+    """The third death of a worker with the same task ends the run."""
     script = Script(1)
     assert MAX_DEATHS == 3
     for limit in (1, 2):
@@ -232,7 +232,7 @@ def test_a_task_with_which_workers_die() -> None:
 
 
 def test_tasks_that_are_done_are_not_blamed() -> None:
-    """Workers may die again and again, while others get done; nor are earlier rounds counted."""
+    """Deaths do not count for tasks that finish, nor across rounds."""
     script = Script(1, 1)
     for number in range(4):
         script.advance(number + 1)
