@@ -44,7 +44,7 @@ def directory(tmp_path):
 
 
 def continued(store, epoch, **more):
-    """What a continued run does: load, change a piece, save."""
+    """Resume as a run does: load, change a part, save."""
     owner = Segments()
     owner.load_state_dict(store.load().state)
     owner.change(2, 90)
@@ -52,34 +52,34 @@ def continued(store, epoch, **more):
 
 
 def new_epoch(store):
-    """The usual case."""
+    """Save a new epoch, the usual case."""
     return continued(store, 3)
 
 
 def same_place(store):
-    """A checkpoint of the same name is there, which is not replaced."""
+    """Save at the position of an existing checkpoint, which is not replaced."""
     return continued(store, 2)
 
 
 def other_branch(store):
-    """Resumed from the first one; the second belongs to a branch that is left."""
+    """Resume from the first checkpoint; the second belongs to an abandoned branch."""
     return continued(store, 1, updates=13, within_epoch=True)
 
 
 def older_place(store):
-    """Where a checkpoint is that is not the newest."""
+    """Save at the position of a checkpoint that is not the newest."""
     return continued(store, 1)
 
 
 def without_links(store):
-    """Where files have to be copied."""
+    """Save on a file system without hard links, where files are copied."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(os, "link", refuse_links)
         return continued(store, 3)
 
 
 def first_save(store):
-    """Nothing is known, so that all pieces are written."""
+    """Save without loading first, so that all parts are written."""
     owner = Segments()
     owner.values, owner.versions = [0.0, 50.0, 90.0], [4, 4, 4]
     return save(store, 3, owner, tag="new")
@@ -101,7 +101,7 @@ CONTENTS = {"": [0.0, 50.0, 2.0], "new": [0.0, 50.0, 90.0]}
     ),
 )
 def test_killed_at_any_moment(directory, tmp_path, scenario, mode):
-    """The old checkpoint or the new one is there, whole; and the next one can be written."""
+    """After a kill at any time, the old or new checkpoint is complete, and saving works again."""
     counted = Faults(-1, Killed())
     result, _ = attempt(directory, scenario, counted)
     assert counted.calls > 10
@@ -133,7 +133,7 @@ def test_killed_at_any_moment(directory, tmp_path, scenario, mode):
 
 
 def check_saving_at_once(directory, scenario):
-    """The next process saves at the same place, without cleaning."""
+    """Save at the same position in a new process, without cleaning."""
     store, warnings = make_store(directory)
     assert scenario(store) is not None
     state = store.load().state
@@ -142,7 +142,7 @@ def check_saving_at_once(directory, scenario):
 
 
 def test_what_the_scenarios_do(directory):
-    """They make links, and copies where these are refused."""
+    """Scenarios share parts by hard links, or copy them if links are not available."""
     for scenario, n_links, n_written in ((new_epoch, 2, 1), (without_links, 0, 3)):
         store, _ = make_store(directory, keep_last=9)
         path = scenario(store)
@@ -153,8 +153,8 @@ def test_what_the_scenarios_do(directory):
 @pytest.mark.parametrize("mode", ["before", "dead"])
 @pytest.mark.parametrize("scenario", everyday(1, SCENARIOS))
 def test_a_full_disk(directory, tmp_path, scenario, mode):
-    """One warning that names the last good checkpoint; all is as it was, and training continues."""
-    # What needs space; what removes things works, but for renaming when it is the only fault.
+    """On a full disk, a warning names the last valid checkpoint, and training continues."""
+    # Operations that need space. Removals work, but renaming fails if it is the only fault.
     operations = ("open", "mkdir", "fsync", *(("rename", "replace") if mode == "before" else ()))
     counted = Faults(-1, FULL, names=operations)
     attempt(directory, scenario, counted)
@@ -171,7 +171,7 @@ def test_a_full_disk(directory, tmp_path, scenario, mode):
             assert "last valid checkpoint is epoch_000002" in warnings[0]
             assert names(directory) == before
             assert loaded(store) == (2, "")
-        # Else only what comes after the new one was complete.
+        # Otherwise only an operation after completion of the new checkpoint failed.
         assert contents(store.load().state) == CONTENTS["" if result is None else "new"]
         assert none == []
         assert save(store, 4) is not None
@@ -180,7 +180,7 @@ def test_a_full_disk(directory, tmp_path, scenario, mode):
 
 
 def test_a_file_that_grows_too_long(directory):
-    """A real write that fails in the middle."""
+    """A write that exceeds the file size limit leaves the directory unchanged."""
     resource = pytest.importorskip("resource")
     store, warnings = make_store(directory)
     before = names(directory)
@@ -198,7 +198,7 @@ def test_a_file_that_grows_too_long(directory):
 
 
 def test_a_run_directory_that_is_gone(tmp_path, capsys):
-    """It is not made again: its disk may have been unmounted. The warning is printed by default."""
+    """A removed run directory is not created again, since its disk may be unmounted."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     store = CheckpointStore(run_dir / "checkpoints")
@@ -215,7 +215,7 @@ def test_a_run_directory_that_is_gone(tmp_path, capsys):
 
 
 def test_old_checkpoints_that_can_not_be_removed(directory, monkeypatch):
-    """A warning; the new one is there."""
+    """If old checkpoints cannot be removed, a warning is printed and the new one is kept."""
     rename, rmtree = os.rename, shutil.rmtree
 
     def fail(path, *args, **kwargs):
@@ -233,7 +233,7 @@ def test_old_checkpoints_that_can_not_be_removed(directory, monkeypatch):
 
 
 def test_checkpoints_of_which_nothing_is_known_stay(directory, monkeypatch):
-    """A disk that does not answer now may answer later."""
+    """Checkpoints that cannot be read now are kept, since the disk may recover."""
     fstat = os.fstat
     bad = (directory / "epoch_000001" / MANIFEST).stat().st_ino
 
@@ -256,14 +256,14 @@ def test_checkpoints_of_which_nothing_is_known_stay(directory, monkeypatch):
 
 
 def dead_pid():
-    """The number of a process that has ended."""
+    """Return the id of a process that has exited."""
     process = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
     process.wait()
     return process.pid
 
 
 def test_leftovers_of_dead_processes(directory):
-    """Those of processes that run stay, and so does all that is no leftover."""
+    """Temporary files of dead processes are removed; all other files are kept."""
     dead = dead_pid()
     for pid in (dead, os.getpid(), os.getppid(), 10**20):
         (directory / f".tmp-epoch_000009-{pid}").mkdir()

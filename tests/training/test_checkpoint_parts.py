@@ -38,7 +38,7 @@ from maze_train.training.outcome import Position
 
 @pytest.fixture
 def stored(tmp_path):
-    """A store, its owner of three pieces, and the directory: the second changed after epoch 1."""
+    """A store, the owner of its three parts and the directory; one part changed after epoch 1."""
     return *saved(tmp_path / "checkpoints"), tmp_path / "checkpoints"
 
 
@@ -46,7 +46,7 @@ def stored(tmp_path):
 
 
 def test_pieces_of_equal_content_are_one_file(tmp_path, monkeypatch):
-    """Until one of them changes; it is written once, and never again."""
+    """Parts with equal content share a file, which is written once."""
     store, _ = make_store(tmp_path)
     written = []
     original = manifests.write_synced
@@ -75,7 +75,7 @@ def test_pieces_of_equal_content_are_one_file(tmp_path, monkeypatch):
 
 
 def test_too_many_parts(stored, monkeypatch):
-    """A checkpoint whose manifest would not be read is not written."""
+    """A checkpoint whose manifest would be too large to read is not written."""
     store, owner, directory = stored
     before = names(directory)
     monkeypatch.setattr(manifests, "MAX_MANIFEST_BYTES", 500)
@@ -90,7 +90,7 @@ def test_too_many_parts(stored, monkeypatch):
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="torch.save leaves reference cycles")
 @pytest.mark.parametrize("copied", [False, True])
 def test_one_piece_at_a_time_is_in_memory(tmp_path, monkeypatch, copied):
-    """Where twenty of a megabyte each are written, verified, and linked or copied."""
+    """Only one part at a time is in memory while parts are written, verified, linked or copied."""
     if copied:
         monkeypatch.setattr(os, "link", refuse_links)
     owner, state = Segments(20, size=125_000), None
@@ -111,7 +111,7 @@ def test_one_piece_at_a_time_is_in_memory(tmp_path, monkeypatch, copied):
 
 
 def test_nothing_is_shared_with_what_was_not_loaded(stored):
-    """A store knows nothing of versions that others gave, and another run may give the same."""
+    """A store shares no files with checkpoints it did not load, even if versions are equal."""
     _, _, directory = stored
     store, _ = make_store(directory)
     other = Segments(3)
@@ -124,7 +124,7 @@ def test_nothing_is_shared_with_what_was_not_loaded(stored):
 
 
 def test_the_same_version_in_another_place_is_another_part(tmp_path):
-    """And a version that comes back after another one was saved is read again."""
+    """Versions identify parts by position; a version that returns after another is read again."""
     store, _ = make_store(tmp_path)
     read = []
 
@@ -145,7 +145,7 @@ def test_the_same_version_in_another_place_is_another_part(tmp_path):
 
 
 def test_a_link_that_was_made_although_it_failed(stored, monkeypatch):
-    """Its file matches the earlier checkpoint, and nothing is written into it."""
+    """If a link is created but reported as failed, its file is not overwritten."""
     store, owner, directory = stored
     link = os.link
 
@@ -163,12 +163,12 @@ def test_a_link_that_was_made_although_it_failed(stored, monkeypatch):
 
 
 def cut_off(path):
-    """A file that lost its end."""
+    """Remove the last byte of a file."""
     path.write_bytes(path.read_bytes()[:-1])
 
 
 def flipped(path):
-    """A file with another bit."""
+    """Flip a bit of a file."""
     flip(200, 1)(path, path.read_bytes())
 
 
@@ -176,7 +176,7 @@ def flipped(path):
     "lose", [Path.unlink, cut_off, lambda path: shutil.rmtree(path.parent), flipped]
 )
 def test_an_earlier_file_that_is_gone_or_damaged(stored, monkeypatch, lose):
-    """It is written again: also where files are copied, what is read is compared."""
+    """A missing or damaged earlier file is written again, also if files are copied."""
     store, owner, directory = stored
     if lose is flipped:
         monkeypatch.setattr(os, "link", refuse_links)
@@ -199,7 +199,7 @@ ACTIONS = st.lists(
 @settings(max_examples=30, deadline=None)
 @given(ACTIONS)
 def test_any_history(tmp_path_factory, actions):
-    """Whatever was shared, each checkpoint holds what its owner held when it was written."""
+    """In any history, each checkpoint has the state of its owner when it was written."""
     directory = tmp_path_factory.mktemp("history")
     store, warnings = make_store(directory, keep_last=3)
     owner, expected, epoch, value = Segments(4), {}, 0, 100
@@ -232,7 +232,7 @@ def test_any_history(tmp_path_factory, actions):
 
 
 def test_a_file_that_all_share(stored):
-    """All checkpoints that have it are damaged: none is taken for whole."""
+    """Damage to a shared file damages all checkpoints that have it."""
     _, _, directory = stored
     first, second = (inodes(directory / f"epoch_00000{n}") for n in (1, 2))
     shared = directory / "epoch_000001" / min(first.keys() & second.keys())
@@ -245,7 +245,7 @@ def test_a_file_that_all_share(stored):
 
 
 def test_damage_after_it_was_loaded(stored):
-    """Files are verified once more when a part is asked for its content."""
+    """Files are verified again when a part is read."""
     store, _, directory = stored
     (name,) = new_files(directory / "epoch_000002", directory / "epoch_000001")
     changed_file = directory / "epoch_000002" / name
@@ -263,7 +263,7 @@ def test_damage_after_it_was_loaded(stored):
 
 
 def craft(directory, files, marker):
-    """A checkpoint after epoch 3 with these files, whose state holds one part."""
+    """Write a checkpoint after epoch 3 with these files and a state with one part."""
     file = io.BytesIO()
     torch.save({"format": 2, "state": {"a": marker}}, file)
     files = {**files, STATE: file.getvalue()}
@@ -277,13 +277,13 @@ def craft(directory, files, marker):
 
 
 def marker(file, version="7"):
-    """What stands for a part."""
+    """Return the stored form of a part."""
     return {None: "part", "version": version, "file": file}
 
 
 GOOD = dumps({"x": 1})
 NAME = f"part_{FileDigest.of(GOOD).sha256[:32]}.pt"
-"""Names follow from contents."""
+"""Part names are derived from the digest of their content."""
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ NAME = f"part_{FileDigest.of(GOOD).sha256[:32]}.pt"
     ids=range(10),
 )
 def test_crafted_parts(stored, files, marker, is_whole):
-    """A part is a file of its checkpoint whose name fits; anything else is damage."""
+    """A part must be a file of its checkpoint with a matching name; anything else is damage."""
     _, _, directory = stored
     craft(directory, files, marker)
     store, warnings = make_store(directory)
@@ -321,7 +321,7 @@ def test_crafted_parts(stored, files, marker, is_whole):
 
 
 def test_parts_within_parts(tmp_path):
-    """The inner ones belong to the file of the outer one."""
+    """Inner parts are stored in the file of the outer part."""
     inner = StatePart("2", lambda: {"x": 5})
     store, _ = make_store(tmp_path)
     path = store.save({"a": StatePart("1", lambda: {"inner": inner})}, Position(1, 0, 0))

@@ -1,7 +1,7 @@
 """Checkpoints: retention, and rejection of damaged or hostile files.
 
-The golden checkpoint is made by `python tests/training/test_checkpoints.py`, once for each schema.
-`tests/resuming/test_damaged_files.py` damages every file of one.
+`python tests/training/test_checkpoints.py` creates the golden checkpoint, once for each schema.
+`tests/resuming/test_damaged_files.py` damages every file of a checkpoint.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_an_older_branch_is_no_fall_back(directory):
 def test_the_one_just_saved_is_never_removed(tmp_path):
     """Checkpoints at the same position have different names, so none is replaced.
 
-    A later one at the same place has another name: nothing is replaced.
+    The new checkpoint itself is never removed.
     """
     store, warnings = make_store(tmp_path, keep_last=1)
     save(store, 2, within_epoch=True)
@@ -256,20 +256,20 @@ def test_a_pointer_that_names_no_checkpoint(directory, pointer):
         shutil.rmtree(directory / name)
     if pointer is None:
         assert store.load() is None
-    else:  # checkpoints that are gone are an error as well
+    else:  # missing checkpoints are an error, too
         with pytest.raises(RunDirectoryError, match="no undamaged checkpoint"):
             store.load()
 
 
 def rewrite(directory, **changes):
-    """A manifest with other content that is valid by itself."""
+    """Write a valid manifest with other content."""
     path = directory / "epoch_000002" / MANIFEST
     content = json.loads(path.read_text()) | changes
     path.write_bytes(seal({k: v for k, v in content.items() if v is not ...}))
 
 
 def entry(sha256="0" * 64, nbytes=0):
-    """One file of a manifest."""
+    """Return one file entry of a manifest."""
     return {"sha256": sha256, "bytes": nbytes}
 
 
@@ -317,7 +317,7 @@ def test_manifests_that_are_none(directory):
 
 
 def golden_state():
-    """What the golden checkpoint holds."""
+    """Return the state in the golden checkpoint."""
     return {
         "plain": [None, True, -7, 2**70, 0.1, -0.0, math.inf, "text é", (1, (2,))],
         "keys": {0: "int", "0": "str"},

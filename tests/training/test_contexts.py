@@ -25,7 +25,7 @@ MODES = ("deterministic", "detect_anomaly")
 
 
 def modes_now() -> tuple[object, ...]:
-    """The modes of this process."""
+    """Return the modes of this process."""
     return (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -38,7 +38,7 @@ def modes_now() -> tuple[object, ...]:
 def own_value(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str | None]:
-    """Modes from before: those of PyTorch, or warnings and a variable of the user."""
+    """Initial modes: PyTorch's defaults, or warnings and a user-defined variable."""
     monkeypatch.delenv(CUBLAS, raising=False)
     if request.param is not None:
         monkeypatch.setenv(CUBLAS, request.param)
@@ -69,7 +69,7 @@ def test_modes_hold_inside_and_are_put_back(own_value: str | None, fails: bool) 
 
 
 def root_of_one_below_zero() -> None:
-    """Take its gradient, which is no number."""
+    """Compute a gradient that is NaN."""
     torch.sqrt(torch.tensor(-1.0, requires_grad=True)).backward()
 
 
@@ -130,7 +130,7 @@ def test_updates_that_are_no_range(value: Any) -> None:
 
 
 class ListLearner(LineLearner):
-    """Returns its minibatches as a list."""
+    """Learner that returns its minibatches as a list."""
 
     def minibatches(self, prepared: Any, statistics: Any) -> Any:
         return list(super().minibatches(prepared, statistics))

@@ -47,7 +47,7 @@ N, SEED = 10, 21
 
 
 def played_by_hand(model, n=N):
-    """Returns and lengths of episodes 0 to n - 1, each played alone with the likeliest actions."""
+    """Return returns and lengths of episodes 0 to n - 1, played one by one with greedy actions."""
     seeds, env = EpisodeSeeds(SEED, 0, 1), ShortOrLongEnv()
     returns, lengths = [], []
     for _ in range(n):
@@ -65,7 +65,7 @@ def played_by_hand(model, n=N):
 
 
 def evaluate(model, concurrency=1, n=N, **settings):
-    """Metrics of one evaluation."""
+    """Return the metrics of one evaluation."""
     make_env = partial(vector, ShortOrLongEnv)
     evaluator = RolloutEvaluator(make_env, n, concurrency=concurrency, seed=SEED, **settings)
     return evaluator.evaluate(model)
@@ -227,7 +227,7 @@ def test_success_rate_is_that_of_the_episodes_that_count():
 
 
 class Failing(GreedyOfGlobals):
-    """Draws from every global generator, and fails."""
+    """Environment that draws from every global generator and fails."""
 
     def step(self, action):
         raise RuntimeError("the wheel came off")
@@ -273,7 +273,7 @@ def test_training_is_the_same_with_and_without_evaluation(env):
 
 
 class DrawingEvaluator(Evaluator):
-    """Draws from every global generator, when it is built and in each evaluation."""
+    """Evaluator that draws from every global generator, at construction and in evaluations."""
 
     def __init__(self):
         self.evaluate(None)
@@ -296,7 +296,7 @@ def test_training_is_the_same_with_and_without_evaluators_of_a_user(tmp_path):
 
 
 class Learned:
-    """A simulator whose rewards are the number of resets; gives its state."""
+    """Simulator with state whose rewards are the number of resets."""
 
     def __init__(self, num_envs):
         self.sim = TensorCartPole(num_envs, "cpu", 5)
@@ -322,17 +322,17 @@ class Learned:
 
 
 def learned(num_envs):
-    """Such environments."""
+    """Return environments of the simulator `Learned`."""
     return SimulatorVectorEnv(TensorSimulator(Learned(num_envs), "learned"))
 
 
 def staged(place, num_envs):
-    """Environments with a curriculum."""
+    """Return environments with a curriculum."""
     return PooledVectorEnv([Curriculum] * num_envs, place, can_be_restored=False)
 
 
 class Own(RolloutEvaluator):
-    """An evaluator of a user."""
+    """Custom evaluator."""
 
 
 @pytest.mark.parametrize("evaluator_class", [RolloutEvaluator, Own])
@@ -372,7 +372,7 @@ def test_what_outlasts_an_evaluation_is_state(make_env, evaluator_class):
 
 
 class UnclosableEnv(LevelEnv):
-    """Raises an error when closed."""
+    """Environment that raises an error when closed."""
 
     def close(self):
         raise ValueError("the window is gone")

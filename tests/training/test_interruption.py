@@ -65,7 +65,7 @@ def test_immediate_within_deferred():
 
 
 def test_without_a_signal_nothing_happens():
-    """Handlers are restored."""
+    """Without a signal, nothing is raised, and handlers are restored."""
     before = [signal.getsignal(number) for number in SIGNALS]
     interruption = Interruption()
     with interruption:

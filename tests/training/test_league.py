@@ -29,7 +29,7 @@ from maze_train.training.league import (
 
 
 def league(*added: float, **settings: Any) -> League:
-    """A league of two seats with a snapshot for each number, its share of points."""
+    """Return a league of two seats with a snapshot for each win rate."""
     found = League("main", [0, 1], OpponentsConfig(**settings), seed=3)
     for _ in added:
         found.add(lambda module_id: module_id)
@@ -127,7 +127,7 @@ def test_snapshots_are_added_and_removed() -> None:
     assert not own.is_due(None)
     assert own.add(str) == ["main@0"]
     assert list(own.snapshots) == [1, 2]
-    assert own.module(OWN + 1) == "main@1"  # instead of one that is gone
+    assert own.module(OWN + 1) == "main@1"  # replaces a removed snapshot
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_best_answers_to_all_snapshots_are_the_equilibrium_on_average(
 
 
 class Fixed(nn.Module):
-    """Prefers an action; its memory counts calls, in steps of the action."""
+    """Policy that prefers an action and adds it to its recurrent state in each step."""
 
     def __init__(self, action: int, state_size: int) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def test_each_seat_has_the_actions_and_the_memory_of_its_policy(state_size: int)
 
 
 class Steps:
-    """Three steps of 20 environments, in which all episodes end with the second one."""
+    """Collector of three steps in 20 environments; all episodes end with the second step."""
 
     def __init__(self) -> None:
         self.turns = self

@@ -11,14 +11,14 @@ from maze_train.core.state_files import dumps, loads
 
 
 def fill(model, value):
-    """Set all weights to one number, in place."""
+    """Set all weights to a value, in place."""
     with torch.no_grad():
         for param in model.parameters():
             param.fill_(value)
 
 
 def run(scores, mode="max", **settings):
-    """A selection that was reported scores, with weights equal to the epoch."""
+    """Return a selection after `scores`, its model (weights equal the epoch) and its results."""
     model = make_model()
     selection = BestModelSelection(model, mode=mode, **settings)
     told = []
@@ -121,7 +121,7 @@ def test_state_continues():
     model = make_model()
     second = BestModelSelection(model)
     second.load_state_dict(loads(dumps(BestModelSelection(model).state_dict())))
-    second.reset_to_best()  # before the first score there is none
+    second.reset_to_best()  # before the first score there are no best weights
     second.load_state_dict(loads(dumps(first.state_dict())))
     assert second.patience_is_exhausted(1)
     assert not second.patience_is_exhausted(2)

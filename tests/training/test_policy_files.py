@@ -49,7 +49,7 @@ CASES = {
 
 
 def make_model(observation_space, action_space, seed=1):
-    """A model whose actions differ between observations."""
+    """Return a model whose actions differ between observations."""
     model = build_actor_critic(
         ModelConfig(hidden_sizes=[8], branch_size=4), observation_space, action_space, seed
     )
@@ -60,7 +60,7 @@ def make_model(observation_space, action_space, seed=1):
 
 
 def saved(tmp_path, name):
-    """A saved policy, read into a new model, with the policy that was saved."""
+    """Return a policy and the same policy after saving and loading."""
     observation_space, action_space = CASES[name]
     model = make_model(observation_space, action_space)
     writer = PolicyWriter(observation_space, action_space, "seed: 1\n")
@@ -73,13 +73,13 @@ def saved(tmp_path, name):
 
 
 def observations(space, n):
-    """Samples of an observation space."""
+    """Return samples of an observation space."""
     space.seed(0)
     return [space.sample() for _ in range(n)]
 
 
 def batch(space, values):
-    """Observations as a vector environment of gymnasium gives them."""
+    """Return observations in the batched format of Gymnasium."""
     return concatenate(space, values, create_empty_array(space, len(values)))
 
 
@@ -103,7 +103,7 @@ def test_a_saved_policy_acts_as_the_one_that_was_saved(tmp_path, name):
 
 
 def flat(value):
-    """The arrays of a nested value."""
+    """Return the arrays of a nested value."""
     if isinstance(value, dict):
         return [x for part in value.values() for x in flat(part)]
     return [x for part in value for x in flat(part)] if isinstance(value, tuple) else [value]
@@ -202,7 +202,7 @@ def test_what_training_refuses_is_refused(case):
 
 
 def remembering_policy():
-    """A policy whose actions show what it remembers; each call gives an equal one."""
+    """Return a recurrent policy whose actions depend on its state; all calls are equal."""
     action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4))
     return TrainedPolicy(build_actor_critic(config, BOX, action_space, 1), BOX, action_space)
@@ -312,7 +312,7 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
     same = [all(torch.equal(found[k], v) for k, v in m.state_dict().items()) for m in both]
     assert same == [count < 3, count == 3]
     assert score.get("score") in (None, same.index(True))
-    assert not list(tmp_path.glob(".*"))  # nothing is left beside
+    assert not list(tmp_path.glob(".*"))  # no temporary file remains
 
 
 def test_a_policy_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
@@ -340,12 +340,12 @@ GOOD = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
 
 
 def with_action_space(description):
-    """The text of a file with some action space."""
+    """Return the text of a file with an action space."""
     return json.dumps({"observation_space": GOOD, "action_space": description})
 
 
 def nested(levels):
-    """The description of a Tuple in a Tuple in a Tuple ..."""
+    """Return the description of a Tuple nested to a depth."""
     return {"type": "Tuple", "spaces": [nested(levels - 1)]} if levels else GOOD
 
 
@@ -433,7 +433,7 @@ def test_a_policy_without_a_critic_has_no_values():
 
 @dataclass(kw_only=True)
 class OwnConfig(PPOAlgorithmConfig):
-    """Settings of an algorithm of a user."""
+    """Settings of a custom algorithm."""
 
     name: ClassVar[str] = "own"
     supports_multi_agent: ClassVar[bool] = False

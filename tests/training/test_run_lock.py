@@ -68,7 +68,7 @@ def test_a_directory_that_was_moved(tmp_path, make_again):
         elsewhere.rename(run)
         write()
     shutil.rmtree(run)
-    write()  # after the block it is a directory like others
+    write()  # outside the block, the directory is not special
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff" * 9000, b"pid 7 on host a\nb\n"])
@@ -102,7 +102,7 @@ def test_a_run_writes_into_its_own_directory_only(tmp_path):
 
 
 def open_locks():
-    """Descriptors of lock files that this process has open."""
+    """Return the descriptors of open lock files of this process."""
     links = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -159,7 +159,7 @@ def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
 
 def test_no_descriptor_is_left(tmp_path):
     """File descriptors are closed after success and failure, and not inherited."""
-    before = open_locks()  # the mark of a fork server stays
+    before = open_locks()  # may contain the lock of a fork server
     with exclusive(tmp_path):
         own = set(open_locks()) - set(before)
         assert all(fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for number in own)

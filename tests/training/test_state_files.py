@@ -32,14 +32,14 @@ NUMPY_DTYPES = (
 
 
 def bits(value):
-    """The bytes of a tensor or an array, in the order of its elements."""
+    """Return the bytes of a tensor or an array, in the order of its elements."""
     if isinstance(value, torch.Tensor):
         return value.detach().contiguous().clone().reshape(-1).view(torch.uint8).numpy().tobytes()
     return np.asarray(value).tobytes()
 
 
 def assert_same(a, b):
-    """Equal in type, in structure and in every bit."""
+    """Check that type, structure and all bits are equal."""
     assert type(a) is type(b)
     if isinstance(a, dict):
         assert list(a) == list(b)
@@ -64,14 +64,14 @@ def assert_same(a, b):
 
 
 def raw(data, n, size, is_bool):
-    """N elements of `size` bytes, all bit patterns but those that are no bool."""
+    """Return n elements of `size` bytes with any bit patterns, except invalid bools."""
     high = 1 if is_bool else 255
     return bytes(data.draw(st.lists(st.integers(0, high), min_size=n * size, max_size=n * size)))
 
 
 @st.composite
 def tensors(draw):
-    """Tensors of any type and of few elements; not all of them contiguous."""
+    """Small tensors of any dtype, contiguous or not."""
     dtype = draw(st.sampled_from(TORCH_DTYPES))
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     data = draw(st.data())
@@ -83,7 +83,7 @@ def tensors(draw):
 
 @st.composite
 def arrays(draw):
-    """Arrays and scalars of numpy of any type."""
+    """NumPy arrays and scalars of any dtype."""
     dtype = np.dtype(draw(st.sampled_from(NUMPY_DTYPES)))
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     content = raw(draw(st.data()), math.prod(shape), dtype.itemsize, dtype.kind == "b")
@@ -95,7 +95,7 @@ def arrays(draw):
 
 
 def part(version, content):
-    """A part of a state."""
+    """Return a part of a state."""
     return StatePart(version, lambda: content)
 
 
@@ -193,11 +193,11 @@ def test_parameters_and_ordered_dicts_become_plain():
 
 
 class Number(int):
-    """An int that is more than an int."""
+    """Subclass of int."""
 
 
 def deep(depth):
-    """A list in a list in a list."""
+    """Return a list nested to a depth."""
     value = []
     for _ in range(depth):
         value = [value]
@@ -260,30 +260,30 @@ def test_the_deepest_state_comes_back():
 
 
 def stored(content):
-    """What `torch.save` makes of anything."""
+    """Return the bytes that `torch.save` writes for any content."""
     file = io.BytesIO()
     torch.save(content, file)
     return file.getvalue()
 
 
 def of(value):
-    """A file whose state holds a value."""
+    """Return a state file with a value."""
     return stored({"format": 2, "state": {"a": value}})
 
 
 def array(kind="array", dtype="<f4", shape=(2,), data=None):
-    """What stands for an array."""
+    """Return the stored form of an array."""
     data = torch.zeros(8, dtype=torch.uint8) if data is None else data
     return {None: kind, "dtype": dtype, "shape": shape, "data": data}
 
 
 def part_of(**fields):
-    """What stands for a part."""
+    """Return the stored form of a part."""
     return {None: "part", "version": "", **fields}
 
 
 def repeated(levels):
-    """A list that holds itself twice, at each level: a short pickle of a huge tree."""
+    """Return a list that contains itself twice at each level: a short pickle of a huge tree."""
     value = []
     for _ in range(levels):
         value = [value, value]
@@ -291,7 +291,7 @@ def repeated(levels):
 
 
 def compressed(data):
-    """The same archive, whose entries are larger than they look."""
+    """Return the same archive with compressed entries."""
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file, "w", 8) as new:
         for entry in old.infolist():
@@ -378,7 +378,7 @@ SAMPLE = dumps(
 
 
 class Intruder:
-    """Leaves a mark where it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark

@@ -15,7 +15,7 @@ class ScoreEvents(EventInterface, prefix="train"):
 
 
 def train(limits, **services):
-    """A trainer that has run to its end: 10 steps per update, 2 updates per epoch."""
+    """Train with 10 steps per update and 2 updates per epoch; return trainer and summary."""
     trainer = CountingTrainer(limits=limits, **services)
     return trainer, trainer.train()
 
@@ -101,7 +101,7 @@ def test_evaluation_is_due_every_interval_and_at_the_end(interval, epochs, evalu
 
 
 def sleep(trainer, statistics):
-    """Makes an update take 20 ms."""
+    """Sleep for 20 ms in an update."""
     time.sleep(0.02)
 
 

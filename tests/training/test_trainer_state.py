@@ -19,7 +19,7 @@ EPOCHS = 4
 
 
 class CountingEvaluator(ScriptedEvaluator):
-    """Scores that depend on how often it was asked, which is its state: a list that it changes."""
+    """Evaluator whose scores depend on its number of calls; its state is a mutable list."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ class CountingEvaluator(ScriptedEvaluator):
 
 
 def make_trainer(directory, interrupt_at=None, seed=1, interval=1, limits=None, **services):
-    """A trainer with checkpoints; a signal comes at a number of updates, or in an evaluation."""
+    """Return a trainer with checkpoints that is interrupted at an update or in an evaluation."""
     model, interruption = make_model(seed=seed), Interruption()
     evaluator = CountingEvaluator()
     trainer = make_ppo(
@@ -73,7 +73,7 @@ def make_trainer(directory, interrupt_at=None, seed=1, interval=1, limits=None, 
 
 
 def outcome(trainer):
-    """What training came to, without clocks."""
+    """Return the results of training without times."""
     rows = [
         {name: value for name, value in row.items() if not name.startswith("time/")}
         for row in trainer.tracker.history
@@ -92,7 +92,7 @@ def test_an_interrupted_trainer_continues(tmp_path, interrupt_at, capsys):
         first.train()
     assert caught.value.checkpoint.parent == tmp_path / "two"
     checkpoint = CheckpointStore(tmp_path / "two").load()
-    if interrupt_at == "evaluation":  # as if it had not begun; the row of the epoch waits for it
+    if interrupt_at == "evaluation":  # the evaluation is discarded; the row is saved
         assert (first.epoch, first.updates, len(first.evaluator.made)) == (1, 4, 1)
         assert checkpoint.state["row"]["epoch"] == 2
     second = make_trainer(tmp_path / "two", seed=9)
