@@ -168,7 +168,7 @@ class OldSeed(CountingEnv):
 @sweep("run", [run_vector, run_episodes])
 @sweep("wrap", [lambda env: env, partial(gymnasium.wrappers.TimeLimit, max_episode_steps=9)])
 def test_old_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap: Any) -> None:
-    """The error for old Gym signatures states the expected ones and the compatibility wrapper."""
+    """The error for old Gym signatures names the expected ones and the compatibility wrapper."""
     words = r"expected reset\(.* -> \(observation, info\) and step.*shimmy\.GymV21Compat"
     with pytest.raises(EnvError, match=words):
         run(lambda: wrap(kind()))

@@ -33,7 +33,7 @@ MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def between(*spoilt):
-    """Return environments with non-finite values between two normal ones."""
+    """Return environments with non-finite values, between two normal environments."""
     return [SpoiltEnv, *[lambda k=k: SpoiltEnv(**k) for k in spoilt], SpoiltEnv]
 
 

@@ -312,7 +312,7 @@ def test_all_actions_are_legal_instead(mode: Any, bad_step: int) -> None:
 
 
 def test_empty_masks_in_a_run(tmp_path: Any) -> None:
-    """The error names the setting, and training works with it; it requires masks."""
+    """The error for an empty mask names `env.empty_mask`, which requires an action mask."""
     given: dict[str, Any] = {"total_steps": 64, "run_dir": str(tmp_path / "run"), "seed": 0}
     given |= {"algorithm.n_rollout_steps": 16, "runner.concurrency": 2, "algorithm": "ppo"}
     given |= {"evaluation.n_episodes": 2, "tracking.progress": "quiet", "tracking.plot": False}

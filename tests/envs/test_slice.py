@@ -220,7 +220,7 @@ class NoLifeEnv(LivesEnv):
 
 @sweep("how", ["terminated", "truncated", "both"])
 def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
-    """If the game ends after a lost life, the episode ends, and a new game begins the next one."""
+    """If the game ends after a lost life, the episode ends; the next episode starts a new game."""
 
     class Env(NoLifeEnv):
         pass

@@ -285,7 +285,7 @@ def test_random_reset_takes_a_random_number_of_steps():
 
 
 def test_random_reset_starts_over_when_the_episode_ends():
-    """If the episode ends within the initial steps, a new one begins; 100 in a row raise an error.
+    """If an episode ends within the initial steps, another begins; 100 in a row raise an error.
 
     Further seeds follow from the first, also if the environment creates its generator in
     `reset`.

@@ -130,7 +130,7 @@ def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
     "where", [*REMOTE, *(pytest.param(where, marks=slow) for where in ("forkserver", "spawn"))]
 )
 def test_global_generators(start: Any, where: str) -> None:
-    """Workers draw different values, determined by the parent's generators, which do not advance."""
+    """Workers draw different values that follow from the state of the parent's generators."""
     drawn = []
     for seed in (1, 1, 2):
         np.random.seed(seed)  # noqa: NPY002
