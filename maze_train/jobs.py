@@ -39,6 +39,7 @@ from maze_train.core.errors import (
     EnvError,
     MazeTrainError,
     RunDirectoryError,
+    TrainingError,
     failed_in_user_code,
     foreign_cause,
 )
@@ -56,8 +57,8 @@ NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
 class Job(Task):
     """Runs a composed configuration; in a sweep, called by Hydra once per job.
 
-    Errors are printed and recorded for the exit code. The errors are not passed on to Hydra, which
-    would stop the sweep and format them differently.
+    Errors are printed, recorded for the exit code, and raised, so that callbacks of Hydra see the
+    failure. The launcher and `FailureCallback` keep Hydra from printing the errors again.
 
     Args:
         argv: Command-line arguments as the user typed them, for messages.
@@ -78,14 +79,11 @@ class Job(Task):
         """Run the command of a job and return the objective value for the sweeper.
 
         The objective is the best metric of training, the mean return of a rollout, or the value of
-        the best trial of a search; NaN for other commands and after a failure.
+        the best trial of a search; NaN for other commands.
         """
-        record = JobRecord(
-            number=job.number,
-            settings=job.settings,
-            run_dir=os.path.abspath(_given_directory(job.select) or job.directory or ""),
-            sweep_dir=job.sweep_dir,
-        )
+        record = self.record_of(job)
+        if job.is_verbose:
+            logging.basicConfig(format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
         if job.is_sweep:
             say(f"{PROGRAM}: {record.title}")
             self._name_run(job)
@@ -98,16 +96,30 @@ class Job(Task):
             return objective
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # Includes SystemExit, which must not end the other jobs.
-            label = f"{record.label}: " if job.is_sweep else ""
-            code = report(error, self.argv, self.debug, label)
-            self.note(replace(record, error=message_of(error, self.argv), code=code))
+        except BaseException as error:
+            report(error, self.argv, self.debug, f"{record.label}: " if job.is_sweep else "")
+            failed = self.failed(record, error)
+            self.note(failed)
             job.drop_empty()
-            if job.is_sweep and (not self._is_here or job.stops_at_failures):
+            if isinstance(error, Exception):
                 raise
-            return math.nan
+            # Others, such as SystemExit, would end all jobs.
+            raise TrainingError(failed.error) from error
         finally:
             os.chdir(started_in)  # An environment may have changed the working directory.
+
+    def record_of(self, job: ComposedJob) -> JobRecord:
+        """Return the record of a job that has not ended."""
+        return JobRecord(
+            number=job.number,
+            settings=job.settings,
+            run_dir=os.path.abspath(_given_directory(job.select) or job.directory or ""),
+            sweep_dir=job.sweep_dir,
+        )
+
+    def failed(self, record: JobRecord, error: BaseException) -> JobRecord:
+        """Return the record of a job that raised an error."""
+        return replace(record, error=message_of(error, self.argv), code=_code_of(error))
 
     def check(self, job: ComposedJob) -> Work:
         """Check the settings of a job and return the function that runs it.
@@ -373,12 +385,17 @@ def report(
     """
     if not isinstance(error, (MazeTrainError, *CONFIGURATION_ERRORS)):
         error = unsettable(error) or error
-    is_configuration = isinstance(error, CONFIGURATION_ERRORS)
-    if debug or not (is_configuration or isinstance(error, MazeTrainError)):
+    code = _code_of(error)
+    if debug or not (code == CONFIGURATION_ERROR or isinstance(error, MazeTrainError)):
         tell_traceback(error)
     elif failed_in_user_code(error) or (
         isinstance(error, EnvError) and foreign_cause(error) is not None
     ):
         tell_traceback(foreign_cause(error) or error.__cause__ or error)  # In user code.
     notify(f"{PROGRAM}: error: {rank_label()}{label}{message_of(error, argv)}", logging.ERROR)
-    return CONFIGURATION_ERROR if is_configuration else FAILURE
+    return code
+
+
+def _code_of(error: BaseException) -> int:
+    """Return the exit code for an error."""
+    return CONFIGURATION_ERROR if isinstance(error, CONFIGURATION_ERRORS) else FAILURE

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,8 @@ import yaml
 from cases import everyday
 from command_lines import CommandLine, maze_run
 from omegaconf import OmegaConf
+from short_runs import PPO as SHORT_PPO
+from short_runs import SMALL
 
 from maze_train.config.options import shipped_root
 from maze_train.core.errors import ConfigError, SpaceError, TrainingError
@@ -199,6 +203,10 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "env.kwargs=3"), "for a shell 'env.kwargs={key: value}', in Python {"),
         ((*PPO, "model.rnn=3"), "cell, size, layers; in YAML rnn: {cell: value}, for a shell 'mod"),
         (("--config-dir", "nowhere"), "Additional config directory"),
+        (
+            ("hydra.job.env_set.A=b",),
+            "is not in struct; to add it, write + before the override",
+        ),
     ],
 )
 def test_a_configuration_error_is_one_message(
@@ -444,6 +452,44 @@ def test_a_primary_config_and_groups_of_the_user(
     assert "begin the file with the line `# @package _global_`" in capfd.readouterr().err
     assert maze_run("--config-dir", "own", "-cn", "mine", *PPO, "task=hard") == 0
     assert (maze_run.configs[0].seed, maze_run.configs[0].total_steps) == (7, 2)
+    assert maze_run("--config-dir", "own", *PPO, "task=hard") == 2
+    told = "task: not a group of the primary config (-cn); to add it, write + before the override"
+    assert told in capfd.readouterr().err
+    assert maze_run("--config-dir", "own", *PPO, "+task=hard") == 0
+    assert maze_run.configs[1].total_steps == 2
+
+
+def test_values_of_the_user_are_read_by_interpolations_only(maze_run: CommandLine) -> None:
+    """On the command line and in files; for training, rollouts and sweeps."""
+    text = "# @package _global_\nvars: {size: 7}\nmodel: {hidden_sizes: ['${vars.size}']}\n"
+    maze_run.write("own/experiment/mine.yaml", text)
+    given = ("algorithm.lr=${vars.lr}", "vars.lr=0.25")
+    assert maze_run("--config-dir", "own", *PPO, "experiment=mine", *given) == 0
+    assert maze_run("--config-dir", "own", "-m", *PPO, "experiment=mine", *given, "seed=1,2") == 0
+    for config in maze_run.configs:
+        assert (config.algorithm.lr, config.model.hidden_sizes) == (0.25, [7])
+    rollout = ("policy=random", "env=CartPole-v1", "n_episodes=${vars.n}", "vars.n=3")
+    assert maze_run("rollout", *rollout) == 0
+    assert maze_run.configs[-1].n_episodes == 3
+
+
+@pytest.mark.parametrize(("name", "writer"), [("wandb", "WandbWriter"), ("mlflow", "MLflowWriter")])
+def test_services_are_options(maze_run: CommandLine, name: str, writer: str) -> None:
+    """With all other settings of tracking."""
+    assert maze_run(*PPO, f"tracking={name}", "tracking.csv=false") == 0
+    tracking = maze_run.configs[0].tracking
+    assert (tracking.writers, tracking.csv) == ([{"_target_": f"maze_train.{writer}"}], False)
+
+
+@pytest.mark.slow
+def test_log_lines_are_shown_on_demand(tmp_path: Path) -> None:
+    """By Hydra's setting; of one package where its logger is named."""
+    argv = [f"{key}={value}" for key, value in {**SMALL, **SHORT_PPO, "total_steps": 32}.items()]
+    for verbose, packages in (("true", {"envs", "run", "training"}), ("maze_train.run", {"run"})):
+        command = [sys.executable, "-m", "maze_train", *argv, "env=CartPole-v1"]
+        command.append(f"hydra.verbose={verbose}")
+        told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert set(re.findall(r"\[maze_train\.(\w+)\]\[DEBUG\]", told.stderr)) == packages
 
 
 def test_the_file_of_a_run_repeats_it(
@@ -510,6 +556,9 @@ def test_questions_are_answered_without_a_run(
     """`-sc` prints the completion script and `--cfg` the settings; `--cfg` requires a value."""
     assert maze_run("-sc", "install=bash") == 0
     assert capfd.readouterr().out.strip().endswith("-F hydra_bash_completion maze-run")
+    assert maze_run("--cfg", "hydra", "--resolve", *PPO) == 0
+    assert maze_run("--cfg", "all", "--resolve", *PPO) == 0
+    assert "subdir:" in capfd.readouterr().out
     assert maze_run("--cfg", "job", *PPO) == 0
     assert "gae_lambda: 0.95" in capfd.readouterr().out
     assert maze_run("--cfg") == 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
 import json
+import math
 import multiprocessing
 import os
 import shlex
@@ -17,9 +20,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cases import everyday
 from command_lines import CommandLine, maze_run
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback as HydraCallback
 from leftovers import left_of, run_owner
 from omegaconf import OmegaConf
+from other_launcher import other_launcher
 from run_files import write_run
+from short_runs import PPO, SMALL
 
 from maze_train import Callback
 from maze_train.cli import main
@@ -30,7 +38,7 @@ from maze_train.workers.backends import SIGNALS, signals_later
 if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
 
-__all__ = ["maze_run"]
+__all__ = ["maze_run", "other_launcher"]
 
 SWEEP = ("-m", "algorithm=ppo", "env=CartPole-v1", "hydra.sweep.dir=s")
 LOCAL = ("hydra/launcher=local", "hydra.launcher.n_jobs=2")
@@ -219,6 +227,74 @@ def test_an_interrupted_sweep_is_continued(
     assert "ppo           3 " in output
     assert main([*words[1:], "total_steps=256"]) == 0
     assert [json.loads(path.read_text())["env_steps"] for path in summaries] == [256, 256, 256]
+
+
+class Ends(HydraCallback):
+    """Writes how each job ended."""
+
+    def on_job_end(self, config: Any, job_return: JobReturn, **kwargs: Any) -> None:
+        """Append the status and the returned value."""
+        with open(f"{config.hydra.runtime.cwd}/ends", "a") as file:
+            file.write(f"{job_return.status.name} {job_return._return_value!r}\n")
+
+
+@pytest.mark.parametrize("given", [(), ("-m",), ("-m", *LOCAL), ("-m", "hydra/launcher=other")])
+def test_callbacks_of_hydra_see_failures(
+    maze_run: CommandLine,
+    capfd: pytest.CaptureFixture[str],
+    other_launcher: str,
+    given: tuple[str, ...],
+) -> None:
+    """With the exception, alone and with any launcher; only we print the error."""
+    maze_run.train = run_of_seed
+    seeds = "seed=1,2" if given else "seed=1"
+    end = "+hydra.callbacks.ends._target_=test_sweeps.Ends"
+    assert maze_run(*given, *SWEEP[1:], "run_dir=null" if given else "run_dir=r", end, seeds) == 1
+    ends = sorted((maze_run.folder / "ends").read_text().splitlines())
+    assert ends == [*["COMPLETED 2.0"] * bool(given), "FAILED ValueError('a bug')"]
+    told = capfd.readouterr().err
+    assert "Error executing job" not in told
+    assert told.count("error: ") == 2 if given[1:] == ("hydra/launcher=other",) else 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["other", "joblib", "submitit_local"])
+def test_a_sweep_of_any_launcher_ends_with_its_table(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    other_launcher: str,
+    launcher: str,
+) -> None:
+    """With its comparison and the failures, from what the launcher returns."""
+    if launcher != "other":
+        pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+    monkeypatch.chdir(tmp_path)
+    given = {**SMALL, **PPO, "env": "CartPole-v1"}
+    given["env.kwargs"] = "{render_mode: null},{no: 1},{sutton_barto_reward: true}"
+    words = [f"{key}={value}" for key, value in given.items()]
+    assert main(["-m", f"hydra/launcher={launcher}", "hydra.sweep.dir=s", *words]) == 2
+    if launcher == "joblib":  # Its processes would wait for further jobs.
+        importlib.import_module("joblib.externals.loky").get_reusable_executor().shutdown()
+    table = list(csv.DictReader((tmp_path / "s/jobs.csv").read_text().splitlines()))
+    assert [row["job"] for row in table] == [row["run_dir"] for row in table] == ["0", "1", "2"]
+    assert ["does not accept" in row["error"] for row in table] == [False, True, False]
+    assert [math.isfinite(float(row["objective"])) for row in table] == [True, False, True]
+    assert len((tmp_path / "s/comparison.csv").read_text().splitlines()) == 3
+    output = capfd.readouterr()
+    assert output.err.endswith("maze-run: 1 of 3 jobs failed\n")
+    assert "maze-run: error: job 1 (" in output.err
+
+
+def test_a_launcher_of_the_same_name_is_named(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], other_launcher: str
+) -> None:
+    """Ours runs the jobs; afterwards the other one has its name again."""
+    assert maze_run(*SWEEP, *LOCAL[:1], "seed=0,1") == 0
+    note = f"note: hydra/launcher=local is LocalLauncher of maze_train, not {other_launcher}\n"
+    assert capfd.readouterr().err.count(note) == 1
+    node = ConfigStore.instance().load("hydra/launcher/local.yaml").node
+    assert node["_target_"] == other_launcher
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ PATHS = re.compile(
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 RUN_DIR_PROBLEM = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
 """Error message for `hydra.run.dir`."""
+WITH_PLUS = "to add it, write + before the override"
 STAYS = "."
 """Default of `hydra.run.dir`: Hydra creates no directory for a single run."""
 
@@ -255,12 +256,13 @@ class ComposedJob:
 
     Args:
         config: The composed configuration.
+        hydra: Hydra's settings of the job; None for the settings of the current job.
     """
 
-    def __init__(self, config: DictConfig) -> None:
+    def __init__(self, config: DictConfig, hydra: DictConfig | None = None) -> None:
         names = [str(key) for key in config if key != "hydra"]
         self._config = OmegaConf.masked_copy(config, names)
-        self._hydra = HydraConfig.get()
+        self._hydra: Any = HydraConfig.get() if hydra is None else hydra
         self.is_sweep = self._hydra.mode == RunMode.MULTIRUN
         """Whether the job belongs to a sweep."""
         self.number: int = self._hydra.job.num if self.is_sweep else 0
@@ -291,9 +293,9 @@ class ComposedJob:
         return os.path.join(self.sweep_dir, str(self._hydra.sweep.subdir))
 
     @property
-    def stops_at_failures(self) -> bool:
-        """Whether a failed job must raise an error, so that the sweeper detects the failure."""
-        return stops_at_failures(self._hydra)
+    def is_verbose(self) -> bool:
+        """Whether `hydra.verbose` requests log lines."""
+        return bool(self._hydra.verbose)
 
     def values(self) -> dict[str, Any]:
         """Return the configuration as plain values, with interpolations resolved."""
@@ -359,6 +361,14 @@ class Task(ABC):
         """Return the message for an error raised by `check`."""
 
     @abstractmethod
+    def record_of(self, job: ComposedJob) -> JobRecord:
+        """Return the record of a job that has not ended."""
+
+    @abstractmethod
+    def failed(self, record: JobRecord, error: BaseException) -> JobRecord:
+        """Return the record of a job that raised an error."""
+
+    @abstractmethod
     def note(self, record: JobRecord) -> None:
         """Store the outcome of a job; in a sweep, write the outcome to disk immediately."""
 
@@ -369,15 +379,6 @@ class Task(ABC):
     @abstractmethod
     def tell_how_to_continue(self, resume: str | None, sweep_dir: Path) -> None:
         """Print the command that resumes an interrupted training sweep."""
-
-
-def stops_at_failures(hydra_settings: Any) -> bool:
-    """Return whether a failed job must raise an error in the sweeper.
-
-    Hydra's basic sweeper would stop at the first failure; other sweepers handle failures.
-    """
-    sweeper = str(OmegaConf.select(hydra_settings, "sweeper._target_"))
-    return not sweeper.endswith(".BasicSweeper")
 
 
 def varied_keys(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -586,12 +587,13 @@ def _composition(error: HydraException) -> str:
         group = _not_overridden(text)
         if text.startswith("In 'experiment/") and "@" in text:
             return f"{group}: groups in an experiment file need a slash: override /{group}"
-        return (
-            f"{group}: not a group of the primary config (-cn); "
-            f"set single values ({group}.<key>=<value>) instead"
-        )
+        problem = f"{group}: not a group of the primary config (-cn)"
+        if group not in group_names():
+            return f"{problem}; {WITH_PLUS}"
+        return f"{problem}; set single values ({group}.<key>=<value>) instead"
     if "@experiment." in text:
         return f"{text.rstrip('.')}: begin the file with the line `# @package _global_`"
+    hint = f"; {WITH_PLUS}" if "To append to your config" in str(error) else ""
     cause = error.__cause__
     detail = "" if cause is None or _first_line(cause) in text else _first_line(cause)
-    return ": ".join(part for part in (text.rstrip("."), detail) if part)
+    return ": ".join(part for part in (text.rstrip("."), detail) if part) + hint

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from maze_train.config.hydra_input import (
-    CONFIGURATION_ERRORS,
-    ComposedJob,
-    Task,
-    stops_at_failures,
-    words_of,
-)
-from maze_train.config.options import FAILURE
+from maze_train.config.hydra_input import CONFIGURATION_ERRORS, ComposedJob, Task, words_of
+from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.ray_jobs import WorkerJobs
 from maze_train.config.sweeps import (
     LOG_FILE,
@@ -47,6 +43,7 @@ from maze_train.core.errors import ConfigError, MazeTrainError, TrainingError
 from maze_train.core.files import exclusive, new_directory, writable
 from maze_train.core.folders import make_folders
 from maze_train.core.names import OUTPUTS
+from maze_train.core.notices import notify
 from maze_train.core.text import quoted
 from maze_train.training.outcome import Interruption
 
@@ -56,6 +53,72 @@ SWEEP_DIR = f"{SWEEPS}/${{now:%Y-%m-%d_%H-%M-%S}}"
 
 SWEEP_DIR_KEY = "hydra.sweep.dir"
 SHOWN_PROBLEMS = 5
+
+
+def is_basic(config: DictConfig) -> bool:
+    """Return whether Hydra's basic sweeper runs the jobs; other sweepers choose them."""
+    return str(OmegaConf.select(config, "hydra.sweeper._target_")).endswith(".BasicSweeper")
+
+
+class FailureCallback(Callback):
+    """Callback that keeps Hydra from printing the error of a run, which the job has printed.
+
+    Hydra calls this callback last.
+    """
+
+    def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Mark the run as completed."""
+        kwargs["job_return"].status = JobStatus.COMPLETED
+
+
+class RecordingLauncher(Launcher):
+    """Launcher wrapper that stores the outcomes of jobs, in whichever process the jobs ran.
+
+    Args:
+        launcher: The launcher to wrap.
+        config: Configuration of the sweep, shared by all of its jobs.
+        task: Stores the outcomes.
+    """
+
+    def __init__(self, launcher: Launcher, config: DictConfig, task: Task) -> None:
+        self._launcher, self._config, self._task = launcher, config, task
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Do nothing, since the wrapped launcher is already set up."""
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Run jobs and return their results in order.
+
+        Hydra's basic sweeper does not see failures, since it would stop at the first failure.
+        """
+        returned = self._launcher.launch(job_overrides, initial_job_idx)
+        known = {record.number for record in self._task.records}
+        for number, job in enumerate(returned, initial_job_idx):
+            if number not in known:
+                self._note(number, job)
+        if not is_basic(self._config):
+            return returned
+        return [replace(job, status=JobStatus.COMPLETED) for job in returned]
+
+    def _note(self, number: int, job: JobReturn) -> None:
+        """Store the outcome of a job that ran in a different process."""
+        assert job.cfg is not None
+        assert job.hydra_cfg is not None
+        record = replace(
+            self._task.record_of(ComposedJob(job.cfg, job.hydra_cfg.hydra)),
+            number=number,
+            sweep_dir=str(self._config.hydra.sweep.dir),
+        )
+        if job.status == JobStatus.COMPLETED:
+            record = replace(record, objective=job.return_value)
+        else:
+            record = self._task.failed(record, job._return_value)
+            notify(f"{PROGRAM}: error: {record.label}: {record.error}", logging.ERROR)
+        self._task.note(record)
 
 
 class SweepStart(Sweeper):
@@ -87,7 +150,7 @@ class SweepStart(Sweeper):
             KeyboardInterrupt: If a signal was received. Raised once all jobs have ended.
             RunDirectoryError: If another process runs a sweep in the directory.
         """
-        is_listed = not stops_at_failures(self._config.hydra)
+        is_listed = is_basic(self._config)
         if is_listed:  # Other sweepers choose jobs from earlier results.
             self._check_jobs(arguments)
         directory = self._claimed()
@@ -280,15 +343,11 @@ class LocalLauncher(Launcher):
         return records[-1] if records else None
 
     def _returned(self, record: JobRecord, overrides: Sequence[str]) -> JobReturn:
-        """Return the result of a job for Hydra's sweeper.
-
-        Failures are hidden from Hydra's basic sweeper, which would stop at the first failure.
-        """
-        is_failure = bool(record.error) and stops_at_failures(self._config.hydra)
+        """Return the result of a job for Hydra's sweeper."""
         return JobReturn(
             overrides=list(overrides),
-            status=JobStatus.FAILED if is_failure else JobStatus.COMPLETED,
-            _return_value=TrainingError(record.error) if is_failure else record.objective,
+            status=JobStatus.FAILED if record.error else JobStatus.COMPLETED,
+            _return_value=TrainingError(record.error) if record.error else record.objective,
         )
 
 

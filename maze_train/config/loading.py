@@ -101,6 +101,9 @@ SHORT_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 SINGLE = ("algorithm.optimizer", "algorithm.lr_scheduler")
 """Components in `SHORT_NAMES` with a single node instead of a list."""
 
+VARS = "vars"
+"""Top-level key for values of the user, which only interpolations read."""
+
 PLAIN = (str, bool, int, float, os.PathLike)
 
 
@@ -147,7 +150,7 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
             option (`"ppo"`; for `env` also a registered id), or dataclass instances. A mapping for
             `algorithm` or `runner` contains a class as `_target_` or an option as `name`. Dotted
             keys set single values: `{"algorithm": "ppo", "algorithm.lr": 1e-3}`. `experiment`
-            selects a preset; other values override the preset.
+            selects a preset; other values override the preset. `vars` is ignored.
 
     Raises:
         ConfigError: If a key is unknown, a value has the wrong type or is out of range, values
@@ -185,6 +188,7 @@ def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any
     for key, value in node.items():
         if "." in key:
             set_dotted(values, key, value)
+    values.pop(VARS, None)
     return values
 
 

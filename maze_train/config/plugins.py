@@ -14,6 +14,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.completion_plugin import CompletionPlugin
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
@@ -22,13 +23,17 @@ from omegaconf import DictConfig, OmegaConf
 from maze_train.config.hydra_input import OPTIONS, PATHS, STAYS, WITH_VALUE, Task
 from maze_train.config.launchers import (
     SWEEP_DIR,
+    FailureCallback,
     LocalLauncher,
     LocalLauncherConf,
     RayLauncher,
     RayLauncherConf,
+    RecordingLauncher,
     SweepStart,
 )
 from maze_train.config.options import CONFIG_DIR, CONFIG_NAME
+from maze_train.core.notices import notify
+from maze_train.core.targets import TARGET
 
 LAUNCHERS: dict[str, tuple[type, Any]] = {
     "local": (LocalLauncher, LocalLauncherConf),
@@ -112,6 +117,8 @@ def extended_hydra(folders: Sequence[str] = ()) -> Iterator[None]:
     MazeTrainSearchPath.folders = folders
     Plugins.instance().register(MazeTrainSearchPath)
     store = ConfigStore.instance()
+    launchers = store.repo["hydra"]["launcher"]
+    hidden = {name: launchers.get(f"{name}.yaml") for name in LAUNCHERS}
     for name, (launcher, node) in LAUNCHERS.items():
         Plugins.instance().class_name_to_class[node._target_] = launcher
         store.store(group="hydra/launcher", name=name, node=node, provider="maze_train")
@@ -132,24 +139,39 @@ def extended_hydra(folders: Sequence[str] = ()) -> Iterator[None]:
         assert isinstance(task_function, Task)
         return SweepStart(chosen, config, hydra_context, task_function)
 
-    plugins.instantiate_sweeper = sweeper
+    def recording(
+        hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> Launcher:
+        """Return the launcher chosen by the user, wrapped in `RecordingLauncher`."""
+        chosen = Plugins.instantiate_launcher(plugins, hydra_context, task_function, config)
+        name = config.hydra.runtime.choices["hydra/launcher"]
+        if (other := hidden.get(name)) is not None:
+            ours = type(chosen).__name__
+            notify(f"note: hydra/launcher={name} is {ours} of maze_train, not {other.node[TARGET]}")
+        assert isinstance(task_function, Task)
+        return RecordingLauncher(chosen, config, task_function)
+
+    plugins.instantiate_sweeper, plugins.instantiate_launcher = sweeper, recording
     store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")
     try:
         yield
     finally:
         MazeTrainSearchPath.folders = ()
-        del plugins.instantiate_sweeper
+        del plugins.instantiate_sweeper, plugins.instantiate_launcher
         plugins.plugin_type_to_subclass_list[CompletionPlugin] = shells
         store.repo["hydra"]["config.yaml"] = before
-        for name in LAUNCHERS:
-            del store.repo["hydra"]["launcher"][f"{name}.yaml"]
+        for name, node in hidden.items():
+            del launchers[f"{name}.yaml"]
+            if node is not None:
+                launchers[f"{name}.yaml"] = node
 
 
 def _hydra_settings() -> HydraConf:
     settings = HydraConf(
         run=RunDir(dir=STAYS),
-        sweep=SweepDir(dir=SWEEP_DIR, subdir="${hydra:job.num}"),
+        sweep=SweepDir(dir=SWEEP_DIR, subdir="${hydra.job.num}"),
         output_subdir=None,
+        callbacks={"maze_train": {TARGET: f"{FailureCallback.__module__}.FailureCallback"}},
     )
     settings.job.chdir = False
     silent = ("hydra_logging", "job_logging")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeGuard
 
-from maze_train.config.loading import load_settings, merged, named_option, set_dotted
+from maze_train.config.loading import VARS, load_settings, merged, named_option, set_dotted
 from maze_train.config.options import list_options
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
@@ -202,6 +202,8 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
     ranges: dict[str, Any] = {}
     for key, value in node.items():
         name, dot, rest = key.partition(".")
+        if name == VARS:
+            continue
         if name not in own_keys and name not in others:
             allowed = (*own_keys, *others)
             known = Known(allowed, tuple(nearest(name, allowed, count=1)))

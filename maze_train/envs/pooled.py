@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,6 +37,8 @@ from maze_train.workers.pool import (
     shares,
     worker_names,
 )
+
+LOG = logging.getLogger(__package__)
 
 CALLS = {
     "step": "a step",
@@ -309,6 +312,7 @@ class PooledVectorEnv(MazeVectorEnv):
         for part, spaces in zip(self._slices, described, strict=True):
             check_spaces(part.start, spaces[:2], described[0][:2])
         self._describe(observation_space, action_space, num_envs, metadata)
+        LOG.debug("%d environments, %d workers (%s)", num_envs, len(self._pool), self._pool.host)
         columns = StepBuffers.columns(FlatView(observation_space), self._action, num_envs)
         memory = self._pool.allocate(columns.nbytes)
         self._closing.callback(memory.close)

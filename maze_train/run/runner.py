@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -54,6 +55,9 @@ from maze_train.training.trainer import Trainer
 if TYPE_CHECKING:
     from maze_train.run.assembly import Assembly
     from maze_train.run.repeatability import Examination
+
+
+LOG = logging.getLogger(__package__)
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,7 @@ class TrainingRunner:
             for base in bases:
                 base.check_spaces(builder.spaces)
             model = builder.build_model()
+            LOG.debug("seed %s; resumed run: %s", self.config.seed, self.resumed_dir)
             builder.prepare(model)
             for base in bases:
                 notify(base.take_over(model))

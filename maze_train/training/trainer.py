@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from maze_train.collect.collector import RolloutCollector
     from maze_train.training.background import BackgroundEvaluator, PendingEvaluation
 
+
+LOG = logging.getLogger(__package__)
 
 PROGRESS = (
     "epoch",
@@ -350,6 +353,7 @@ class Trainer(ABC):
         path = self.checkpoints.save(self.state_dict(), position)
         self.statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
         if path is not None:
+            LOG.debug("saved %s in %.3f s", path, time.perf_counter() - started)
             self.callbacks.call("on_checkpoint")
         return path
 
