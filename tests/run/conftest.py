@@ -1,4 +1,4 @@
-"""Set-up and clean-up of all runs in these tests."""
+"""Setup and cleanup of all runs in these tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def empty_directory(
     no_file_is_left: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """An empty working directory; afterwards no environment is open, and no file is left."""
+    """Change to an empty directory; check that all environments are closed and no file is left."""
     monkeypatch.chdir(tmp_path)
     SpacesEnv.open_envs = 0
     yield

@@ -1,4 +1,4 @@
-"""Runs of every algorithm: common properties."""
+"""Properties that runs of every algorithm share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SOME = {"_target_": "own_parts.demonstrations"}
 
 RARE = {"skipped_steps", "zeroed_gradients", "loss", "compile_s"}
 
-# What each algorithm reports, and what of it only where something is set or goes wrong.
+# Events of each algorithm, and those that are only reported on request or after errors.
 REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "ppo": (("actor_critic.learner.ActorCriticEvents",), RARE),
     "impala": (
@@ -67,7 +67,7 @@ REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
 
 @pytest.mark.parametrize("algorithm", REPORTED)
 def test_every_event_is_reported(algorithm: str) -> None:
-    """All events are in the history and in the table, with finite values."""
+    """All events are in the history and in metrics.csv, with finite values."""
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "tuple"}}
     result = short_run(algorithm=algorithm, env=env)
     groups, missing = REPORTED[algorithm]
@@ -90,7 +90,7 @@ SPACES = {
         *[("mask", "choice"), ("image", "dict")],
     ],
 }
-"""Kinds of observations and actions; SAC computes losses of its own for each kind of action."""
+"""Observation and action spaces; SAC has a separate loss for each kind of action."""
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_every_space(algorithm: str, obs: str, action: str) -> None:
 
 
 class CountingEnv(SpacesEnv):
-    """Episodes without end; notes the steps of every environment that is made."""
+    """Environment with endless episodes; counts the steps of each instance."""
 
     made: ClassVar[list[CountingEnv]] = []
 
@@ -132,7 +132,7 @@ class CountingEnv(SpacesEnv):
         CountingEnv.made.append(self)
 
     def step(self, action: Any) -> Any:
-        """Step and count."""
+        """Count the step."""
         self.steps += 1
         return super().step(action)
 
@@ -204,7 +204,7 @@ def test_statistics_of_observations_begin_before_training(
     result = short_run(algorithm=algorithm, **more, **{"evaluation.n_episodes": 0})
     assert open_envs == [4] * 6
     normalizer = result.policy.model.normalizer
-    if of_training is None:  # those until the best policy: two updates of eight episodes an epoch
+    if of_training is None:  # two updates of eight episodes per epoch
         of_training = result.summary.best_epoch * 2 * 8 * 5
     assert float(normalizer.count) == begun + of_training
     assert bool(normalizer.frozen) == (mode == "estimated")

@@ -81,7 +81,7 @@ def test_an_environment_is_named_in_many_ways(env: Any, length: int | None) -> N
     ids=["whole", "sections", "name", "changes", "TrainConfig", "runner", "instantiate"],
 )
 def test_a_composed_configuration_is_trained(call: Callable[[Any], Any]) -> None:
-    """As a whole or by section; further arguments override single values of it."""
+    """Configurations are accepted as a whole or by section; further arguments override values."""
     with initialize_config_module("maze_train.conf", version_base="1.3"):
         config = compose("train", ["algorithm=ppo", "env.id=CartPole-v1"])
     for key, value in {**SMALL, **PPO, "run_dir": "run"}.items():
@@ -105,7 +105,7 @@ def test_a_composed_configuration_is_trained(call: Callable[[Any], Any]) -> None
     ids=["compare", "rollout", "evaluate", "resume", "search"],
 )
 def test_all_functions_take_containers_of_omegaconf(call: Callable[[Any], Any]) -> None:
-    """Lists of paths, sections and nested settings."""
+    """OmegaConf lists of paths, sections and nested settings are accepted."""
     short_run(env="CartPole-v1", total_steps=64)
     node = {
         "runs": ["run"],
@@ -139,7 +139,7 @@ def test_the_policy_of_the_result_is_the_best_one_and_the_saved_one() -> None:
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(result.policy.act(obs), loaded.act(obs))
     np.testing.assert_array_equal(load_policy(Path("run/best")).act(obs), loaded.act(obs))
-    assert len(repr(result)) < 1_000  # without the rows of metrics
+    assert len(repr(result)) < 1_000  # excludes the rows of metrics
 
 
 def test_settings_are_given_by_section_and_by_dotted_name() -> None:
@@ -148,7 +148,7 @@ def test_settings_are_given_by_section_and_by_dotted_name() -> None:
         SpacesEnv,
         PPOAlgorithmConfig(n_rollout_steps=10, batch_size=20, gamma=0.5),
         runner={"concurrency": 2},
-        total_steps=np.int64(80),  # numbers of a notebook are often numpy's
+        total_steps=np.int64(80),  # common in notebooks
         tracking={"progress": "quiet", "plot": False},
         overrides={"model.hidden_sizes": [3]},
         **{"env.kwargs.length": np.int64(2)},
@@ -181,7 +181,7 @@ def test_arguments_of_other_libraries_are_answered_with_the_call(
         ({"env": SpacesEnv()}, r"env = .*a single instance cannot be shared"),
         ({"env": gymnasium.make("CartPole-v1")}, r"env = .*: pass the id, env='CartPole-v1', or a"),
         ({"env": None}, "env: choose one: env=<registered id>"),
-        ({"env.kwargs.length": abs}, r"env\.kwargs\.length"),  # config.yaml could not hold it
+        ({"env.kwargs.length": abs}, r"env\.kwargs\.length"),  # config.yaml cannot represent it
         ({"evaluation": {"n_episode": 5}}, "did you mean evaluation.n_episodes"),
         ({"evaluators": [OwnNet]}, r"evaluators\[0\]\._target_ = .*: expected a subclass of maze_"),
         ({"evaluators": [3]}, r"evaluators\[0\] = 3: expected a mapping"),
@@ -237,7 +237,7 @@ def test_a_loaded_policy_is_evaluated() -> None:
     played = run_rollout(run="run", n_episodes=7, seed=3, progress="quiet")
     policy = load_policy("run")
     found = evaluate(policy, lambda: make_env("run"), n_episodes=7, seed=3)
-    # Compared as texts: success rates are NaN here, which equals nothing on Python 3.13.
+    # Compared as strings, since NaN success rates are unequal on Python 3.13.
     assert repr(found) == repr(played.summary)
     others = evaluate(policy, lambda: make_env("run"), n_episodes=7, seed=4)
     assert found.return_mean != others.return_mean
@@ -254,7 +254,7 @@ def test_a_loaded_policy_is_evaluated() -> None:
 
 
 class Judge(Evaluator):
-    """Asks all that an evaluator of a user may ask."""
+    """Evaluator that uses every method available to custom evaluators."""
 
     def __init__(self) -> None:
         self._rollouts = RolloutEvaluator(self.make, n_episodes=3, concurrency=2, prefix="same")
@@ -264,7 +264,7 @@ class Judge(Evaluator):
         return SequentialVectorEnv([EnvFactory.from_any("CartPole-v1")] * num_envs)
 
     def evaluate(self, policy: TrainedPolicy) -> dict[str, float]:
-        """Numbers of a policy that is trained."""
+        """Return metrics of the trained policy."""
         obs = np.ones((4, 4), np.float32)
         assert policy.act(obs[0]) == policy.act(obs)[0] == copy.deepcopy(policy).act(obs)[3]
         assert policy.values(obs).shape == (4,)

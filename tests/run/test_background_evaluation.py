@@ -1,4 +1,4 @@
-"""Evaluation in another process: the metrics of evaluation in the training process."""
+"""Evaluation in a background process gives the metrics of evaluation in the training process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ HERE = "test_background_evaluation"
 
 
 class Counted(Evaluator):
-    """Has a state, and may fail or end its process in an evaluation.
+    """Evaluator with a state that may fail or kill its process.
 
     Args:
-        marker: File that it makes when it fails; none: it does not fail.
+        marker: File created on failure; with an empty string, the evaluator never fails.
         how: `raises` or `dies`.
     """
 
@@ -49,7 +49,7 @@ class Counted(Evaluator):
 
 
 class Seen(Callback):
-    """Notes the steps at which results are used, and what epochs are shown."""
+    """Callback that records the steps at which results are used, and the metrics of epochs."""
 
     def __init__(self) -> None:
         self.used: list[int] = []
@@ -64,7 +64,7 @@ class Seen(Callback):
 
 
 def counted(**how: Any) -> dict[str, Any]:
-    """Settings with this evaluator."""
+    """Return settings with the evaluator `Counted`."""
     return {"evaluation.evaluators": [{"_target_": f"{HERE}.Counted", **how}]}
 
 
@@ -95,7 +95,7 @@ SAME: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", SAME)
 def test_metrics_and_best_policy_are_those_of_evaluation_in_turn(case: str) -> None:
-    """Each row has the results of the weights of its epoch."""
+    """Each row contains the results of the weights of its epoch."""
     algorithm, more = SAME[case]
     local = {} if "impala" in case else FORK
     short_run("turns", algorithm, **more, **local)
@@ -112,7 +112,7 @@ def test_metrics_and_best_policy_are_those_of_evaluation_in_turn(case: str) -> N
 
 @pytest.mark.parametrize("runner", [{}, FORK])
 def test_results_are_used_at_the_next_evaluation(runner: dict[str, Any]) -> None:
-    """And at the end of training, in callbacks too."""
+    """Results are used at the next evaluation and at the end of training, also by callbacks."""
     seen = Seen()
     result = short_run(callbacks=[seen], total_steps=256, **runner, **ASYNC)
     assert seen.used == [128, 192, 256, 256]
@@ -122,7 +122,7 @@ def test_results_are_used_at_the_next_evaluation(runner: dict[str, Any]) -> None
 
 
 def test_patience_and_callbacks_stop_one_evaluation_later() -> None:
-    """The policy at the end is evaluated as well."""
+    """The last policy is evaluated as well."""
     stop = {"_target_": "maze_train.StopAtReturn", "threshold": -1e9}
     for name, more in (
         ("patience", {"algorithm.patience": 1, "algorithm.lr": 1e-30}),
@@ -139,7 +139,7 @@ def test_patience_and_callbacks_stop_one_evaluation_later() -> None:
 
 @pytest.mark.parametrize("how", ["raises", "dies"])
 def test_failed_evaluations(how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """End the run, which resumes with the same results, or are repeated in a new process."""
+    """A failure ends the run, which can be resumed, or is repeated in a new process."""
     short_run("whole", **FORK, **ASYNC, **counted())
     failing = {**FORK, **ASYNC, **counted(marker=str(Path("marker").absolute()), how=how)}
     problem = "ArithmeticError: a bug" if how == "raises" else "died in an evaluation"
@@ -159,7 +159,7 @@ def test_failed_evaluations(how: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_killed_runs_repeat_the_pending_evaluation(
     moment: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Also in evaluation environments with states of their own."""
+    """Evaluation environments with their own states are restored, too."""
     given = {**FORK, **ASYNC, **more, "env": {"_target_": "called_envs.KeptLevelEnv"}}
     assert run_in_child(settings("ppo", tmp_path / "straight", **given)) == 0
     killed = settings("ppo", tmp_path / "killed", resume="auto", **given)
@@ -185,14 +185,14 @@ def test_killed_runs_repeat_the_pending_evaluation(
     ],
 )
 def test_settings_that_are_not_supported(more: dict[str, Any], message: str) -> None:
-    """Each error names the setting."""
+    """The error names the setting."""
     given: dict[str, Any] = {"env": "CartPole-v1", "run_dir": "run", **FORK, **ASYNC, **more}
     with pytest.raises(ConfigError, match=message):
         go_on(**given)
 
 
 class Unsendable(Counted):
-    """Cannot be pickled."""
+    """Evaluator that cannot be pickled."""
 
     def __reduce__(self) -> Any:
         raise TypeError("no")

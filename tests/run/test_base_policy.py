@@ -36,7 +36,7 @@ STILL: dict[str, Any] = {"algorithm.lr": 1e-30, "total_steps": 64}
 
 
 class Unscaled(DiagonalGaussian):
-    """A family that does not say what critics of actions read."""
+    """Distribution that does not define how Q-networks read its actions."""
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
         super().__init__(space)
@@ -44,7 +44,7 @@ class Unscaled(DiagonalGaussian):
 
 
 def cloned(place: Path, name: str, action: str = "discrete", **changes: Any) -> Path:
-    """The directory of a run of behavioral cloning."""
+    """Run behavioral cloning; return the run directory."""
     data = place / f"data-{action}"
     if not data.exists():
         record(data, SpacesEnv(action=action))
@@ -56,14 +56,14 @@ def cloned(place: Path, name: str, action: str = "discrete", **changes: Any) -> 
 
 
 def trained(place: Path, name: str, algorithm: str = "ppo", **changes: Any) -> Path:
-    """The directory of a run of reinforcement learning."""
+    """Run reinforcement learning; return the run directory."""
     like = settings("sac" if algorithm == "dqn" else algorithm, **changes)
     train(**{**like, "algorithm": algorithm, "run_dir": place / name})
     return place / name
 
 
 def damaged(place: Path, name: str) -> Path:
-    """The directory of a run with another configuration, or with networks of another size."""
+    """Return a run directory with an invalid configuration or networks of another size."""
     best = cloned(place, name) / "best"
     if name in OTHER_CONFIGS:
         (best / "config.yaml").write_text(OTHER_CONFIGS[name])
@@ -102,12 +102,12 @@ BASES: dict[str, Callable[[Path, str], Path]] = {
         for name, family in FAMILIES.items()
     },
 }
-"""Earlier runs by name; those with `box` at the end act with numbers, the others choose."""
+"""Earlier runs by name; names that end in `box` have continuous actions, others discrete."""
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directories of `BASES`, made when they are asked for first; tests do not change them."""
+    """Return a function that creates a base run once; tests do not modify it."""
     place = tmp_path_factory.mktemp("bases")
     return cache(lambda name: BASES[name](place, name))
 
@@ -115,9 +115,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def started(
     tmp_path: Path, of: Path | str, algorithm: str, action: str = "box", **changes: Any
 ) -> Path:
-    """The directory of a run that starts from a base, and makes no update that counts.
+    """Start a run from a base with negligible updates; return its directory.
 
-    Nothing is said about its networks, unless the changes do.
+    No settings of networks are passed, except those in `changes`.
     """
     given = {
         "env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}},
@@ -140,19 +140,19 @@ def started(
 
 
 def written(run_dir: Path) -> Any:
-    """The model section of config.yaml."""
+    """Return the model section of config.yaml."""
     return yaml.safe_load((run_dir / "config.yaml").read_text())["model"]
 
 
 def same_policy(base: Path, run_dir: Path, besides: tuple[str, ...] = ()) -> bool:
-    """Whether two runs have the same policy to the bit; its statistics may have continued."""
+    """Return whether two runs have bit-for-bit identical policies, except for `besides`."""
     before, after = policy_weights(base), policy_weights(run_dir)
     kept = [key for key in before if not key.startswith(besides or ("nothing",))]
     return before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in kept)
 
 
 def policy_weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    """Weights of the policy alone."""
+    """Return the weights of the policy, without critics."""
     weights = torch.load(run_dir / "best" / "policy.pt")
     return {k: v for k, v in weights.items() if k.startswith(("policy.", "normalizer."))}
 
@@ -160,7 +160,7 @@ def policy_weights(run_dir: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("algorithm", everyday(2, ["sac", "es", "ppo", "a2c", "impala"]))
 @pytest.mark.parametrize("mode", ["none", "running"])
 def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, base, algorithm, mode):
-    """Default networks of BC are used by SAC with `base_run`."""
+    """Without settings of networks, all algorithms use those of the base run."""
     earlier = base(f"unsaid {mode} box")
     changes: dict[str, Any] = {}
     if algorithm == "es":
@@ -190,7 +190,7 @@ def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, base, algor
     ),
 )
 def test_bc_goes_on_from_the_policy_of_another(tmp_path, base, name, networks):
-    """BC continues with the networks of the base run, including a base trained with SAC."""
+    """BC continues with the networks of its base run, also if that was trained with SAC."""
     run_dir = started(tmp_path, base(name), "bc")
     assert same_policy(base(name), run_dir)
     model = written(run_dir)
@@ -212,17 +212,17 @@ WEIGHTS = "do not fit the networks of this run .*: "
 CHOICES = {"env": {"_target_": "own_envs.SpacesEnv"}}
 SPACES = r"its policy has the action space Box\(.*\), the environment has Discrete\(3, start=-1"
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
-    # Networks that the algorithm cannot learn with: how to train the base.
+    # Networks that the algorithm does not support: how to train the base.
     ("unscaled box", "sac", TRUST, rf"base_run = .*sac cannot learn .*{TO_TRAIN}"),
     ("unscaled box", "sac", {**TRUST, **NETS}, TO_TRAIN),
     ("fixed box", "sac", {}, FIXED),
     ("recurrent box", "sac", {}, NO_RNN),
     ("recurrent box", "bc", {}, NO_RNN),
-    # Other settings: what to set, also where weights would fit.
+    # Different settings: what to set, even if the weights would fit.
     ("bc", "ppo", OTHERS, NOT_OTHERS),
     ("bc", "ppo", {"model.normalization.mode": "running"}, r"set model\.norma.*\.mode=none$"),
     ("squashed box", "ppo", WIDE, r"set 'model\.dist.*=\{Box: squashed_gaussian\}'$"),
-    # Other weights: settings of the algorithm, another algorithm, networks that have changed.
+    # Different weights: settings of the algorithm, another algorithm, changed networks.
     (
         "dqn",
         "dqn",
@@ -232,10 +232,10 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("dqn", "dqn", {"algorithm.num_quantiles": 3}, rf"{WEIGHTS}set algorithm\.num_quantiles=0, as"),
     ("dqn", "sac", {}, rf"{WEIGHTS}dqn trains another type of policy; use a policy of sac$"),
     ("narrow", "ppo", {}, r"weights of its policy .*\[8, 2\] there, \[8, 3\]"),
-    # Other spaces, before weights are looked at.
+    # Different spaces are reported before weights.
     ("bc box", "ppo", CHOICES, SPACES),
     ("bc box", "ppo", {**CHOICES, **NETS}, SPACES),
-    # No policy, or one whose configuration cannot be read.
+    # No policy, or an invalid configuration.
     ("no run", "ppo", {}, r"base_run.*contains no saved policy"),
     ("nowhere", "ppo", {}, r"base_run.*contains no saved policy"),
     ("no such class", "ppo", {}, r"^base_run = "),
@@ -370,5 +370,5 @@ def test_a_continued_run_does_not_need_its_base(tmp_path, says_networks):
     shutil.rmtree(base)
     result = train(resume=tmp_path / "next", total_steps=128, trust=["own_envs"])
     assert result.summary.env_steps >= 128
-    # The same command again, which says as little about networks as before.
+    # The same command again, with the same settings of networks.
     started(tmp_path, base, "ppo", **{**given, "resume": "auto", "total_steps": 192})

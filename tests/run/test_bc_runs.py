@@ -1,4 +1,4 @@
-"""Runs of behavioral cloning: spaces, selection, all kinds of data, errors."""
+"""Runs of behavioral cloning: spaces, model selection, datasets, errors."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten episodes of a heuristic."""
+    """Record ten episodes of a heuristic; return their directory."""
     directory = tmp_path_factory.mktemp("data") / "cartpole"
     return record(directory, gymnasium.make("CartPole-v1"), cartpole_heuristic)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    """Rows of metrics.csv as numbers."""
+    """Return the rows of metrics.csv as numbers."""
     return [{k: float(v) for k, v in row.items() if v != ""} for row in rows(run_dir)]
 
 
 def start(run_dir: Path, dataset: Any, env: Any = None, **changes: Any) -> Any:
-    """A run of three passes."""
+    """Train for three epochs on a dataset."""
     dataset = str(dataset) if isinstance(dataset, Path) else dataset
     given = {"runner.dataset": dataset, "run_dir": run_dir, **SMALL, **changes}
     if env is not None:
@@ -57,7 +57,7 @@ def start(run_dir: Path, dataset: Any, env: Any = None, **changes: Any) -> Any:
 
 
 def same_weights(run_dir: Path, other: Path) -> bool:
-    """Whether two runs found the same policy, to the bit."""
+    """Return whether the policies of two runs are bit-for-bit identical."""
     one, two = (load_policy(path).model.state_dict() for path in (run_dir, other))
     return all(torch.equal(one[key], two[key]) for key in one)
 
@@ -71,7 +71,7 @@ def test_every_kind_of_action(tmp_path, action):
     row = read_metrics(tmp_path / "run")[-1]
     assert row["eval/episodes"] == 2
     assert np.isfinite(row["validation/loss"])
-    assert row["env_steps"] == 3 * 8 * 5  # 20 % of ten episodes of five steps are left out
+    assert row["env_steps"] == 3 * 8 * 5  # 20 % of ten episodes of five steps are held out
     assert int(result.policy.model.normalizer.count) == 8 * 5
     obs = SpacesEnv(obs="dict").observation_space.sample()
     assert SpacesEnv(action=action).action_space.contains(result.policy.act(obs))
@@ -147,12 +147,12 @@ def test_a_function_that_gives_trajectories(tmp_path, cartpole, monkeypatch):
 
 
 def own_trajectories() -> Any:
-    """Trajectories without spaces."""
+    """Return trajectories without spaces."""
     return list(own_dataset())
 
 
 def own_dataset() -> TrajectoryDataset:
-    """A data set."""
+    """Return a dataset."""
     import os
 
     return TrajectoryDataset.open(os.environ["RECORDED"])
@@ -179,13 +179,13 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
 
 
 class OtherModel(BCAlgorithmConfig):
-    """Settings with a model that is no `PolicyModel`."""
+    """Settings with a model that is not a `PolicyModel`."""
 
     model_builder: ClassVar[str] = f"{__name__}.build_other"
 
 
 def build_other(*given: Any, **settings: Any) -> nn.Module:
-    """A module around the usual model."""
+    """Return a module that wraps the default model."""
     return nn.Sequential(build_policy(*given, **settings))
 
 
@@ -243,7 +243,7 @@ def test_damaged_parts(tmp_path, capsys, cartpole):
 
 
 class AnyChoice(SpacesEnv):
-    """Takes choices that its mask forbids."""
+    """Environment that accepts actions excluded by its mask."""
 
     def step(self, action: Any) -> Any:
         self.obs = None
@@ -256,7 +256,7 @@ def test_recorded_actions_that_masks_forbid(tmp_path):
     data = record(tmp_path / "data", env, lambda obs: int(np.argmax(mask_of(obs))))
     result = start(tmp_path / "run", data)
     assert result.policy.act(env.reset(seed=3)[0]) in range(4)
-    for k in range(10):  # in training or validation, wherever it falls
+    for k in range(10):  # the episode may be in the training or validation split
         seen = []
 
         def act(obs: Any, seen: list[Any] = seen, wrong: int = 6 * k + 2) -> int:
@@ -324,7 +324,7 @@ def test_actions_of_another_size_than_the_policy(tmp_path, capsys):
 
 
 class ScaledEnv(SpacesEnv):
-    """Actions within some bound."""
+    """Environment whose actions are within `bound`."""
 
     def __init__(self, bound: float) -> None:
         super().__init__()

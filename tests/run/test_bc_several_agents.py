@@ -26,7 +26,7 @@ ENV: dict[str, Any] = {"_target_": "agent_envs.Heaps"}
 ONE = {"_target_": "own_policies.TakesOne"}
 PLAYERS = {"agents": ["first", "second"]}
 POLICIES = {"players": PLAYERS, "judge": {"agents": ["referee"]}}
-"""The judge has two turns of an episode, the players one in each step."""
+"""The judge acts twice per episode, the players once per step."""
 SETTINGS: dict[str, Any] = {
     "algorithm": "bc",
     "algorithm.n_epochs": 3,
@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve episodes in which the players act at random, and the referee adds no stone."""
+    """Record twelve episodes with random players and a referee that adds no stone."""
     directory = tmp_path_factory.mktemp("recorded") / "data"
     more = {"record": True, "n_episodes": 12, "output_dir": str(directory)}
     play(env=ENV, policy="random", policies={"referee": ONE}, **more)
@@ -53,22 +53,22 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def data(recorded: Path, empty_directory: None) -> None:
-    """They are in `data`."""
+    """Link the recorded episodes to `data`."""
     Path("data").symlink_to(recorded)
 
 
 def run(name: str, **more: Any) -> Any:
-    """A run of three passes."""
+    """Train for three epochs."""
     return train(**{"env": ENV, **SETTINGS, "run_dir": name, **more})
 
 
 def numbers(name: str) -> dict[str, float]:
-    """The last row of metrics.csv."""
+    """Return the last row of metrics.csv as numbers."""
     return {key: float(cell) for key, cell in rows(name)[-1].items() if cell}
 
 
 def turns_of(episode: Trajectory, agents: list[int]) -> int:
-    """Actions of some agents in an episode."""
+    """Return the number of actions of some agents in an episode."""
     acts: Any = episode.obs
     return int(acts["acts"][:-1][:, agents].sum())
 
@@ -176,7 +176,7 @@ def test_masks_that_forbid_recorded_actions_name_the_agent() -> None:
 
 
 def given() -> TrajectoryDataset:
-    """A data set that a test has put here."""
+    """Return the dataset set by a test."""
     found: TrajectoryDataset = given.dataset  # type: ignore[attr-defined]
     return found
 

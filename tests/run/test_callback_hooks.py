@@ -22,7 +22,7 @@ POLES = {"env": CASES["ppo, simulator"]["env"]}
 
 
 class Counting(Callback):
-    """Counts calls and the steps that it sees."""
+    """Callback that counts calls and steps."""
 
     def __init__(self, stops_in: str = "") -> None:
         self.calls: list[str] = []

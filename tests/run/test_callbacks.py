@@ -28,7 +28,7 @@ EPOCH = ["on_update_end", "on_update_end", "on_epoch_end", "on_checkpoint"]
 
 
 class Chance(SpacesEnv):
-    """Rewards come from a generator that callbacks may use, too."""
+    """Environment whose rewards use NumPy's global generator, which callbacks may use, too."""
 
     def step(self, action: Any) -> Any:
         obs, _, *ends = super().step(action)
@@ -36,7 +36,7 @@ class Chance(SpacesEnv):
 
 
 def without_own(found: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Rows without what callbacks added."""
+    """Return the rows without metrics of callbacks."""
     return [{k: v for k, v in row.items() if not k.startswith("callback/")} for row in found]
 
 
@@ -46,7 +46,7 @@ def test_the_order_of_calls_and_added_metrics() -> None:
     short_run(env=Chance, callbacks=[diary])
     assert diary.calls == ["on_run_start", *EPOCH, *EPOCH, *EPOCH, "on_run_end"]
     found = rows("run")
-    assert [row["callback/updates"] for row in found] == ["1.5", "3.5", "5.5"]  # means of epochs
+    assert [row["callback/updates"] for row in found] == ["1.5", "3.5", "5.5"]  # means over epochs
     assert [row["callback/return"] for row in found] == [
         row["eval/episode_return_mean"] for row in found
     ]
@@ -71,7 +71,7 @@ def test_what_a_callback_sees() -> None:
 
         def on_epoch_end(self, run: Any) -> None:
             for row in (run.metrics, *run.history):
-                row.clear()  # they are copies
+                row.clear()  # the rows are copies
 
     history = short_run(callbacks=[Looking]).history
     assert all("eval/episode_return_mean" in row for row in history)
@@ -177,7 +177,7 @@ def test_a_callback_that_fails_at_the_end(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(CallbackError, match=r"FailsFirst\.on_update_end failed"):
         short_run("other", callbacks=[FailsFirst(), last], **{"checkpoint.interval": 0})
     assert "warning: own_callbacks.Diary.on_run_end failed" in capsys.readouterr().err
-    assert seen == [None]  # there are no checkpoints
+    assert seen == [None]  # checkpoints are disabled
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_callback_that_fails_loses_nothing(hook: str) -> None:
     diary = Diary()
     train(resume="run", callbacks=[diary], **OWN)
     whole = rows("whole")
-    if hook == "on_epoch_end":  # what failed had added its number before
+    if hook == "on_epoch_end":  # the failed callback had already recorded its value
         assert whole[1]["callback/return"] == rows("run")[1]["callback/return"]
     assert rows("run") == whole
     assert diary.updates == 6

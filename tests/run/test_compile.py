@@ -20,7 +20,7 @@ from maze_train.learner import compiled
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
-# Floats that change, another size of the last minibatch, sums over several minibatches.
+# Changing floats, a smaller last minibatch, sums over several minibatches.
 PPO: dict[str, Any] = {
     "algorithm.entropy_coef": "linear_1.0",
     "algorithm.clip_range": "linear_0.3",
@@ -28,7 +28,7 @@ PPO: dict[str, Any] = {
     "algorithm.batch_size": 24,
     "algorithm.lr": {"adaptive_kl": 0.02, "start": 0.005},
 }
-# Random numbers in losses, steps without the policy, losses that priorities are made of.
+# Random numbers in losses, steps without a policy update, losses that set priorities.
 REPLAY: dict[str, Any] = {
     "algorithm.policy_update_interval": 2,
     "algorithm.replay_buffer": "prioritized",
@@ -41,18 +41,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "a2c, update": ("a2c", "update", {"algorithm.autocast": "bfloat16"}, 1),
     "impala, update": ("impala", "update", {}, 1),
 }
-"""Algorithm, what is compiled, further settings, number of graphs."""
+"""Algorithm, compiled part, further settings, number of graphs."""
 
 
 @pytest.fixture(scope="session")
 def compiler() -> None:
-    """Load what the compiler keeps in a process: a lock."""
+    """Load files that the compiler keeps open in a process."""
     torch.compile(torch.square, backend="aot_eager")(torch.ones(2))
 
 
 @pytest.fixture
 def graphs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Counts graphs and breaks of them; the compiler's own part is left out."""
+    """Count graphs and graph breaks, without the compiler backend's own code."""
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
     counters: Any = torch._dynamo.utils.counters
     torch._dynamo.reset()
@@ -98,7 +98,7 @@ def test_a_loss_that_is_no_graph_is_refused(graphs: Any) -> None:
 
 
 def loss_that_looks(learner: Any, module_id: str, batch: Any, statistics: Any) -> Any:
-    """The loss of the algorithm, of which a Python number is taken."""
+    """Return the loss of the algorithm after a branch on its value."""
     loss = learner.compute_loss_for_module(module_id, batch, statistics)
     return loss if loss.item() < 1e9 else -loss
 

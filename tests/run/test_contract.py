@@ -1,4 +1,4 @@
-"""Properties of every run, tested with the cases of one table."""
+"""Properties of every run, tested for a table of cases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_LIMIT = {"algorithm.n_epochs": 0}
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
-    """Gives the directory of the undisturbed run of a case, which is made once."""
+    """Return a function that runs a case once, uninterrupted, and returns its directory."""
     made = {}
 
     def run_of(case):
@@ -81,7 +81,7 @@ def test_from_each_checkpoint(tmp_path, whole, capsys, case):
         2,
         [
             ("dqn", {"total_steps": 128}, {"total_steps": 256}),
-            # In the first part the buffer has room for the steps of that part only.
+            # With the smaller limit, the buffer has a smaller capacity.
             ("sac, large buffer", {"total_steps": 128}, {"total_steps": 256}),
             ("impala, replay", {"total_steps": 288}, {"total_steps": 576}),
             ("es, sampled", TWO_EPOCHS, FOUR_EPOCHS),
@@ -156,13 +156,13 @@ def test_a_signal_at_any_update(tmp_path, monkeypatch, case):
 def test_processes_change_no_number(tmp_path, whole, capsys, case):
     """Results with two workers, and resumed without workers, are bit-for-bit identical.
 
-    Numbers of IMPALA are the same each time in one process only.
+    IMPALA is reproducible in one process only.
     """
     workers = {**FORK, "runner.n_workers": 2}
     if algorithm_of(case) == "es":
-        workers["runner.concurrency"] = 8  # members that play at the same time
+        workers["runner.concurrency"] = 8  # members evaluated in parallel
     if algorithm_of(case) == "bc":
-        # Threads that read ahead have read more than was learned from: that does not count.
+        # Prefetched samples that were not trained on do not count.
         workers["algorithm.storage"] = "disk"
     run_dir = tmp_path / "run"
     start(case, run_dir, **workers)
@@ -176,25 +176,25 @@ def test_processes_change_no_number(tmp_path, whole, capsys, case):
 
 
 def learners(count, **others):
-    """So many learners; next to workers that are forked, unless something else is said."""
+    """Return settings with `count` learners, by default next to forked workers."""
     return {**FORK, "runner.n_workers": 1, "learner_group.n_learners": count, **others}
 
 
 def weights_of(run_dir):
-    """All weights at the end, as one vector."""
+    """Return all final weights as one vector."""
     modules = final_state(run_dir)["learners"]["learner"]["modules"].values()
     found = [value.double().numpy().ravel() for state in modules for value in state.values()]
     return np.concatenate(found)
 
 
 def assert_nearly_equal(run_dir, other):
-    """Five digits of all metrics, and six of the weights."""
+    """Assert that metrics agree to five digits and weights to six."""
     rows, others = rows_of(run_dir), rows_of(other)
     assert len(rows) == len(others) >= 3
     for row, wanted in zip(rows, others, strict=True):
         assert list(row) == list(wanted)
         for key, cell in wanted.items():
-            if row[key] != cell and key != "train/rho_clip_fraction":  # of 1 but for rounding
+            if row[key] != cell and key != "train/rho_clip_fraction":  # 1 up to rounding
                 assert float(row[key]) == pytest.approx(float(cell), rel=1e-5, abs=1e-6), key
     np.testing.assert_allclose(weights_of(run_dir), weights_of(other), rtol=0, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Curricula: beginning of stages, changes of environments, and resuming."""
+"""Curricula: start of stages, changes of environments, and resuming."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEVELS: dict[str, Any] = {"env": {"_target_": "called_envs.LevelEnv"}}
 
 
 def by_level(*conditions: dict[str, Any]) -> list[dict[str, Any]]:
-    """Stages that set a level each; the first one has no condition."""
+    """Return stages that each set a level; the first one has no condition."""
     return [
         {**condition, "attributes": {"level": float(i)}}
         for i, condition in enumerate([{}, *conditions])
@@ -29,7 +29,7 @@ def by_level(*conditions: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Play:
-    """A curriculum without a run: it is told steps and metrics, and its calls are kept."""
+    """Curriculum without a run that receives steps and metrics and records its calls."""
 
     def __init__(self, **settings: Any) -> None:
         self.calls = EnvCalls()
@@ -43,7 +43,7 @@ class Play:
 
     @property
     def made(self) -> list[EnvCall]:
-        """All calls so far."""
+        """Return all calls so far."""
         self.calls.make()
         return self.calls.training
 
@@ -55,7 +55,7 @@ class Play:
         self.stages.append(value)
 
     def epoch(self, **metrics: float) -> float:
-        """Go through an epoch; return the level that environments have then."""
+        """Run an epoch; return the level of the environments afterwards."""
         self.metrics = {"train/episodes": 4.0, **{f"train/{k}": v for k, v in metrics.items()}}
         self.progress.env_steps += 10
         self.curriculum.on_update_end(self)  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_relabelled_rewards_follow_the_curriculum(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("empty_directory")
 def test_the_console_tells_stages(capsys: pytest.CaptureFixture[str]) -> None:
-    """The console shows the beginning of stages and the current stage."""
+    """The console shows the start of stages and the current stage."""
     stages = by_level({"steps": 64})
     short_run(**LEVELS, **{"curriculum.stages": stages, "tracking.progress": "lines"})
     printed = capsys.readouterr()

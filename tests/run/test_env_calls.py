@@ -1,4 +1,4 @@
-"""Environment calls by callbacks: equal on every runner and after resuming."""
+"""Environment calls by callbacks: identical on every runner and after resuming."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
-    """Settings of a run of four epochs with a callback."""
+    """Return settings of a run of four epochs with a callback."""
     algorithm, own = case.partition(",")[0], dict(CASES[case])
     caller = {"_target_": "called_envs.Caller", "draws": own.pop("draws", False)}
     given = {**SMALL, **LEVELS, "algorithm": algorithm, **ALGORITHMS[algorithm], **own}
@@ -63,7 +63,7 @@ def test_killed_runs_repeat_calls(tmp_path: Path) -> None:
 
 
 class CallOnce(Callback):
-    """Calls the environments in one of its methods."""
+    """Callback that calls the environments in one of its methods."""
 
     def __init__(self, hook: str, *call: Any, **how: Any) -> None:
         self.hook, self.call, self.how = hook, call, how
@@ -159,7 +159,7 @@ def test_runs_can_be_resumed_after_a_call_that_failed(
     caller.first_epoch = 1
     with pytest.raises((ConfigError, EnvError), match=r"jump|louder|no such floor"):
         train(**given, callbacks=[caller], run_dir="run")
-    assert capsys.readouterr().err.count("it is restarted") <= 2  # workers
+    assert capsys.readouterr().err.count("it is restarted") <= 2  # one per worker
     caller.call = ("set_level", 1.0)
     assert go_on(resume="run", callbacks=[caller], trust=TRUST).summary.epochs == 4
 

@@ -1,4 +1,4 @@
-"""Runs of evolution strategies in one process and in several."""
+"""Runs of evolution strategies in one process and in several processes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ OWN = ["test_es_runs", "es_problems", "own_parts", "own_envs"]
 
 
 class KilledEnv(WalkEnv):
-    """Kills its process at a step, as often as there are files to take away.
+    """Environment that kills its process at a step, once for each file in a directory.
 
     Args:
         kills: Directory of the files.
-        at: Which of its steps, all episodes taken together.
+        at: Step of the environment, counted over all episodes.
     """
 
     def __init__(self, kills: str, at: int) -> None:
@@ -42,14 +42,14 @@ class KilledEnv(WalkEnv):
     def step(self, action: Any) -> Any:
         if self.steps == self.at:
             for path in self.kills.iterdir():
-                with suppress(FileNotFoundError):  # another process was faster
+                with suppress(FileNotFoundError):  # removed by another process
                     path.unlink()
                     os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
 
 
 class Reckless(nn.Module):
-    """Takes the last choice beyond a place; the policy decides elsewhere."""
+    """Policy wrapper that chooses the last action if the observation exceeds `place`."""
 
     def __init__(self, policy: Any, place: float = 0.0) -> None:
         super().__init__()
@@ -64,18 +64,18 @@ class Reckless(nn.Module):
 
 
 def es_run(run_dir: str = "run", env: Any = WalkEnv, **overrides: Any) -> Any:
-    """A short run of ES, by default on episodes of uneven lengths."""
+    """Run ES for a few updates, by default with episodes of different lengths."""
     return short_run(run_dir, "es", env=env, **overrides)
 
 
 def compared(run_dir: str) -> list[dict[str, str]]:
-    """The rows of metrics.csv without clocks, what was dropped, and what was started again."""
+    """Return the rows of metrics.csv without clocks, dropped steps and restarts."""
     left_out = ("population/steps_dropped", "train/worker_restarts")
     return [{k: v for k, v in row.items() if k not in left_out} for row in rows(run_dir)]
 
 
 def assert_equal_runs(run_dir: str, other: str) -> None:
-    """Every metric and the best weights are the same, to the bit."""
+    """Assert that all metrics and the best weights are bit-for-bit identical."""
     assert len(compared(run_dir)) > 0
     assert compared(run_dir) == compared(other)
     weights, others = (load_policy(name, trust=OWN).model.state_dict() for name in (run_dir, other))
@@ -136,14 +136,14 @@ def test_episodes_of_training_are_cut() -> None:
 
 def test_a_wrapper_acts_and_is_saved() -> None:
     """A policy wrapper applies to members, evaluations and the loaded policy."""
-    node = {"_target_": "test_es_runs.Reckless", "place": -2.0}  # everywhere
+    node = {"_target_": "test_es_runs.Reckless", "place": -2.0}  # applies everywhere
     result = es_run(env=SpacesEnv, **{"algorithm.policy_wrapper": node})
     for row in result.history:
         assert row["train/episode_return_min"] == row["eval/episode_return_min"] == 5.0
     policy = load_policy("run", trust=OWN)
     assert type(policy.model) is Reckless
     assert [policy.act(np.full(3, x, np.float32)) for x in (-1.0, 0.0, 1.0)] == [1, 1, 1]
-    assert result.history[-1]["train/update_ratio"] == 0.0  # equal returns teach nothing
+    assert result.history[-1]["train/update_ratio"] == 0.0  # equal returns give a zero gradient
 
 
 # -- local ---------------------------------------------------------------------------------------

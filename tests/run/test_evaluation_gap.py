@@ -15,7 +15,7 @@ JUMPS = [0.0, 0.9, 0.0, 0.96, 0.0, 0.0, 0.96, 0.0, 0.0, 0.0]
 
 
 def rows(train: list[float], evaluated: list[float]) -> list[dict[str, float]]:
-    """Rows of metrics; NaN: no value."""
+    """Return rows of metrics; NaN means no value."""
     found = []
     for epoch, (one, other) in enumerate(zip(train, evaluated, strict=True), start=1):
         row = {"train/episode_return_mean": one, "eval/episode_return_mean": other}
@@ -25,7 +25,7 @@ def rows(train: list[float], evaluated: list[float]) -> list[dict[str, float]]:
 
 
 def told_at(train: list[float], evaluated: list[float], **config: Any) -> list[int]:
-    """Epochs at which a disagreement is reported."""
+    """Return the epochs at which the hint is printed."""
     found: list[int] = []
     told: list[str] = []
     note = EvaluationGapNote(told.append)

@@ -1,4 +1,4 @@
-"""The test after training."""
+"""The final test after training."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from maze_train.training import evaluators as final_test
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
-# The best policy of these is not the last one.
+# With mode=min, the best policy is not the last one.
 TESTED = {"evaluation.final_episodes": 5, "evaluation.mode": "min", "evaluation.dump_interval": 1}
 
 
 class Noting(SpacesEnv):
-    """Notes the seeds of its episodes."""
+    """Environment that records the seeds of its episodes."""
 
     seeds: ClassVar[list[Any]] = []
 

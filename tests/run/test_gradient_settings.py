@@ -1,4 +1,4 @@
-"""Effects of settings of gradient steps on the weights of a run."""
+"""Effects of the settings of gradient steps on the weights of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
-    """Settings of a module equal settings of the only module."""
+    """Settings of the only module have the same effect as settings of the algorithm."""
     own = {
         "optimizer": {"_target_": "torch.optim.SGD", "momentum": 0.9},
         "lr_scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2},
@@ -51,7 +51,7 @@ def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
 def test_a_loss_of_ones_own(algorithm: str) -> None:
     """A custom loss reproduces the loss of the algorithm, or twice the loss."""
     node = {"_target_": "own_parts.own_loss"}
-    # With a custom critic, no gradient is by hand.
+    # A custom critic disables analytic gradients.
     model = {} if algorithm == "sac" else {"model.critic": {"_target_": "own_parts.OwnNet"}}
     short_run("plain", algorithm, **model)
     short_run("own", algorithm, **model, **{"algorithm.loss_function": node})
@@ -75,7 +75,7 @@ def test_a_loss_of_ones_own(algorithm: str) -> None:
     ),
 )
 def test_networks_compute_in_half_precision(algorithm: str, model: dict[str, Any]) -> None:
-    """Results differ in the last digits and are finite."""
+    """Results differ slightly from single precision and are finite."""
     short_run("plain", algorithm, model=model)
     for name in ("bfloat16", "float16"):
         short_run(name, algorithm, model=model, **{"algorithm.autocast": name})
@@ -88,7 +88,7 @@ def test_networks_compute_in_half_precision(algorithm: str, model: dict[str, Any
 
 
 def test_minibatches_are_gathered() -> None:
-    """Accumulation halves the number of steps."""
+    """Gradient accumulation over two minibatches halves the number of steps."""
     short_run("each")
     short_run("pairs", **{"algorithm.gradient_accumulation": 2})
     steps = [float(rows(name)[0]["train/gradient_steps"]) for name in ("each", "pairs")]

@@ -29,7 +29,7 @@ UPDATE = 2 * 8 * 2
 
 @pytest.fixture
 def learned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The rollouts that updates learn from."""
+    """Return a list to which each update appends its rollout."""
     original, found = ImpalaLearner.preprocess, []
 
     def noted(self: Any, module_id: str, rollout: Any, statistics: Any) -> Any:
@@ -41,13 +41,13 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def impala_run(run_dir: str = "run", env: Any = None, **overrides: Any) -> Any:
-    """A short run of IMPALA, by default on a toy environment."""
+    """Run IMPALA for a few updates, by default on a toy environment."""
     env = {"_target_": "own_envs.SpacesEnv"} if env is None else env
     return short_run(run_dir, "impala", env=env, **overrides)
 
 
 def assert_counted(row: dict[str, Any]) -> None:
-    """Every step that actors made was learned from, dropped, or is on its way."""
+    """Assert that collected steps equal trained, dropped and in-flight steps."""
     made, dropped = row["actors/steps_made"], row["actors/steps_dropped"]
     assert made == row["env_steps"] + dropped + row["actors/steps_in_flight"]
     assert row["actors/steps_in_flight"] >= 0
@@ -63,14 +63,14 @@ def test_metrics() -> None:
     for row in result.history:
         time_s = row["time/collect_s"] + row["time/update_s"]
         assert 0 < row["time/learner_wait_fraction"] <= row["time/collect_s"] / time_s
-        # Nothing is older than the last update, so there is nothing to correct.
+        # All rollouts use the weights of the last update, so nothing is corrected.
         assert row["train/policy_lag_mean"] == row["train/policy_lag_max"] == 0
         assert row["train/rho_mean"] == pytest.approx(1.0, abs=1e-5)
         assert row["actors/queue_before"] == row["actors/queue_after"] == 0
         assert row["actors/steps_made"] == row["env_steps"]
         assert row["actors/steps_dropped"] == row["actors/steps_in_flight"] == 0
         assert row["train/gradient_steps"] == 3
-    assert result.history[0]["train/rho_clip_fraction"] == 0  # also not by rounding
+    assert result.history[0]["train/rho_clip_fraction"] == 0  # rounding does not count as clipping
     assert result.history[-1]["env_steps"] == 6 * UPDATE == summary("run")["env_steps"]
 
 
@@ -97,7 +97,7 @@ def test_actors_play_episodes_of_their_own(learned: list[Any]) -> None:
 
 
 def test_an_actor_that_has_several_turns(learned: list[Any]) -> None:
-    """Rollouts of one actor in a batch continue from each other, and have memory of their own."""
+    """Consecutive rollouts of one actor in a batch continue each other, in separate memory."""
     impala_run(**{"algorithm.num_actors": 1}, total_steps=3 * 64)
     assert len(learned) == 3
     for rollout in learned:
@@ -108,7 +108,7 @@ def test_an_actor_that_has_several_turns(learned: list[Any]) -> None:
 
 
 def test_what_was_learned_from_before_is_no_step(learned: list[Any]) -> None:
-    """A batch grows by the kept rollouts, the number of environment steps does not."""
+    """Replayed rollouts enlarge a batch, but do not count as environment steps."""
     more = {"algorithm.replay_size": 3, "algorithm.replay_proportion": 1.5}
     result = impala_run(**more)
     assert result.summary.env_steps == 6 * UPDATE == result.history[-1]["actors/steps_made"]
@@ -122,7 +122,7 @@ def test_what_was_learned_from_before_is_no_step(learned: list[Any]) -> None:
     "drops", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["waits", "drops"]
 )
 def test_learning_while_the_next_batch_is_gathered(drops: bool) -> None:
-    """Updates in a thread lose no step: those of an epoch are trained or dropped in it."""
+    """Updates in a thread lose no step: all steps of an epoch are trained on or dropped."""
     queue = {"learner_group.queue_size": 1, "learner_group.drop_when_full": drops}
     given = 0
     for row in impala_run(total_steps=12 * UPDATE, **queue).history:
@@ -141,7 +141,7 @@ def test_learning_while_the_next_batch_is_gathered(drops: bool) -> None:
 
 @pytest.mark.slow
 def test_actors_in_processes() -> None:
-    """As a user gets it: each steps its environments, and nothing is lost or made up."""
+    """With `runner=local`, no step is lost or counted twice."""
     result = impala_run(
         runner="local", total_steps=30 * UPDATE, **{"algorithm.queue_out_of_sync_factor": 2.0}
     )
@@ -153,10 +153,10 @@ def test_actors_in_processes() -> None:
         assert 0 <= row["train/policy_lag_mean"] <= row["train/policy_lag_max"] <= 6
         assert 0 <= row["actors/queue_after"] <= row["actors/queue_before"] + 2
         assert row["actors/steps_dropped"] == 0
-        # Four may wait, and each actor has one under way.
+        # Four rollouts may be queued, and each actor collects one.
         assert 0 <= row["actors/steps_in_flight"] <= 6 * UPDATE / 2
         assert_counted(row)
-    # 5 steps an episode, in each of four environments.
+    # Five steps per episode in each of four environments.
     finished = sum(row["train/episodes"] for row in result.history if "train/episodes" in row)
     assert abs(finished - 30 * UPDATE / 5) <= 4
     made = [row["actors/steps_made"] for row in result.history]
@@ -165,7 +165,7 @@ def test_actors_in_processes() -> None:
 
 
 class Pictures(SpacesEnv):
-    """Random pictures: the first pixel says how old the episode is, the second is the reward."""
+    """Environment with random images: pixel 0 is the episode step, pixel 1 the reward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,13 +183,13 @@ class Pictures(SpacesEnv):
 
 
 def stacked_pictures() -> Any:
-    """The last four pictures."""
+    """Return the environment with stacks of the last four images."""
     return ObservationStackWrapper(Pictures(), 4)
 
 
 @pytest.mark.slow
 def test_what_actors_send() -> None:
-    """Parts of actions, a memory, statistics: ratios are near 1, metrics are finite."""
+    """Composite actions, recurrent states and statistics: ratios are near 1, metrics finite."""
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}
     more = {"model": "vector_rnn", "model.rnn.size": 8, "algorithm.replay_size": 3}
     more |= {"model.normalization.mode": "running", "model.normalization.n_steps": 64}
@@ -203,7 +203,7 @@ def test_what_actors_send() -> None:
 
 @pytest.mark.slow
 def test_stacks_of_frames_arrive_whole(learned: list[Any]) -> None:
-    """The learner sees the pictures in the order in which they were made, also of the replay."""
+    """The learner receives frames in their original order, also from the replay."""
     more = {"model.image_encoder": "impala", "model.hidden_sizes": [8], "algorithm.replay_size": 4}
     result = impala_run(env=stacked_pictures, **FORK, **more, total_steps=6 * UPDATE)
     assert [rollout.num_envs for rollout in learned] == [4] + [8] * 5
@@ -223,7 +223,7 @@ def test_stacks_of_frames_arrive_whole(learned: list[Any]) -> None:
 
 
 def test_environments_of_actors_are_numbered_through():
-    """In messages, those of the second actor follow those of the first."""
+    """Error messages number the environments over all actors."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
     with make_runner(load_config({**values, "runner.concurrency": 6})) as runner:
         workers = runner.builder.source.pool.workers
@@ -231,7 +231,7 @@ def test_environments_of_actors_are_numbered_through():
 
 
 class DiesOnce(SpacesEnv):
-    """Writes down the seed of each episode; one process dies in its third episode."""
+    """Environment that logs the seed of each episode; one process dies in its third episode."""
 
     episodes = 0
 
@@ -251,7 +251,7 @@ class DiesOnce(SpacesEnv):
 
 @pytest.mark.slow
 def test_a_restarted_actor_plays_new_episodes() -> None:
-    """It does not repeat those that were learned from before it died."""
+    """A restarted actor does not repeat episodes that were already trained on."""
     how = {"runner.on_worker_failure": "restart", "runner.check_repeatability": "never"}
     train_return = {"evaluation.n_episodes": 0, "evaluation.metric": "train/episode_return_mean"}
     impala_run(env=DiesOnce, **FORK, **how, **train_return, total_steps=12 * UPDATE)

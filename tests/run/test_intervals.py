@@ -24,7 +24,7 @@ STEPS = {
 
 
 class Steps(Callback):
-    """Notes the steps of evaluations and checkpoints."""
+    """Callback that records the steps of evaluations and checkpoints."""
 
     def __init__(self) -> None:
         self.evaluations: list[int] = []
@@ -38,7 +38,7 @@ class Steps(Callback):
 
 
 class FailsOnce(Evaluator):
-    """Fails in one of its evaluations."""
+    """Evaluator that fails in one of its evaluations."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -51,15 +51,15 @@ class FailsOnce(Evaluator):
 
 
 def columns(path: str, prefix: str) -> list[dict[str, str]]:
-    """The columns of a group in all rows."""
+    """Return the columns of a group in all rows."""
     return [{k: v for k, v in row.items() if k.startswith(prefix)} for row in rows(path)]
 
 
 def test_the_update_that_reaches_a_multiple() -> None:
-    """Is followed by evaluation, dump and checkpoint; training is the same."""
+    """Evaluation, dump and checkpoint follow the update; training is unchanged."""
     steps = Steps()
     short_run(callbacks=[steps], **STEPS)
-    assert steps.evaluations == [128, 224, 320, 384]  # the last one at the end of the run
+    assert steps.evaluations == [128, 224, 320, 384]  # the last one is at the end of the run
     assert steps.checkpoints == [128, 224, 320, 384]
     assert [row["eval/env_steps"] for row in rows("run")] == ["128", "224", "384"]
     dumps = sorted(path.name for path in Path("run/policies").iterdir())
@@ -71,7 +71,7 @@ def test_the_update_that_reaches_a_multiple() -> None:
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_an_evaluation_that_fails_is_repeated(at: int) -> None:
-    """Within an epoch, at its end, and at the end of the run."""
+    """Failures within an epoch, at its end, and at the end of the run."""
     short_run("whole", **STEPS, **{"evaluation.evaluators": [FailsOnce(0)]})
     with pytest.raises(CallbackError, match="ArithmeticError: a bug"):
         short_run(**STEPS, **{"evaluation.evaluators": [FailsOnce(at)]})
@@ -91,7 +91,7 @@ def test_an_evaluation_that_fails_is_repeated(at: int) -> None:
     [("evaluation.interval", 2), ("evaluation.dump_interval", 1), ("checkpoint.interval", 3)],
 )
 def test_an_interval_has_one_unit(key: str, value: int) -> None:
-    """Epochs or steps."""
+    """Intervals in epochs and in steps cannot be combined."""
     with pytest.raises(
         ConfigError, match=rf"{key}_steps = 64: cannot be combined with .* {value};"
     ):
@@ -99,7 +99,7 @@ def test_an_interval_has_one_unit(key: str, value: int) -> None:
 
 
 def test_crossing() -> None:
-    """A multiple itself counts, the one before does not."""
+    """An interval that ends at a multiple crosses it; one that starts there does not."""
     cases = {(10, 0, 9): False, (10, 9, 10): True, (10, 10, 19): False, (10, 5, 45): True}
     assert {case: crosses(*case) for case in cases} == cases
     assert not crosses(0, 0, 100)

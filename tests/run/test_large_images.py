@@ -38,46 +38,46 @@ SMALL = {
 
 
 class Screen(gymnasium.Env[Any, Any]):
-    """A large image."""
+    """Environment with a large image as observation."""
 
     observation_space = spaces.Box(0, 255, SHAPE, np.uint8)
     action_space = spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin."""
+        """Start an episode."""
         super().reset(seed=seed)
         return np.zeros(SHAPE, np.uint8), {}
 
     def step(self, action: Any) -> Any:
-        """Continue."""
+        """Return another image."""
         return np.full(SHAPE, 9, np.uint8), 1.0, False, False, {}
 
 
 class Screens(MultiAgentEnv):
-    """Two agents that see large images."""
+    """Multi-agent environment with two agents that observe large images."""
 
     possible_agents = ("left", "right")
 
     def observation_space(self, agent: str) -> Any:
-        """An image."""
+        """Return an image space."""
         return spaces.Box(0, 255, SHAPE, np.uint8)
 
     def action_space(self, agent: str) -> Any:
-        """Two choices."""
+        """Return a space of two actions."""
         return spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
-        """Begin."""
+        """Start an episode."""
         return Turn({agent: np.zeros(SHAPE, np.uint8) for agent in self.possible_agents})
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Continue."""
+        """Return the same observations."""
         return self.reset()
 
 
 @pytest.mark.parametrize("env", [Screen, Screens])
 def test_the_line_of_the_note_works(env: Any) -> None:
-    """Pasted into `env.wrappers`, it makes images of one or several agents small enough."""
+    """The suggested `env.wrappers` resizes images in single-agent and multi-agent environments."""
     config = load_config({"env": env, "algorithm": "ppo"})
     space = EnvFactory(config.env)().observation_space
     (note,) = (note for note in start_notes(config, space) if "pixels" in note)
@@ -97,13 +97,13 @@ def test_the_line_of_the_note_works(env: Any) -> None:
 def test_a_signal_in_a_long_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The second minibatch says how long the update takes, and the signal how long is left."""
+    """The second minibatch reports the duration of the update, and the signal the time left."""
     policy_loss, calls = PPOLearner.policy_loss, 0
 
     def slow(self: Any, *args: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 3:  # two of four minibatches are left
+        if calls == 3:  # two of four minibatches remain
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.8)
         return policy_loss(self, *args)
@@ -122,7 +122,7 @@ def test_a_signal_in_a_long_update(
 
 
 def test_an_update_without_known_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one is reported when it has ended, and says what the next one takes."""
+    """The duration is reported after the first update and predicts the next one."""
     now, told = [0.0], list[str]()
     clock = UpdateClock(told.append, lambda: now[0])
     for seconds in (30.0, 90.0):

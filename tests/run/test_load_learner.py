@@ -30,14 +30,14 @@ TRUST = ["own_envs"]
 
 
 def saved(path: str, name: str | None = None) -> Any:
-    """The state of the learner in a checkpoint."""
+    """Return the state of the learner in a checkpoint."""
     checkpoint = CheckpointStore(Path(path) / "checkpoints").load(name)
     assert checkpoint is not None
     return checkpoint.state["learners"]["learner"]
 
 
 def imitation() -> None:
-    """A run of recorded episodes."""
+    """Train a behavioral cloning run on recorded episodes."""
     data = record(Path("data"), gymnasium.make("CartPole-v1"), cartpole_heuristic)
     small = {"algorithm.n_epochs": 2, "algorithm.batch_size": 16, "evaluation.n_episodes": 0}
     train(algorithm="bc", run_dir="run", **{"runner.dataset": str(data)}, **small, **QUIET)
@@ -45,7 +45,7 @@ def imitation() -> None:
 
 @pytest.mark.parametrize("algorithm", everyday(2, [*ALGORITHMS, "bc"]))
 def test_a_run_gives_its_learner(algorithm: str) -> None:
-    """With all of its state, as it was in the newest checkpoint; nothing of the run changes."""
+    """The learner has the complete state of the newest checkpoint; the run does not change."""
     imitation() if algorithm == "bc" else short_run("run", algorithm)
     before, numbers = file_contents("run"), torch.get_rng_state()
     learner = load_learner("run", TRUST)
@@ -55,7 +55,7 @@ def test_a_run_gives_its_learner(algorithm: str) -> None:
 
 
 def test_a_checkpoint_gives_its_learner() -> None:
-    """Any one that was kept; a class of learners reads its own files alone."""
+    """Any kept checkpoint is loaded; `Learner.from_checkpoint` rejects run directories."""
     short_run("run", **{"checkpoint.keep_last": 3})
     names = sorted(path.name for path in Path("run/checkpoints").glob("epoch*"))
     for name in names[:2]:
@@ -69,7 +69,7 @@ def test_a_checkpoint_gives_its_learner() -> None:
 
 
 def test_a_run_without_checkpoints_has_no_learner() -> None:
-    """The message says what is missing."""
+    """The error names the missing checkpoint."""
     short_run("run", **{"checkpoint.interval": 0})
     with pytest.raises(RunDirectoryError, match=r"run has no checkpoint to load the learner from"):
         load_learner("run", TRUST)
@@ -79,7 +79,7 @@ def test_a_run_without_checkpoints_has_no_learner() -> None:
     "state", [{}, {"learners": []}, {"learners": {"learner": {"modules": []}}}]
 )
 def test_a_state_that_is_none(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts that are missing, or are others, are named with the checkpoint."""
+    """The error names the checkpoint if components are missing or differ."""
     short_run("run")
     checkpoint = CheckpointStore(Path("run/checkpoints")).load()
     assert checkpoint is not None

@@ -1,4 +1,4 @@
-"""Available memory, read from real and fabricated kernel files."""
+"""Available memory, read from real and simulated kernel files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ UNLIMITED_V1 = 9223372036854771712
 
 
 class Kernel:
-    """Files as the kernel shows them, below a directory.
+    """Simulated files of the kernel, below a directory.
 
     Args:
         directory: Where to write them.
         groups: Lines of `/proc/self/cgroup`.
-        available_mb: What the whole machine has left; None: no such file.
+        available_mb: Memory available on the machine; None: no such file.
     """
 
     def __init__(self, directory, groups=(), available_mb=1000):
@@ -38,7 +38,7 @@ class Kernel:
             (self.proc / "meminfo").write_text(text)
 
     def group_v2(self, path, limit, used_mb, cache_mb=0):
-        """A control group of version 2."""
+        """Write a control group of version 2."""
         files = {
             "memory.max": limit,
             "memory.current": used_mb * MB,
@@ -47,7 +47,7 @@ class Kernel:
         self.write(self.cgroups / path, files)
 
     def group_v1(self, path, limit, used_mb, cache_mb=0):
-        """A control group of version 1."""
+        """Write a control group of version 1."""
         files = {
             "memory.limit_in_bytes": limit,
             "memory.usage_in_bytes": used_mb * MB,
@@ -61,18 +61,18 @@ class Kernel:
             (group / name).write_text(f"{content}\n")
 
     def available_mb(self):
-        """What is found, in MB."""
+        """Return the available memory in MB, or None."""
         nbytes = available_memory(CPU, proc=self.proc, cgroups=self.cgroups)
         return None if nbytes is None else nbytes / MB
 
 
 def test_without_control_groups(tmp_path):
-    """What the kernel takes to be available; not what is free."""
+    """The kernel's available memory is returned, not its free memory."""
     assert Kernel(tmp_path).available_mb() == 1000
 
 
 def test_nothing_is_known(tmp_path):
-    """On machines without these files."""
+    """None is returned on machines without these files."""
     kernel = Kernel(tmp_path, available_mb=None)
     assert kernel.available_mb() is None
     assert available_memory(torch.device("meta")) is None
@@ -85,7 +85,7 @@ V1_LINES = ["5:cpu,cpuacct:/job", "4:memory:/job/step", "1:name=systemd:/"]
     ("lines", "make"), [(["0::/job/step"], Kernel.group_v2), (V1_LINES, Kernel.group_v1)]
 )
 def test_limits_of_control_groups(lines, make, tmp_path):
-    """The tightest one counts, of the group itself or one above; file cache can be given up."""
+    """The tightest limit of the group and its parents counts; file cache is available."""
     unlimited = UNLIMITED_V1 if make is Kernel.group_v1 else "max"
     kernel = Kernel(tmp_path, lines)
     make(kernel, "", unlimited, 500)
@@ -108,14 +108,14 @@ def test_limits_of_control_groups(lines, make, tmp_path):
 
 
 def test_a_container_that_sees_its_group_as_the_root(tmp_path):
-    """The path is that on the host, which is not there; the limit is at the root."""
+    """The path in the file exists on the host only; the limit is at the root."""
     kernel = Kernel(tmp_path, ["3:memory:/docker/4711", "0::/"])
     kernel.group_v1("", 300 * MB, 100)
     assert kernel.available_mb() == 200
 
 
 def test_control_groups_alone(tmp_path):
-    """A limit is worth knowing also where the rest is not known."""
+    """A limit is used even if the memory of the machine is unknown."""
     kernel = Kernel(tmp_path, ["0::/"], available_mb=None)
     kernel.group_v2("", 300 * MB, 100)
     assert kernel.available_mb() == 200
@@ -127,21 +127,21 @@ def test_control_groups_alone(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 def test_this_machine():
-    """It has memory left, and less than a petabyte."""
+    """Available memory is positive and below a petabyte."""
     available = available_memory(CPU)
     assert available is not None
     assert MB < available < 2**50
 
 
 def test_memory_of_a_gpu(monkeypatch):
-    """What is free there, not what there is; on the device that is asked for."""
+    """The free memory of the requested device is returned, not its total memory."""
     free = {1: 123 * MB}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], 999 * MB))
     assert available_memory(torch.device("cuda", 1)) == 123 * MB
 
 
 def test_disks(tmp_path, monkeypatch):
-    """What is free on the file system of the directory, or of the one that it will be made in."""
+    """Free space of the file system of a directory that may not exist yet."""
     free = {tmp_path: SimpleNamespace(free=MB)}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free[path])
     monkeypatch.chdir(tmp_path)
@@ -151,7 +151,7 @@ def test_disks(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", [None, "meta"])
 def test_auto_is_the_accelerator_of_this_machine(monkeypatch, kind):
-    """Of any kind; the CPU without one, and for algorithms that do not use one."""
+    """`auto` selects any accelerator; the CPU without one and for algorithms that use none."""
     device = None if kind is None else torch.device(kind)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: device is not None)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)

@@ -1,4 +1,4 @@
-"""All replaceable components, named by `_target_` or passed as objects."""
+"""Custom components, named by `_target_` or passed as objects."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def test_networks_of_ones_own() -> None:
-    """`model.policy` and `model.critic` name networks, and a saved policy finds them again.
+    """`model.policy`, `model.critic` and `model.trunk` name networks, also of saved policies.
 
-    `model.trunk` names the layers that both share.
+    `model.trunk` names the layers shared by policy and critic.
     """
     node = {"_target_": "own_parts.OwnNet", "width": 5}
     shared = {"model.shared_trunk": True, "model.trunk": {"_target_": "own_parts.OwnNet"}}
@@ -46,11 +46,11 @@ def test_networks_of_ones_own() -> None:
 
 
 def test_a_distribution_of_ones_own() -> None:
-    """`model.distributions` names a family for a type of space."""
+    """`model.distributions` names a distribution for a type of space."""
     node = {"Discrete": {"_target_": "own_parts.LastAction"}}
     result = short_run(**{"model.distributions": node})
     assert isinstance(result.policy.model.distribution, LastAction)
-    assert result.policy.act(np.zeros(3)) == 1  # the last one of -1, 0, 1
+    assert result.policy.act(np.zeros(3)) == 1  # the last action of -1, 0, 1
     assert result.history[-1]["eval/episode_return_mean"] == 5.0
 
 
@@ -78,7 +78,7 @@ def test_an_evaluator_of_ones_own() -> None:
 
 
 def test_numbers_of_an_evaluator_of_ones_own() -> None:
-    """They become plain ones, of which checkpoints and files consist; others are named."""
+    """Scalars are converted to Python numbers; other values raise ConfigError."""
     given = {"own/a": np.float32(0.5), "own/b": torch.ones(1), "own/c": np.array(3), "own/d": True}
     (row, *_) = short_run(evaluators=[Numbers(given)], total_steps=64).history
     found = [row[name] for name in given]
@@ -91,7 +91,7 @@ def test_numbers_of_an_evaluator_of_ones_own() -> None:
 
 
 def test_an_evaluator_of_ones_own_that_fails_loses_nothing() -> None:
-    """It is named, and the run continues at a checkpoint as one that was not disturbed."""
+    """The error names the evaluator, and the resumed run equals an uninterrupted run."""
 
     class Fails(CountingEvaluator):
         def evaluate(self, policy: Any) -> dict[str, float]:
@@ -120,7 +120,7 @@ def test_an_evaluator_of_ones_own_that_fails_loses_nothing() -> None:
 
 
 def test_an_algorithm_of_ones_own() -> None:
-    """A subclass of a config names its learner; the run and its saved files know it."""
+    """A subclass of a config names its learner, also in saved files."""
     OwnPPOLearner.seen.clear()
     own = {"_target_": "own_parts.OwnPPOConfig", "penalty": 0.7}
     result = train(**{**settings(), "algorithm": own})
@@ -140,7 +140,7 @@ NAMED: dict[str, Any] = {
 
 
 def objects() -> dict[str, Any]:
-    """The same parts as functions, classes with settings, and instances."""
+    """Return the same components as functions, classes with settings, and instances."""
     return {
         "env": lambda: SpacesEnv(length=4),
         "wrappers": [{"_target_": Scaled, "factor": 3.0}],
@@ -151,7 +151,7 @@ def objects() -> dict[str, Any]:
 
 
 def test_objects_make_the_same_run_as_their_names() -> None:
-    """Wherever a name is taken; in worker processes as well."""
+    """Objects and names give identical results, also in worker processes."""
     short_run("named", **NAMED)
     assert [row["own/calls"] for row in rows("named")] == ["10", "20", "30"]
     for name, place in (("dev", {}), ("local", FORK)):
@@ -163,7 +163,7 @@ def test_objects_make_the_same_run_as_their_names() -> None:
 
 
 def test_the_file_names_them_and_going_on_asks_for_them_again() -> None:
-    """All in one message, with the arguments; given again, the run continues as it would have."""
+    """Resuming lists all objects that must be passed again; with them, results are identical."""
     constant = {"algorithm.lr": 1e-3}
     short_run("whole", **objects(), **constant)
     given = objects()
@@ -186,7 +186,7 @@ def test_the_file_names_them_and_going_on_asks_for_them_again() -> None:
 
 
 def test_an_object_with_a_name_is_the_one_that_is_named() -> None:
-    """`config.yaml` has its dotted path; another object in its place is another setting."""
+    """`config.yaml` contains the dotted path; another object is another setting."""
     short_run(env=SpacesEnv, **{"algorithm.n_epochs": 1})
     assert written_config("run")["env"]["_target_"] == "own_envs.SpacesEnv"
     again: dict[str, Any] = {"resume": "run", "algorithm.n_epochs": 2}
@@ -196,7 +196,7 @@ def test_an_object_with_a_name_is_the_one_that_is_named() -> None:
 
 
 def test_a_network_that_is_given_is_where_training_begins() -> None:
-    """It stays as it is; the policy needs it again."""
+    """The given network is not modified, and must be passed again to load the policy."""
     torch.manual_seed(0)
     net = OwnNet(gymnasium.spaces.Box(-1, 1, (3,)), 3)
     before = net.layers[0].weight.clone()
@@ -215,12 +215,12 @@ def test_a_network_that_is_given_is_where_training_begins() -> None:
 
 
 def vector_env(num_envs: int) -> Any:
-    """A vector environment of CartPole."""
+    """Return a vector environment of CartPole."""
     return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
 
 
 def test_vector_environments() -> None:
-    """One that exists, or a function that makes them: as the one that is registered."""
+    """An instance, a function and a registered id give identical results."""
     alone = {**SMALL, "algorithm": "a2c", "evaluation.n_episodes": 0}
     del alone["runner.concurrency"]
     native = {"backend": "native"}
@@ -239,7 +239,7 @@ def test_vector_environments() -> None:
 
 
 def test_an_instance_takes_no_settings() -> None:
-    """It is used as it is."""
+    """An instance is used unchanged; arguments raise ConfigError."""
     evaluator = CountingEvaluator()
     node = {"_target_": InlineObject(evaluator)}
     assert build_target(copy.deepcopy(node), kind=CountingEvaluator) is evaluator
@@ -248,7 +248,7 @@ def test_an_instance_takes_no_settings() -> None:
 
 
 def test_a_rollout_names_its_policy() -> None:
-    """In its files and in its directory."""
+    """Files and directory of a rollout contain the name of the policy."""
     result = run_rollout(policy=lambda obs: 0, env="CartPole-v1", n_episodes=1, progress="quiet")
     text = (result.output_dir / "rollout.yaml").read_text()
     assert "_target_: test_own_parts.test_a_rollout_names_its_policy.<locals>.<lambda>" in text

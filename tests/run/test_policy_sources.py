@@ -1,4 +1,4 @@
-"""Multi-agent policies from other sources, and policies that are not trained."""
+"""Policies of multi-agent runs from other sources, and policies that are not trained."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TAKES_ONE = {"_target_": "own_policies.TakesOne"}
 
 
 def run(name: str, foe: dict[str, Any], algorithm: str = "ppo", **more: Any) -> Any:
-    """A short run in which the second player has its own policy."""
+    """Train for a few steps with a separate policy of the second player."""
     policies = {"main": {"agents": ["first"]}, "foe": {"agents": ["second"], **foe}, "judge": JUDGE}
     given = {"trust": ["agent_envs", "own_policies"], "policies": policies, **more}
     like = settings("sac" if algorithm == "dqn" else algorithm, **HEAPS, total_steps=128)
@@ -34,7 +34,7 @@ def run(name: str, foe: dict[str, Any], algorithm: str = "ppo", **more: Any) -> 
 
 
 def weights(name: str, policy: str) -> dict[str, torch.Tensor]:
-    """The weights of a policy of a run."""
+    """Return the weights of a policy of a run."""
     found = torch.load(f"{name}/best/policy.pt", weights_only=True)
     start = f"policies.{policy}."
     return {key[len(start) :]: value for key, value in found.items() if key.startswith(start)}
@@ -46,12 +46,12 @@ STILL: dict[str, Any] = {
     "frozen": ({"frozen": True}, {}),
     "not chosen": ({}, {"policies_to_train": ["main"]}),
 }
-"""Settings of the second player and of the run with which it does not learn."""
+"""Settings of the second player and of the run with which its policy is not trained."""
 
 
 @pytest.mark.parametrize(("foe", "more"), everyday(2, STILL.values(), are_rows=True), ids=STILL)
 def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any]) -> None:
-    """It acts, and its turns are dropped."""
+    """The policy acts, but its turns are not used for training."""
     more = {**more, "algorithm.lr": 0.01, "total_steps": 0}
     run("whole", foe, **more, **{"algorithm.n_epochs": 2})
     found = rows("whole")[-1]
@@ -67,7 +67,7 @@ def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any])
 @pytest.mark.parametrize("how", ["frozen", "not chosen"])
 @pytest.mark.exhaustive
 def test_policies_that_do_not_learn_act_as_they_are(how: str) -> None:
-    """The noise of the run is not for them, and their statistics stay, with replay buffers too."""
+    """Exploration noise and statistics of frozen policies do not change, also with replay."""
     foe, more = STILL[how]
     more = {**more, "model.normalization.mode": "running", "algorithm.epsilon": 0.9}
     found = {}
@@ -82,7 +82,7 @@ def test_policies_that_do_not_learn_act_as_they_are(how: str) -> None:
 
 
 def test_a_policy_remembers_while_replay_buffers_are_filled() -> None:
-    """It knows its turns, also in episodes in which the others act at random no more."""
+    """A policy counts its turns, also in episodes that span the end of random exploration."""
     counts = {"_target_": "own_policies.CountsTurns"}
     found = run("sac", {"source": counts}, "sac", **{"algorithm.n_rollout_steps": 3}).history
     assert found[-1]["train/gradient_steps"] > 0
@@ -90,7 +90,7 @@ def test_a_policy_remembers_while_replay_buffers_are_filled() -> None:
 
 @pytest.mark.parametrize("frozen", everyday(1, [True, False]))
 def test_a_policy_of_a_run_goes_on_from_its_weights(frozen: bool) -> None:
-    """The source may have other networks, and is not needed once there is a checkpoint."""
+    """The source may have other networks, and is not needed to resume."""
     run("base", {"model": {"hidden_sizes": [5, 4]}})
     base = weights("base", "foe")
     shutil.move("base", "moved")
@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_policies_that_can_not_learn_are_named(
     foe: dict[str, Any], more: dict[str, Any], problem: str
 ) -> None:
-    """Key, value, what is expected."""
+    """The error contains key, value and what is expected."""
     with pytest.raises(ConfigError, match=problem):
         run("run", foe, **more)
 
@@ -150,7 +150,7 @@ NO_SOURCES: dict[str, tuple[Any, str]] = {
     "other id": ("base:other", "expected .*base:main"),
     "spaces": ("base:judge", "its policy has the observation space .*, second has"),
     "no run": ("none", "contains no saved policy"),
-    # Those of that version that have networks are named.
+    # lists the policies of that version that have networks
     "no networks": (
         "base@final:foe",
         rf"{PLACE} has no networks in its policy foe: expected {PLACE}:main, {PLACE}:judge",
@@ -159,14 +159,14 @@ NO_SOURCES: dict[str, tuple[Any, str]] = {
 
 
 def played(source: Any) -> None:
-    """A rollout in which the second player has its own policy."""
+    """Play a rollout in which the second player has its own policy."""
     policies = {"foe": {"agents": ["second"], "source": source}}
     rollout = {"env": HEAPS["env"], "policy": "random", "policies": policies}
     run_rollout(**rollout, trust=["own_policies"], progress="quiet")
 
 
 def evaluated(source: Any) -> None:
-    """A run whose policies are evaluated against an opponent."""
+    """Evaluate the policies of a run against an opponent."""
     run("run", {}, **{"evaluation.opponents": {"foe": source}})
 
 
@@ -185,7 +185,7 @@ USES: dict[str, tuple[Callable[[Any], None], str]] = {
     ],
 )
 def test_what_is_no_source_is_named(name: str, use: str) -> None:
-    """Wherever settings name a policy: key, value, what is expected; nothing is written."""
+    """The error contains key, value and what is expected for every setting; no file is written."""
     (source, words), (play, key) = NO_SOURCES[name], USES[use]
     if str(source).startswith("base"):
         run("base", {"source": "random"}, **{"checkpoint.interval": 1})
@@ -214,7 +214,7 @@ def test_what_is_no_source_is_named(name: str, use: str) -> None:
 def test_sources_are_named_without_private_paths(
     tmp_path: Path, source: str, expected: str, policy: str
 ) -> None:
-    """What follows the run directory is kept."""
+    """The path after the run directory is kept."""
     run, saved = tmp_path / "private/a", tmp_path / "private/copied"
     for folder in (run / "best", run / "policies/epoch_000004", run / "checkpoints", saved):
         folder.mkdir(parents=True)

@@ -75,7 +75,7 @@ def test_every_start_is_recorded() -> None:
 def test_the_first_of_two_packages_is_the_one_that_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a virtual environment that sees the packages of the system."""
+    """The first package on the path counts, as in a virtual environment with system packages."""
     for name in ("one/some_tool-1.0", "two/some_tool-2.0", "two/other-1.0", "one/broken"):
         Path(f"{name}.dist-info").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", ["absent", "one", "two"])
@@ -87,7 +87,7 @@ def test_the_first_of_two_packages_is_the_one_that_is_imported(
 
 
 def test_code_in_git(repository: str) -> None:
-    """Commit, branch and uncommitted changes of the repository of the user are recorded."""
+    """Commit, branch and uncommitted changes of the user's repository are recorded."""
     short_run()
     own = repositories()[os.getcwd()]
     assert (own["commit"], own["branch"]) == (repository, "trunk")
@@ -118,7 +118,7 @@ class MyEnv(SpacesEnv):
 def test_code_of_the_user_elsewhere(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The repository of a script, or of a package that the settings name, is recorded.
+    """The repository of a script, or of a package named in the settings, is recorded.
 
     Neither is below the working directory; the package has no `__init__.py`.
     """
@@ -143,7 +143,7 @@ def test_code_of_the_user_elsewhere(
 
 
 def test_a_long_diff_is_truncated(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end says so, with the original length."""
+    """The truncated diff ends with a note of the original length."""
     monkeypatch.setattr(provenance, "MAX_DIFF_CHARS", 40)
     short_run()
     diff = repositories()[os.getcwd()]["diff"]
@@ -153,7 +153,7 @@ def test_a_long_diff_is_truncated(repository: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("state", ["no repository", "no commit", "no git"])
 def test_code_that_is_not_in_git(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory is not listed, and the run is not disturbed."""
+    """The directory is not listed, and the run continues."""
     if state == "no commit":
         git("init", "-q")
     if state == "no git":
@@ -170,7 +170,7 @@ def test_code_that_is_not_in_git(state: str, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )  # fmt: skip
 def test_other_words_of_the_command_stay(word: str) -> None:
-    """Also where a part of a key looks like the name of a secret."""
+    """Keys that only resemble the name of a secret are kept."""
     assert without_secrets([word]) == [word]
 
 
@@ -191,7 +191,7 @@ def test_other_words_of_the_command_stay(word: str) -> None:
     ],
 )
 def test_secrets_are_removed_from_the_command(words: list[str], shown: list[str]) -> None:
-    """Whatever part of a key says that it is one, also within nested values."""
+    """Secrets are recognised by any part of their key, also within nested values."""
     assert without_secrets(words) == shown
 
 
@@ -212,7 +212,7 @@ def logged(run_dir: str = "run") -> list[str]:
 
 
 def test_the_log_has_what_the_console_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    """All of it, in order; a resume appends."""
+    """The log contains all printed lines in order; resuming appends."""
     short_run(**{"tracking.progress": "lines", "tracking.info_keys": ["absent"]})
     train(resume="run")
     out, err = capfd.readouterr()
@@ -224,7 +224,7 @@ def test_the_log_has_what_the_console_printed(capfd: pytest.CaptureFixture[str])
 
 
 class Breaking(gymnasium.Env[Any, Any]):
-    """Fails in its first step."""
+    """Environment that fails in its first step."""
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0)
     action_space = gymnasium.spaces.Discrete(2)
@@ -237,7 +237,7 @@ class Breaking(gymnasium.Env[Any, Any]):
 
 
 def test_the_log_has_the_traceback_of_a_failure() -> None:
-    """Also the one of the code of the user."""
+    """The log contains the traceback of the user's code."""
     with pytest.raises(EnvError):
         short_run(env=Breaking)
     assert "RuntimeError: the wheel came off" in logged()
@@ -245,7 +245,7 @@ def test_the_log_has_the_traceback_of_a_failure() -> None:
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """The console says so once; the lines are written when there is room again."""
+    """The console warns once; missing lines are written when the disk has space again."""
     calls = []
 
     def write(descriptor: int, data: bytes) -> int:

@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def on_two_machines(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An empty working directory, and a cluster; what was reserved of it is free afterwards."""
+    """Change to an empty directory; yield a cluster; check that its CPUs are free afterwards."""
     import ray
 
     monkeypatch.chdir(tmp_path)
@@ -66,12 +66,12 @@ ANOTHER_RAY = "import ray; ray.init(address='local', num_cpus=1); print(flush=Tr
 
 @exhaustive
 def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user begins: without an address, with several learners, next to another program's Ray.
+    """Without an address, Ray is started next to another program's Ray, also with several learners.
 
-    The numbers are those of `dev`, the logs are named, and the process ends by itself.
+    Results equal `dev`, no log of Ray is printed, and the process exits.
     """
     pytest.importorskip("ray")
-    # Clusters of other tests write their address into the usual folder; paths of sockets are short.
+    # Other clusters store their address in the default folder; paths of sockets are short.
     folder = tempfile.mkdtemp(prefix="ray")
     monkeypatch.setenv("RAY_TMPDIR", folder)
     other = subprocess.Popen(
@@ -84,7 +84,7 @@ def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for place in ("dev", "ray"):
             if place == "ray":
                 assert other.stdout is not None
-                assert other.stdout.readline()  # it runs by now
+                assert other.stdout.readline()  # has started
             command = [*COMMAND, f"run_dir={place}", f"runner={place}"]
             result = subprocess.run(
                 [sys.executable, "-m", "maze_train", *command],
@@ -107,9 +107,9 @@ def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("case", "n_workers"), [("actors and learners of ppo", 2), ("es", 3), ("calls in ppo", 2)]
 )
 def test_machines_change_no_number(case: str, n_workers: int, on_two_machines: Any) -> None:
-    """Equal metrics, to the last digit, in one process and with workers on two machines.
+    """Results with workers on two machines are identical to one process.
 
-    Runs of PPO without actors have them as well where a machine is lost, below.
+    `test_a_machine_that_is_lost` compares PPO without actors.
     """
     algorithm = case.rpartition(" ")[2]
     short_run("dev", algorithm, **CASES[case])
@@ -122,27 +122,27 @@ def test_machines_change_no_number(case: str, n_workers: int, on_two_machines: A
 
 @exhaustive
 def test_rollouts(on_two_machines: Any) -> None:
-    """The same episodes, whoever plays them."""
+    """Episodes are identical on every runner."""
     play(**RANDOM, output_dir="dev", n_episodes=12)
     play(**RANDOM, **RAY, output_dir="ray", n_episodes=12, **{"runner.n_workers": 3})
     assert episodes_of("ray") == episodes_of("dev")
 
 
 class RemoveMachine(Callback):
-    """Ends a machine in mid-run."""
+    """Callback that removes a machine during the run."""
 
     def __init__(self, cluster: Any, node: Any) -> None:
         self._cluster, self._node = cluster, node
 
     def on_update_end(self, run: Any) -> None:
-        """Do it once."""
+        """Remove it once."""
         if run.progress.updates == 3:
             self._cluster.remove_node(self._node, allow_graceful=False)
 
 
 @exhaustive
 def test_a_machine_that_is_lost(on_two_machines: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its workers are started on others, and the run has the same numbers."""
+    """Workers are restarted on other machines, and results are unchanged."""
     more = {**CASES["ppo"], "seed": 3}
     node = on_two_machines.add_node(num_cpus=4)
     on_two_machines.wait_for_nodes()
@@ -160,10 +160,10 @@ def test_a_machine_that_is_lost(on_two_machines: Any, capfd: pytest.CaptureFixtu
 
 
 class UntilRestarted(Callback):
-    """Ends training some epochs after a worker was started again."""
+    """Callback that stops training some epochs after a worker was restarted."""
 
     def on_epoch_end(self, run: Any) -> None:
-        """Look for it in all epochs but the last ones."""
+        """Ignore restarts in the last epochs."""
         if any(row.get("train/worker_restarts") for row in run.history[:-5]):
             run.stop("it continued")
 
@@ -172,7 +172,7 @@ class UntilRestarted(Callback):
 def test_actors_on_a_machine_that_is_lost(
     on_two_machines: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of IMPALA start over on others; what they had is dropped, told and counted."""
+    """IMPALA actors restart on other machines; their rollouts are dropped, reported and counted."""
     node = on_two_machines.add_node(num_cpus=4)
     on_two_machines.wait_for_nodes()
     more = {**CARTPOLE, **RAY, "runner.on_worker_failure": "restart", "algorithm.num_actors": 3}
@@ -181,7 +181,7 @@ def test_actors_on_a_machine_that_is_lost(
     result = short_run("run", "impala", **more, callbacks=callbacks)
     assert result.summary.stop_reason == "it continued"
     told = capfd.readouterr().err
-    # Learning begins with the first rollouts, when other actors may still be built.
+    # Learning begins with the first rollouts, while other actors may still be built.
     lost = r"\(the machine is lost or unreachable\); \d+ steps of its rollout are dropped"
     assert re.findall(f"died in [a-z ]+ {lost}; it is restarted", told)
     last = result.history[-1]
@@ -191,7 +191,7 @@ def test_actors_on_a_machine_that_is_lost(
 
 @exhaustive
 def test_clusters_that_do_not_fit(on_two_machines: Any) -> None:
-    """No room is reported with what there is, before training."""
+    """The error names the missing and available resources, and is raised before training."""
     words = r"the cluster has no resources for 1 x \{'CPU': 100.0\} \(PACK\).* of [0-9]+ CPUs"
     with pytest.raises(WorkerError, match=words):
         short_run("run", **RAY | {"runner.cpus_per_worker": 100.0, "runner.worker_timeout_s": 0.5})
@@ -200,7 +200,7 @@ def test_clusters_that_do_not_fit(on_two_machines: Any) -> None:
 
 @pytest.mark.parametrize("key", ["address", "placement", "cpus_per_worker", "gpus_per_learner"])
 def test_settings_out_of_range(key: str) -> None:
-    """The message names them, before Ray starts."""
+    """The error names the setting and is raised before Ray starts."""
     bad = {"address": "ray://far:10001", "placement": "NEAR"}.get(key, -1)
     with pytest.raises(ConfigError, match=rf"{key} = "):
         short_run("run", runner="ray", **{f"runner.{key}": bad})

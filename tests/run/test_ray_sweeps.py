@@ -45,14 +45,14 @@ class Waiting(gymnasium.Wrapper):
 
 
 def job_of(number: int, folder: Path, work: Callable[[], Any]) -> ProcessJob:
-    """A job that does what a function does."""
+    """Return a job that calls a function."""
     record = JobRecord(number, f"seed={number}", str(folder / str(number)))
     return ProcessJob(record, folder / f"{number}.log", work)
 
 
 @pytest.mark.slow
 def test_workers_start_processes(tmp_path: Path) -> None:
-    """Its own job has one, with its log; how it ends is reported; others continue."""
+    """Each job has a process and a log; failures are reported, and other jobs continue."""
     ended: list[StartedJob] = []
 
     def good() -> JobRecord:
@@ -72,7 +72,7 @@ def test_workers_start_processes(tmp_path: Path) -> None:
 
 
 def test_machines_share_the_folders(tmp_path: Path) -> None:
-    """One that has not got them is named, before a job begins."""
+    """A machine without access to a folder raises an error before any job starts."""
     pool = WorkerJobs(print, ThisProcess(), 1, [str(tmp_path), str(tmp_path / "s")])
     with pytest.raises(ConfigError, match=r"hydra/launcher = 'ray': .* has no folder .*/s; "):
         pool.run([])
@@ -85,17 +85,17 @@ def test_settings_out_of_range(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """They are named as the user gave them, before Ray starts."""
+    """The error names the setting as typed and is raised before Ray starts."""
     monkeypatch.chdir(tmp_path)
     assert main([*SWEEP, "hydra/launcher=ray", f"hydra.launcher.{setting}", "seed=1,2"]) == 2
     assert f"hydra.launcher.{setting.partition('=')[0]} = " in capsys.readouterr().err
 
 
 class Machines:
-    """A place, and its pool, in which calls have the outcomes that a test chose.
+    """Fake worker pool whose calls have outcomes defined by the test.
 
     Args:
-        outcomes: What each call of each worker comes to, by worker; an error is raised.
+        outcomes: Results of the calls of each worker; exceptions are raised.
     """
 
     def __init__(self, *outcomes: list[Any]) -> None:
@@ -142,7 +142,7 @@ class Machines:
 
 
 def play(machines: Machines, folder: Path, n_jobs: int = 3) -> list[str]:
-    """The errors of the jobs that ended, in their order."""
+    """Run jobs; return their errors in the order in which they ended."""
     ended: list[StartedJob] = []
     jobs = [job_of(number, folder, SimpleNamespace) for number in range(n_jobs)]
     try:
@@ -154,7 +154,7 @@ def play(machines: Machines, folder: Path, n_jobs: int = 3) -> list[str]:
 
 
 def test_a_place_that_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It costs its job; where it does not come again, the other one does the rest."""
+    """A lost worker fails its job; if it does not restart, the other workers run its jobs."""
     lost = WorkerFailedError(0, "job worker 0 died")
     done = [JobRecord(number, "", "") for number in (1, 2)]
     machines = Machines([None, lost, lost], [None, *done])
@@ -169,7 +169,7 @@ def test_a_place_that_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_signals_end_jobs(tmp_path: Path) -> None:
-    """They are cancelled and waited for; a third signal kills them."""
+    """Signals cancel running jobs; the third signal kills them."""
     cancelled = JobRecord(0, "", "", error="ended by SIGTERM")
     machines = Machines([None, cancelled])
     machines.ready = interrupted(machines, 2)  # type: ignore[method-assign]
@@ -186,7 +186,7 @@ def test_signals_end_jobs(tmp_path: Path) -> None:
 
 
 def interrupted(machines: Machines, *times: int) -> Callable[[float], list[int]]:
-    """A `ready` that a signal interrupts at these of its calls."""
+    """Return a `ready` method that is interrupted at the given calls."""
     ready, count = machines.ready, iter(range(1, 100))
 
     def interrupted_ready(timeout_s: float) -> list[int]:
@@ -206,10 +206,10 @@ def test_a_sweep_on_ray(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The numbers of one after the other, on two machines; a job that fails is reported."""
+    """Results on two machines equal sequential jobs; a failed job is reported."""
     monkeypatch.chdir(tmp_path)
     on_ray = ("hydra/launcher=ray", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=r")
-    choice = "env.kwargs={},{wrong:1}"  # known only where the environment is built
+    choice = "env.kwargs={},{wrong:1}"  # the error occurs when the environment is built
     found = [main([*SWEEP, *how, "seed=1,2", choice]) for how in ((), on_ray)]
     assert found == [2, 2]
     tables = [Path(name, "jobs.csv").read_text().splitlines() for name in ("s", "r")]
@@ -227,7 +227,7 @@ def test_a_sweep_on_ray(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_sweep(number: signal.Signals, tmp_path: Path) -> None:
-    """Ctrl-C lets runs save; they end with the process of the sweep, however that ends."""
+    """Ctrl-C lets runs save; all runs end with the process of the sweep."""
     pytest.importorskip("ray")
     (tmp_path / "waiting_env.py").write_text(WAITING)
     command = [sys.executable, "-m", "maze_train", *SWEEP, "seed=1,2", "total_steps=10_000_000"]

@@ -33,7 +33,7 @@ BASE: dict[str, Any] = {
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """The directory of a run."""
+    """Create the directory of a run."""
     directory = tmp_path / "run"
     directory.mkdir()
     config = config_to_dict(load_config(BASE))
@@ -42,7 +42,7 @@ def run_dir(tmp_path):
 
 
 def checkpoint(run_dir: Path) -> Any:
-    """What `continued` reads of a checkpoint, with the settings of the run."""
+    """Return a checkpoint with the settings of the run and the attributes `continued` reads."""
     path = run_dir / "checkpoints" / "epoch_000003"
     settings = (run_dir / "config.yaml").read_text()
     return SimpleNamespace(path=path, settings=settings, epoch=3, env_steps=5)
@@ -78,7 +78,7 @@ SECTIONS = ("checkpoint.", "tracking.", "runner.")
 
 @pytest.mark.parametrize("algorithm", list_options("algorithm"))
 def test_settings_that_may_differ(algorithm):
-    """Where, how long, what is written, what callbacks may change; all other settings stay."""
+    """Settings of place, length and output, and those that callbacks may change; no others."""
     data = {"bc": "runner.dataset", "sacfd": "algorithm.initial_demonstration_trajectories"}
     more = {data[algorithm]: "x"} if algorithm in data else {}
     config = load_config({**BASE, "algorithm": algorithm, **more})
@@ -105,7 +105,7 @@ def test_settings_that_may_differ(algorithm):
     ids=str,
 )
 def test_the_seed_that_was_drawn_stays(run_dir, change):
-    """Whatever else is changed."""
+    """The drawn seed is kept, whatever else is changed."""
     values = {**BASE, "run_dir": str(run_dir), "resume": "auto", "seed": None, **change}
     assert continued(load_config(values), run_dir).seed == 3
 
@@ -134,7 +134,7 @@ def test_settings_that_may_not_change(run_dir, runner, key, value, was):
 
 
 def test_tuples_were_once_stored_as_lists(run_dir):
-    """A run that has a list continues with the tuple of the same values, and with no other."""
+    """A stored list may be replaced by a tuple with the same values, but not with others."""
     path = run_dir / "config.yaml"
     path.write_text(path.read_text().replace("kwargs: {}", "kwargs: {size: [8, 4]}"))
     continued(load_config({**BASE, "env.kwargs.size": (8, 4)}), run_dir, checkpoint(run_dir))
@@ -143,7 +143,7 @@ def test_tuples_were_once_stored_as_lists(run_dir):
 
 
 def test_several_changes_are_all_named(run_dir):
-    """One message is enough to put all of them right, and says which ones need not be."""
+    """One message lists all changed settings, and marks those that may not change."""
     values = {**BASE, "algorithm.gamma": 0.5, "total_steps": 7, "seed": 9, "run_dir": str(run_dir)}
     with pytest.raises(ConfigError) as caught:
         continued(load_config(values), run_dir, checkpoint(run_dir))
@@ -160,7 +160,7 @@ def test_several_changes_are_all_named(run_dir):
 
 @pytest.mark.parametrize(("key", "limit"), [("total_steps", 4), ("algorithm.n_epochs", 2)])
 def test_a_limit_below_what_is_done(run_dir, key, limit):
-    """It is an error; a smaller limit that leaves something to do, or the same, is not."""
+    """A limit below the completed steps or epochs raises an error; larger and equal ones do not."""
     for allowed in (limit + 1, 0 if key == "algorithm.n_epochs" else limit + 2):
         continued(load_config({**BASE, key: allowed}), run_dir, checkpoint(run_dir))
     with pytest.raises(
@@ -170,7 +170,7 @@ def test_a_limit_below_what_is_done(run_dir, key, limit):
 
 
 def test_where_a_run_is_looked_for(run_dir, tmp_path):
-    """A run, one of its checkpoints, or with auto the directory of the run, if it has begun."""
+    """`resume` may be a run, one of its checkpoints, or auto, which uses `run_dir` if it exists."""
 
     def found(**values):
         return run_to_resume(load_config({**BASE, **values}))
@@ -194,7 +194,7 @@ def test_where_a_run_is_looked_for(run_dir, tmp_path):
 
 
 def test_settings_of_the_run_with_changes(run_dir):
-    """A change overrides; another runner keeps what all runners have."""
+    """Given settings override; another runner keeps the settings common to all runners."""
     config = load_config(stored_settings(str(run_dir), {"total_steps": 7, "algorithm.n_epochs": 2}))
     assert (config.total_steps, config.algorithm.n_epochs, config.seed) == (7, 2, 3)
     assert config.resume == str(run_dir)
@@ -207,14 +207,14 @@ def test_settings_of_the_run_with_changes(run_dir):
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "seed: 1", "\x00", "runner: 3"])
 def test_a_damaged_configuration_is_named(run_dir, text):
-    """Whatever the file holds."""
+    """RunDirectoryError is raised for any invalid content."""
     (run_dir / "config.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"config.yaml is damaged"):
         stored_settings(str(run_dir), {})
 
 
 def test_a_run_of_an_older_version_has_the_defaults_of_new_settings(run_dir):
-    """A key that is not in its file counts as unchanged."""
+    """Settings missing in the stored file count as unchanged."""
     path = Path(run_dir) / "config.yaml"
     node = yaml.safe_load(path.read_text())
     del node["checkpoint"], node["algorithm"]["on_non_finite"], node["algorithm"]["gamma"]
@@ -227,7 +227,7 @@ def test_a_run_of_an_older_version_has_the_defaults_of_new_settings(run_dir):
 @pytest.mark.parametrize("kind", ["file", "folder", "list"])
 @pytest.mark.parametrize("case", ["same content", "copied", "other content", "named", "no path"])
 def test_files_that_moved(run_dir, tmp_path, kind, case):
-    """Another place is accepted with the same content, or if the user says so."""
+    """Another path is accepted if the content is identical, or if `moved` allows it."""
 
     def made(name, content):
         if kind == "folder":

@@ -55,15 +55,15 @@ def test_a_signal_while_an_episode_is_noted(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class FirstIsLong(own_envs.SpacesEnv):
-    """The episode of seed 0 does not end by itself, the others do."""
+    """Environment whose episode of seed 0 does not terminate, unlike other episodes."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode and store its seed."""
         self.seed = seed
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        """Step."""
+        """Step; do not terminate the episode of seed 0."""
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, reward, terminated and self.seed != 0, truncated, info
 
@@ -76,7 +76,7 @@ def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.Mon
     def end(self: RolloutProgress, count: int) -> None:
         before = sum(made)
         made.append(count)
-        if before < 400 <= sum(made):  # when all episodes but the first are done
+        if before < 400 <= sum(made):  # when all other episodes are done
             if how == "error":
                 raise EnvError("enough")
             signal.raise_signal(signal.SIGTERM)
@@ -123,5 +123,5 @@ def test_a_policy_of_a_run_by_its_function() -> None:
 
 
 def load_model(run_dir: str) -> Any:
-    """The model of a run, which tells no spaces."""
+    """Return the model of a run, without spaces."""
     return load_policy(run_dir).model

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 @pytest.fixture(scope="module")
 def cartpole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run on CartPole."""
+    """Train a short run on CartPole; return its directory."""
     directory = tmp_path_factory.mktemp("runs") / "cartpole"
     given = {**SMALL, **PPO, "evaluation.dump_interval": 1}
     train(env="CartPole-v1", **given, run_dir=str(directory))
@@ -47,7 +47,7 @@ def cartpole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(cartpole_run: Path, tmp_path: Path) -> str:
-    """A copy of it."""
+    """Return a copy of the run."""
     shutil.copytree(cartpole_run, tmp_path / "run")
     return "run"
 
@@ -156,7 +156,7 @@ def test_environments_that_do_not_fit(run: str) -> None:
 
 
 class ThreeActions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole with an action more."""
+    """CartPole with an additional action."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -164,7 +164,7 @@ class ThreeActions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make_three_actions() -> gymnasium.Env[Any, Any]:
-    """The same, made by a function."""
+    """Return the environment with three actions."""
     return ThreeActions()
 
 
@@ -253,7 +253,7 @@ def test_a_window_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         gymnasium, "make", lambda *a, **k: modes.append(k.get("render_mode")) or make(*a, **k)
     )
     play(**RANDOM, render="human", n_episodes=1, max_episode_steps=2)
-    assert modes == ["human", "human"]  # one of them is looked at before
+    assert modes == ["human", "human"]  # one of them is inspected before the rollout
 
 
 def test_what_can_not_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,12 +312,12 @@ def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPat
 
 
 def moves_results() -> None:
-    """The directory of the results is moved."""
+    """Move the output directory."""
     Path("out").rename("moved")
 
 
 def fills_disk() -> None:
-    """There is no room left."""
+    """Raise the error of a full disk."""
     raise OSError(28, "No space left on device")
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def table(directory: str | Path) -> list[dict[str, str]]:
-    """The rows of policies.csv."""
+    """Return the rows of policies.csv."""
     return list(csv.DictReader(Path(directory, "policies.csv").read_text().splitlines()))
 
 
@@ -48,7 +48,7 @@ def test_several_policies_are_compared_in_one_table(capfd: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("runs/*/*", ["a/b-c", "a-b/c"]),  # With dashes for slashes, these would be equal.
+        ("runs/*/*", ["a/b-c", "a-b/c"]),  # replacing slashes with dashes would make these equal
         ("runs/*/", ["a", "a-b"]),
         ("runs/a/*", ["b-c"]),
         ("runs/*/.", ["a", "a-b"]),
@@ -77,7 +77,7 @@ def test_epochs_are_in_numeric_order() -> None:
 
 
 class Player:
-    """Plays nothing: the mean return of a policy is what `returns` has for its folder."""
+    """Substitute for `RolloutRunner`; the mean return is defined by `returns` for each folder."""
 
     returns: dict[str, float | Exception]
 
@@ -95,7 +95,7 @@ class Player:
 def play(
     monkeypatch: pytest.MonkeyPatch, output_dir: str | None = None, **returns: float | Exception
 ) -> float:
-    """Play with policies that have these mean returns."""
+    """Run rollouts of policies with the given mean returns."""
     monkeypatch.setattr(Player, "returns", returns, raising=False)
     monkeypatch.setattr(rollout_table, "RolloutRunner", Player)
     config = RolloutConfig(policy="random", env={"id": "CartPole-v1"}, output_dir=output_dir)

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def sac_run(run_dir: str | None = "run", **overrides: Any) -> Any:
-    """A short run of SAC on a toy environment."""
+    """Run SAC on a toy environment for a few steps."""
     return short_run(run_dir, "sac", **overrides)
 
 
@@ -45,7 +45,7 @@ def sac_run(run_dir: str | None = "run", **overrides: Any) -> Any:
 
 
 def env_actions(policy: Any, actions: Any) -> np.ndarray[Any, Any]:
-    """Stored actions as the environment got them, in one row each."""
+    """Return stored actions as passed to the environment, one row each."""
     given = policy.model.distribution.to_env(actions)
     parts = given.values() if isinstance(given, dict) else [given]
     arrays = [np.asarray(part, np.float64) for part in parts]
@@ -85,7 +85,7 @@ def test_what_is_stored_is_what_happened(
     assert sum(map(len, happened)) == steps >= 180
     assert len(happened) == concurrency
     assert len(buffer) == min(size, steps)
-    # The last transitions of each environment, all of them.
+    # All of the last transitions of each environment.
     kept = len(buffer) // concurrency
     expected = {obs: told for diary in happened for obs, told in list(diary.items())[-kept:]}
     batch = buffer.sample_batch(40 * len(buffer))
@@ -142,7 +142,7 @@ def test_the_least_steps_that_are_learned_from(changes: dict[str, Any], steps: i
 
 
 def loss_of_weights(learner: Any, module_id: str, batch: Any, statistics: Any, after: int) -> Any:
-    """A loss without errors, from a gradient step on."""
+    """Return a loss without TD errors from a gradient step on."""
     if learner.gradient_steps < after:
         return learner.compute_loss_for_module(module_id, batch, statistics)
     return sum(weight.square().sum() for weight in learner.modules[module_id].policy.parameters())
@@ -172,7 +172,7 @@ def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
         batch = trainer.replay_buffers["default"].sample_batch(3000)
     is_second = (batch.obs == 0.25).all(1)
     assert batch.next_obs[is_second].unique().tolist() == [0.25]
-    # Over two steps and over one before the cut, over one after it.
+    # Over two steps and one step before the truncation, and one step after it.
     assert batch.rewards[is_second].unique().tolist() == [101.0, 151.5]
 
 
@@ -200,7 +200,7 @@ def test_demonstrations_from_a_data_set(tmp_path: Path) -> None:
         "total_steps": 40,
     }
     result = train(env="Pendulum-v1", run_dir=tmp_path / "run", **given, **QUIET, seed=3)
-    assert result.history[0]["train/gradient_steps"] > 0  # the buffer was full enough at once
+    assert result.history[0]["train/gradient_steps"] > 0  # the buffer is large enough at the start
     del given[SHOWN]
     with pytest.raises(ConfigError, match="initial_demonstration_trajectories"):
         train(env="Pendulum-v1", run_dir=tmp_path / "no", **given, **QUIET, seed=3)
@@ -208,12 +208,12 @@ def test_demonstrations_from_a_data_set(tmp_path: Path) -> None:
 
 
 def given_dataset(directory: str) -> TrajectoryDataset:
-    """What a setting may name: a data set."""
+    """Return a dataset."""
     return open_dataset(directory)
 
 
 def no_dataset() -> int:
-    """What a setting may name by mistake."""
+    """Return a value that is not a dataset."""
     return 3
 
 
@@ -260,7 +260,7 @@ def test_a_buffer_that_does_not_fit_is_refused(
     held: int,
 ) -> None:
     """The final size is checked before allocation, to the byte."""
-    # Rows of three numbers, one action, one reward and flags; one more for the newest.
+    # Rows of three floats, one action, one reward and flags, plus one row for the newest.
     needed = (held + 2) * (12 + 8 + 4 + 1)
     free = [needed - 1]
     for name in ("available_memory", "available_disk"):
@@ -330,14 +330,14 @@ def test_metrics(action: str) -> None:
     result = sac_run(env=env, **{"algorithm.replay_buffer_size": 100})
     row = result.history[-1]
     assert row["replay/size"] == 100
-    # One for four transitions after the initial phase.
+    # One gradient step per four transitions after the initial phase.
     steps = sum(float(r.get("train/gradient_steps") or 0) for r in result.history)
     assert steps == (192 - 32) // 4
     assert row["replay/samples_per_transition"] == pytest.approx(steps * 8 / (192 - 8))
-    assert row["train/policy_entropy"] <= 2 * math.log(2)  # uniform, in [-1, 1] and over 2 choices
+    assert row["train/policy_entropy"] <= 2 * math.log(2)  # uniform in [-1, 1] and over 2 choices
     target = {"box": -2.0, "tuple": -1.0 + 0.98 * math.log(2)}[action]
     assert row["train/target_entropy"] == pytest.approx(target, rel=1e-6)
-    assert 0.9 < row["train/entropy_coef"] < 1.0  # falls: the entropy is above its target
+    assert 0.9 < row["train/entropy_coef"] < 1.0  # decreases, since the entropy is above its target
     assert row["train/critic_spread"] > 0
     assert row["train/learning_rate"] == pytest.approx(3e-4)
     assert 0 < row["time/sample_s"] < row["time/update_s"]

@@ -35,7 +35,7 @@ METRIC_OF_THIRD = "eval/third/episode_return_mean"
 
 
 def run(name: str, **more: Any) -> Any:
-    """A short run in which players meet their snapshots."""
+    """Run a short game in which players face their snapshots."""
     settings = {**HEAPS, **more}
     opponents = settings.pop("opponents", {"add_every": 1, "keep": 2, "draw": "by_strength"})
     policies = {
@@ -83,7 +83,7 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
             start = f"eval/vs_{name}"
             found = [float(row[f"{start}/{key}_rate"]) for key in ("win", "draw", "loss")]
             assert sum(found) == pytest.approx(1.0)
-        # Of the players one gets 1 and the other -1.
+        # One player gets 1 and the other -1.
         for name in ("main", "old"):
             returns, wins, losses = (
                 float(row[f"eval/vs_{name}/{key}"])
@@ -103,7 +103,7 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
 
 
 def fixed(action: int) -> Any:
-    """A model that takes the same action of a pair always."""
+    """Return a policy that always takes the same action in `Pairs`."""
     own = {"_target_": InlineObject(lambda *_: lambda _: action)}
     return fixed_policy(own, "own", Pairs().observation_space(""), Pairs().action_space(""))
 
@@ -123,7 +123,7 @@ PAIRS = [["red_0", "red_1"], ["blue_0", "blue_1"]]
 def test_members_of_a_team_are_no_opponents(env: Any, named: Any, teams: Any, wins: float) -> None:
     """A pair that always plays 1 beats a pair that plays 0, as each team.
 
-    Without teams the opponent plays the other member of the pair as well, which is a draw.
+    Without teams the opponent also plays the other member of the pair, which is a draw.
     """
     factory = EnvFactory(EnvConfig(target=InlineObject(env), teams=named))
     assert factory().metadata["teams"] == tuple(map(tuple, teams))

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def run(name: str, case: str, **more: Any) -> Any:
-    """A short run of several agents, by the name of its case."""
+    """Run a multi-agent case for a few updates."""
     return start(f"agents: {case}", Path(name).absolute(), **more)
 
 

@@ -30,7 +30,7 @@ RECURRENT = {
 
 
 class Engine(TakesOne):
-    """Cannot be copied."""
+    """Policy that cannot be copied."""
 
     def __init__(self, *spaces: Any) -> None:
         super().__init__(*spaces)
@@ -38,12 +38,12 @@ class Engine(TakesOne):
 
 
 def run(name: str, **more: Any) -> None:
-    """A run with a policy `first` of both players, and one of the referee."""
+    """Train a policy `first` of both players, and a policy of the referee."""
     short_run(name, "ppo", env=ENV, **{"total_steps": 128, **more})
 
 
 def play_heaps(**settings: Any) -> Any:
-    """A rollout in which players take stones from a heap."""
+    """Play a rollout in which players take stones from a heap."""
     given = {"env": ENV, "policies": ALL_ONE} if "run" not in settings else {}
     return play(**{**given, **TRUST, **settings})
 

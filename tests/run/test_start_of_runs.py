@@ -28,25 +28,25 @@ MASKED = {"env.wrappers": [{"_target_": "maze_train.ActionMaskWrapper"}]}
 
 
 class MaskedTuple(gymnasium.Env[Any, Any]):
-    """Tells legal actions in its infos, of two choices, one after the other."""
+    """Environment with masks in its infos, for two discrete actions."""
 
     observation_space = spaces.Dict(place=spaces.Discrete(3))
     action_space = spaces.MultiDiscrete([2, 3])
     mask: Any = ([0, 1], [1, 0, 0])
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin."""
+        """Start an episode."""
         super().reset(seed=seed)
         return {"place": 0}, self.info
 
     def step(self, action: Any) -> Any:
-        """Refuse what is not legal."""
+        """Assert that the action is legal."""
         assert action.tolist() == [1, 0]
         return {"place": 1}, 1.0, False, False, self.info
 
     @property
     def info(self) -> dict[str, Any]:
-        """The mask."""
+        """Return the info with the mask."""
         return {} if self.mask is None else {"action_mask": np.concatenate(self.mask)}
 
 
@@ -103,7 +103,7 @@ def test_masks_that_do_not_fit(changes: dict[str, Any], problem: str, tmp_path: 
 
 
 def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> list[str]:
-    """The lines that a run would begin with."""
+    """Return the notes at the start of a run."""
     config = load_config({"env": env, "algorithm": "ppo", **changes})
     return list(start_notes(config, space or spaces.Box(-1, 1, (3,))))
 
@@ -127,7 +127,7 @@ def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> l
 def test_no_time_limit_is_told(env: Any, changes: dict[str, Any], is_lacking: bool) -> None:
     """A note is printed if no episode ended in the first epoch.
 
-    It is not told where something cuts those of training.
+    It is not printed if a time limit applies in training.
     """
     row = {"env_steps": 4_096.0}
     assert len(told_after(row, env, **changes)) == is_lacking
@@ -141,7 +141,7 @@ def test_no_time_limit_is_told(env: Any, changes: dict[str, Any], is_lacking: bo
 
 
 def told_after(row: dict[str, float], env: Any, **changes: Any) -> list[str]:
-    """The lines after the first epoch of a run, and the second one, which adds none."""
+    """Return the notes after the first epoch; the second one adds none."""
     found: list[str] = []
     note = TimeLimitNote(load_config({"env": env, "algorithm": "ppo", **changes}), found.append)
     note.start(RunInfo())
@@ -203,8 +203,8 @@ def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             "a larger runner.concurrency may be faster: .* 4 workers .* 38 % of the",
         ),
         ((40, 100), 90, 4, ""),
-        ((4, 10), 1, 4, ""),  # too short to tell
-        ((40, 1000), 10, 4, ""),  # the time goes elsewhere
+        ((4, 10), 1, 4, ""),  # too short for a note
+        ((40, 1000), 10, 4, ""),  # most time is spent elsewhere
     ],
 )
 def test_where_another_place_would_be_faster(
@@ -254,26 +254,26 @@ def test_the_speed_of_a_run_is_told(
 
 
 class ChanceEnv(SpacesEnv):
-    """Observations that no seed repeats."""
+    """Environment whose observations do not depend on the seed."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin an episode without its seed."""
+        """Start an episode without its seed."""
         return super().reset()
 
 
 class SharedEnv(SpacesEnv):
-    """All environments of a process count their steps together."""
+    """Environment that shares a step counter with all instances in the process."""
 
     count = 0
 
     def observe(self) -> Any:
-        """The count."""
+        """Return an observation of the shared counter."""
         super().observe()
         SharedEnv.count += 1
         return np.full_like(self.obs, 1.0 / SharedEnv.count)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Let the count begin."""
+        """Reset the shared counter."""
         SharedEnv.count = 0
         return super().reset(seed=seed)
 
@@ -298,7 +298,7 @@ def test_what_environments_do_not_promise(
     told: str,
 ) -> None:
     """A note about irreproducible environments is printed at the start."""
-    monkeypatch.setattr(assembly, "is_examined", is_examined)  # in tests of other things it is not
+    monkeypatch.setattr(assembly, "is_examined", is_examined)  # disabled in other tests
     monkeypatch.setattr(repeatability, "WAIT_S", repeatability.LIMIT_S)  # the machine may be busy
     small = {"runner.concurrency": 2, "algorithm.n_rollout_steps": 8, "algorithm.batch_size": 8}
     more = {**small, "model.hidden_sizes": [4], "evaluation.n_episodes": 1, **more}

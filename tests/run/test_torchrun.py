@@ -1,4 +1,4 @@
-"""Runs with torchrun: equal to one process; stopped, killed, restarted; errors."""
+"""Runs with torchrun: results equal one process; stopped, killed, restarted; errors."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def assert_equal_runs(found: Path, expected: Path) -> None:
 
 
 def assert_continues_after_a_kill(directory: Path, settings: dict[str, Any]) -> None:
-    """Compare a run in `whole` with one in which a rank was killed and torchrun restarted all."""
+    """Assert that a run with a killed rank, restarted by torchrun, equals the run in `whole`."""
     ends = "[{_target_: torchrun_parts.EndsProcess, rank: 1, update: 5}]"
     settings = {**settings, "callbacks": ends, "run_dir": "killed"}
     outcome = torchrun(directory, settings, 2, "--max-restarts=1")
@@ -226,7 +226,7 @@ HOSTS = ("10.77.0.1", "10.77.0.2")
 
 @pytest.fixture
 def two_hosts() -> Iterator[list[tuple[str, str]]]:
-    """Two network namespaces that reach each other through one cable, with their interfaces."""
+    """Create two connected network namespaces; yield their names and interfaces."""
     spaces = [f"maze{os.getpid()}{end}" for end in "ab"]
     ends = [f"mz{os.getpid()}{end}" for end in "ab"]
     commands = [f"netns add {space}" for space in spaces]
@@ -283,7 +283,7 @@ VARIABLES = {
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The variables of torchrun with one process in this process, and its store."""
+    """Set the variables of torchrun for a single process; return its store."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for name, value in {**VARIABLES, "MASTER_PORT": str(store.port)}.items():
         monkeypatch.setenv(name, value)
@@ -345,7 +345,7 @@ def test_a_restarted_process_has_the_same_settings(
 
 
 def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of its rank on its machine."""
+    """The process uses the GPU of its local rank."""
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     variables = TorchrunVariables.read()
@@ -368,7 +368,7 @@ def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_processes_that_do_not_start_a_run(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them are named after a single wait."""
+    """The error names all missing ranks after a single wait."""
     monkeypatch.setattr(maze_train.learner.torchrun, "MEET_S", 1.0)
     monkeypatch.setenv("WORLD_SIZE", "4")
     variables, start = TorchrunVariables.read(), time.monotonic()
@@ -381,7 +381,7 @@ def test_processes_that_do_not_start_a_run(launched: Any, monkeypatch: pytest.Mo
 def test_failed_operations_of_nccl_raise_errors(
     launched: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with other learners, the process is not ended."""
+    """NCCL's blocking wait is enabled, so that failures do not end the process."""
     monkeypatch.setenv(BLOCKING_WAIT, "")
     monkeypatch.delenv(BLOCKING_WAIT)
     variables = TorchrunVariables.read()

@@ -140,13 +140,13 @@ def test_a_file_of_the_user_called_latest_stays() -> None:
 
 
 class Refusing(MetricsWriter):
-    """A service that cannot be reached."""
+    """Writer of a service that cannot be reached."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error or ConfigError("service", "does not answer")
 
     def start(self, run: RunInfo) -> None:
-        """Write something, and give up."""
+        """Create a directory and fail."""
         assert run.run_dir is not None
         (run.run_dir / "service").mkdir()
         raise self.error
@@ -195,7 +195,7 @@ def test_two_runs_in_one_process_do_not_mix() -> None:
         def step(self, action: Any) -> Any:
             if not inner:
                 inner.append(None)
-                with torch.enable_grad():  # a collector steps its environments without gradients
+                with torch.enable_grad():  # collectors step environments without gradients
                     short_run("inner", seed=4)
             return super().step(action)
 
@@ -219,7 +219,7 @@ def test_a_run_with_an_environment_of_python_needs_it_again(env: Any) -> None:
 
 
 class Wandering(SpacesEnv):
-    """An environment that changes the working directory."""
+    """Environment that changes the working directory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ def test_a_run_learns_where_gradients_are_off() -> None:
 
 
 def endless(limit: int = 0) -> Any:
-    """Environments whose episodes do not end by themselves, with a time limit of their own."""
+    """Return an environment whose episodes do not terminate, with an optional time limit."""
     env = SpacesEnv(length=10**9)
     return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
 
@@ -342,7 +342,7 @@ def test_evaluations_on_native_vector_environments_are_cut_too() -> None:
 
 
 class Paid(SpacesEnv):
-    """A reward of 1 in each of the 5 steps of an episode."""
+    """Environment with a reward of 1 in each of the 5 steps of an episode."""
 
     def step(self, action: Any) -> Any:
         obs, _, *rest = super().step(action)
@@ -388,7 +388,7 @@ def test_the_closing_summary_tells_when_the_best_return_was(
 def test_modes_of_the_settings_hold_for_the_run_only() -> None:
     """Modes apply to training, statistics and the test, and are restored.
 
-    Autograd looks for NaN in training alone.
+    Anomaly detection applies to training only.
     """
     seen: list[tuple[bool, bool]] = []
 
@@ -438,7 +438,7 @@ def test_a_metric_that_no_episode_reports_ends_the_run(metric: str, words: str) 
 
 
 class Telling(SpacesEnv):
-    """Says in its infos how far it is."""
+    """Environment with its progress in infos."""
 
     def step(self, action: Any) -> Any:
         *result, info = super().step(action)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def fails_here() -> Any:
-    """An error whose text has the word argument."""
+    """Raise an error whose text contains the word "argument"."""
     return int(None)  # type: ignore[call-overload]  # on purpose
 
 
@@ -89,7 +89,7 @@ def test_the_traceback_leads_to_the_code_of_the_user(
 
 
 def passes_on(**kwargs: Any) -> CountingEnv:
-    """A function that makes an environment."""
+    """Return an environment constructed with the given arguments."""
     return CountingEnv(**kwargs)
 
 
