@@ -512,7 +512,7 @@ def test_a_data_set_nearby_is_named(tmp_path):
 
 
 def test_episodes_are_in_memory_once(monkeypatch):
-    """Episodes of a generator are released; the buffer of the current part stays small."""
+    """Episodes of a generator are released, and the buffer of the current part is small."""
     monkeypatch.setattr(trajectory_parts, "PART_NBYTES", 2**20)
     space = spaces.Box(0, 255, (1000,), np.uint8)
 

@@ -199,7 +199,7 @@ class Watched(nn.Linear):
 
 @pytest.mark.parametrize("name", ["none", "bfloat16", "float16"])
 def test_layers_compute_in_the_type_of_autocast(name):
-    """Weights and gradients keep their dtype and are close to single precision."""
+    """Weights keep their dtype and are close to those of float32 training."""
     torch.manual_seed(0)
     module = Watched()
     learner = LineLearner(module, batch_size=10, autocast=name, lr=0.05)

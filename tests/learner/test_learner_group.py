@@ -625,9 +625,9 @@ def test_restarts_of_learners_are_limited():
 
 @slow
 def test_learners_of_one_machine_listen_on_no_network(monkeypatch):
-    """They only use the loopback interface, regardless of gloo's settings.
+    """Learners only use the loopback interface, regardless of gloo's settings.
 
-    They rendezvous through a private file, which the next run removes if this one is killed.
+    The rendezvous is a private file, which the next run removes if this run is killed.
     """
     others = [name for _, name in socket.if_nameindex() if not name.startswith("lo")]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0" if "eth0" in others else others[-1])
