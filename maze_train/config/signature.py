@@ -13,6 +13,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from maze_train.core.folders import OPENS_BELOW
+
 LINE = "# signature of the user who made this: "
 KEY, KEY_NBYTES = "key", 32
 
@@ -60,6 +62,8 @@ def _key(make: bool = False) -> bytes:
     home = config_home()
     if make:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not OPENS_BELOW:  # Windows: the home directory is private.
+        return _key_by_path(home / KEY, make)
     folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if make:
@@ -73,6 +77,17 @@ def _key(make: bool = False) -> bytes:
         os.close(folder)
     if not is_private or len(key) != KEY_NBYTES:
         raise OSError(f"{home / KEY} is not a key of this user")
+    return key
+
+
+def _key_by_path(path: Path, make: bool) -> bytes:
+    """Read the key, without checks of its owner; see `_key`."""
+    if make and not path.exists():
+        with suppress(FileExistsError), path.open("xb") as file:
+            file.write(secrets.token_bytes(KEY_NBYTES))
+    key = path.read_bytes()
+    if len(key) != KEY_NBYTES:
+        raise OSError(f"{path} is not a key")
     return key
 
 

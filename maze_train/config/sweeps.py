@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from maze_train.config.options import PROGRAM
-from maze_train.core.errors import RunDirectoryError
+from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import atomic_write, open_own, read_regular
 from maze_train.core.folders import make_folders
 from maze_train.core.names import JOBS, SIGNALS
@@ -280,6 +280,9 @@ class LocalJobs(JobPool[ProcessOfJob]):
         gpus: GPU indices assigned to jobs round-robin, one per job; empty: all GPUs are visible.
         start_method: `fork` requires a process without threads and CUDA; otherwise use `spawn`.
         beat: Called once per second; an exception in this function stops all jobs.
+
+    Raises:
+        ConfigError: If the platform does not support the processes.
     """
 
     def __init__(
@@ -290,6 +293,9 @@ class LocalJobs(JobPool[ProcessOfJob]):
         start_method: str = "fork",
         beat: Callable[[], object] = lambda: None,
     ) -> None:
+        if not hasattr(signal, "pthread_sigmask"):
+            problem = "jobs in other processes require Linux or macOS; for sweeps, use basic"
+            raise ConfigError("hydra/launcher", problem)
         super().__init__(ended)
         self._free.extend(range(n_jobs or available_cores()))
         self._gpus, self._start_method, self._beat = list(gpus), start_method, beat

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import socket
 import stat
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,8 @@ from typing import IO, Any
 from maze_train.core.checks import absolute_path
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.folders import (
+    OPENS_BELOW,
+    PLAIN,
     OpenFolder,
     check_enclosed,
     check_guarded,
@@ -36,6 +39,9 @@ from maze_train.core.text import json_text
 
 MAX_TEXT_NBYTES = 1 << 28
 BLOCK_NBYTES = 1 << 20
+
+HAS_SIGNAL_0 = hasattr(signal, "SIGKILL")
+"""Whether signal 0 checks for a process. On Windows, the number 0 is Ctrl-C."""
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -66,7 +72,7 @@ def open_regular(path: Path) -> IO[bytes]:
     Raises:
         OSError: If the file cannot be opened or is not a regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | PLAIN)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
@@ -211,11 +217,13 @@ def _synced_file(folder: OpenFolder, name: str) -> Iterator[IO[bytes]]:
 def fsync_directory(path: Path) -> None:
     """Sync a directory to disk, after files were created, renamed or removed.
 
-    Does nothing on file systems without support for syncing directories.
+    Does nothing on file systems and platforms without support for syncing directories.
 
     Raises:
         OSError: If the directory does not exist, or the disk fails.
     """
+    if not OPENS_BELOW:
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -227,7 +235,9 @@ def fsync_directory(path: Path) -> None:
 
 
 def process_runs(pid: int) -> bool:
-    """Return whether a process with the id `pid` exists on this machine."""
+    """Return whether a process with the id `pid` exists on this machine; on Windows, True."""
+    if not HAS_SIGNAL_0:
+        return True
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -338,8 +348,8 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     (see `guarded`).
 
     The lock is an `flock` on the file `.lock` in the directory. The OS releases the lock when the
-    process ends; the file remains. On file systems without support for locks, the directory is not
-    locked.
+    process ends; the file remains. On file systems and platforms (Windows) without support for
+    locks, the directory is not locked.
 
     Args:
         directory: An existing directory, usually of a run.
@@ -349,8 +359,6 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         RunDirectoryError: If the directory is locked by another process, is not writable, or
             contains a link to a target outside the directory.
     """
-    import fcntl  # Not available on Windows.
-
     check_enclosed(directory)
     missing = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
     path = directory / LOCK
@@ -359,9 +367,10 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         descriptor = open_own(path, os.O_RDWR)
     except OSError as error:
         raise RunDirectoryError(f"{directory} cannot be locked: {error}") from error
+    release: Callable[[], object]
     try:
         try:
-            _take_lock(descriptor)
+            release = _take_lock(descriptor)
         except BlockingIOError:
             raise RunDirectoryError(
                 f"another process ({_owner(descriptor)}) {use} {directory}: wait until it ends, "
@@ -370,16 +379,18 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         except OSError as error:
             if error.errno not in missing:
                 raise RunDirectoryError(f"{path} cannot be locked: {error}") from error
+            release = bool
         with suppress(OSError):  # The content is only informational.
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode())
         try:
             with guarded(directory, path):
                 yield
         finally:
             # A process forked during the block shares the descriptor and the lock.
             with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                release()
     finally:
         os.close(descriptor)
 
@@ -403,19 +414,25 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _take_lock(descriptor: int) -> None:
+def _take_lock(descriptor: int) -> Callable[[], object]:
     """Acquire the lock. If the owner of the lock is dead, wait until its workers have exited.
+
+    Returns:
+        Function that releases the lock.
 
     Raises:
         BlockingIOError: If another process has the lock.
+        OSError: If locks are not supported.
     """
-    import fcntl
-
+    try:
+        import fcntl
+    except ImportError as error:  # Windows.
+        raise OSError(errno.ENOTSUP, "no support for locks") from error
     deadline = time.monotonic() + LOCK_GRACE_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return partial(fcntl.flock, descriptor, fcntl.LOCK_UN)
         except BlockingIOError:
             found = re.match(r"pid (\d+) on host (.*)", _owner(descriptor))
             is_dead = (
@@ -430,7 +447,8 @@ def _take_lock(descriptor: int) -> None:
 
 def _owner(descriptor: int) -> str:
     """Return the owner of the lock according to the lock file."""
-    text = os.pread(descriptor, 400, 0).decode(errors="replace").strip()
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    text = os.read(descriptor, 400).decode(errors="replace").strip()
     return text if re.fullmatch(r"pid \d+ on host \S+", text) else "pid unknown"
 
 

@@ -29,12 +29,16 @@ def guarded(directory: Path, mark: Path) -> Iterator[None]:
 
     Args:
         directory: The directory.
-        mark: A file in the directory, or the directory itself; used to detect that the directory
-            was moved or removed. The file remains open, so that its inode number is not reused.
+        mark: A file in the directory, or the directory itself (on Windows, then not guarded); used
+            to detect that the directory was moved or removed. The file remains open, so that its
+            inode number is not reused.
 
     Raises:
         OSError: If the marker cannot be opened.
     """
+    if mark == directory and not OPENS_BELOW:
+        yield
+        return
     descriptor = os.open(mark, os.O_RDONLY)
     _GUARDED[directory] = (mark, descriptor)
     try:
@@ -64,6 +68,8 @@ OPENS_BELOW = {os.open, os.mkdir, os.rename} <= os.supports_dir_fd
 """Whether the OS can open files relative to an open directory (not on Windows)."""
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+PLAIN = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Flags to open a file without waiting and, on Windows, without translating line ends."""
 
 
 def outermost_run(path: Path) -> Path | None:
@@ -132,7 +138,7 @@ class OpenFolder:
             OSError: If the file cannot be opened.
         """
         with self._naming(name) as place:
-            flags |= os.O_CREAT | NO_LINK | getattr(os, "O_NONBLOCK", 0)
+            flags |= os.O_CREAT | NO_LINK | PLAIN
             return os.open(place, flags, 0o666, dir_fd=self.descriptor)
 
     def replace(self, name: str, target: str) -> None:

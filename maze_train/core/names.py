@@ -2,9 +2,11 @@
 
 import signal
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals sent to all processes of a job by Ctrl-C, a closing terminal or a cluster scheduler.
-Workers ignore these signals; the main process handles them and may save before it exits."""
+NAMED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+SIGNALS = tuple(signal.Signals(getattr(signal, name)) for name in NAMED if hasattr(signal, name))
+"""Signals sent to all processes of a job by Ctrl-C, a closing terminal or a cluster scheduler (on
+Windows, the first two). Workers ignore these signals; the main process handles them and may save
+before it exits."""
 
 CONFIG, METRICS, SUMMARY, DIGESTS = "config.yaml", "metrics.csv", "summary.json", "files.json"
 ENVIRONMENT, LOG, SERVICES = "environment.json", "run.log", "services.json"

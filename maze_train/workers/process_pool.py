@@ -6,7 +6,6 @@ import errno
 import multiprocessing
 import os
 import pickle
-import resource
 import select
 import signal
 import time
@@ -20,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from maze_train.core.checks import check_one_of
-from maze_train.core.errors import WorkerError
+from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.core.files import claim_temporary, process_runs
 from maze_train.core.names import SIGNALS
 from maze_train.workers.backends import GUARD, PROCESS_NAME, RemoteBackend, refuse_import
@@ -65,6 +64,8 @@ def naming_limits() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
+        import resource  # Not available on Windows.
+
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise WorkerError(
             f"too many open files: the limit of this process is {limit} (ulimit -n), too low for "
@@ -318,7 +319,7 @@ class LocalProcesses(RemoteBackend):
     """Backend with worker processes on this machine; see `ProcessPool`.
 
     Raises:
-        ConfigError: If a setting is out of range.
+        ConfigError: If a setting is out of range, or the platform does not support the workers.
     """
 
     start_method: str = "forkserver"
@@ -327,6 +328,12 @@ class LocalProcesses(RemoteBackend):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not (hasattr(select, "poll") and hasattr(signal, "pthread_sigmask")):
+            problem = (
+                "worker processes require Linux or macOS; use runner=dev, a single learner and "
+                "evaluation.asynchronous=false"
+            )
+            raise ConfigError("runner", problem)
         check_one_of("start_method", self.start_method, START_METHODS)
 
     @property
