@@ -5,14 +5,15 @@ ARGS ?=
 
 VENV := .venv
 LOWEST := .venv-lowest
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 RUN := +algorithm=ppo env=CartPole-v1
 PARALLEL := --numprocesses auto --dist worksteal
+CORE := functional distributions nets spaces test_events.py test_seeding.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all test-lowest check conf docs site bench scores clean
+.PHONY: help train test test-all test-core test-lowest wheel check conf docs site bench scores clean
 
 help: ## List the targets.
 	@echo "Usage: make <target> [ARGS=\"more arguments\"] [PYTHON=python3.11]"
@@ -21,15 +22,23 @@ help: ## List the targets.
 train: $(VENV)/.installed ## Train PPO on CartPole-v1; ARGS are additional overrides.
 	$(BIN)/maze-run $(RUN) $(ARGS)
 
-test: $(VENV)/.installed-test ## Run the default tests on all cores; ARGS replaces the arguments of pytest.
+test: $(VENV)/.installed-test ## Run the default tests on all cores, as in CI; ARGS replaces the arguments of pytest.
 	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL) -m "not exhaustive")
 
-test-all: $(VENV)/.installed-test ## Run all tests on all cores, as in CI.
+test-all: $(VENV)/.installed-test ## Run all tests on all cores.
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-core: $(VENV)/.installed-test-core ## Run the tests of platforms without worker processes.
+	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(or $(ARGS),$(addprefix tests/,$(CORE)))
 
 # Deprecation warnings are ignored: old packages warn about newer dependencies. The lowest versions only have wheels for Python 3.11.
 test-lowest: $(LOWEST)/.installed ## Run the default tests with the lowest supported version of each direct dependency.
 	$(LOWEST)/bin/python -m pytest -W ignore::DeprecationWarning $(or $(ARGS),$(PARALLEL) -m "not exhaustive")
+
+wheel: ## Build the wheel and the source distribution in dist/.
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check build
+	$(BIN)/python -m build
 
 check: $(VENV)/.installed-dev ## Check linting, formatting, types and generated files.
 	$(BIN)/ruff check .

@@ -78,7 +78,8 @@ def no_process_is_left() -> Iterator[None]:
     SIGINT ignored, and `nohup` ignores SIGHUP: tests of signals need the default handlers.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     before = set(multiprocessing.active_children())
     yield
     left = set(multiprocessing.active_children()) - before

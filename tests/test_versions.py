@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import platform
+import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import gymnasium
 import pytest
+import yaml
 
 from maze_train.core import files as module
 from maze_train.core.errors import DependencyError
@@ -52,3 +55,14 @@ def test_an_old_gymnasium(version: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(gymnasium, "__version__", version)
     with pytest.raises(DependencyError, match=rf"gymnasium {version} is installed.*>= 1\.1"):
         importlib.reload(autoreset)
+
+
+def test_the_ci_workflow_calls_targets_of_make() -> None:
+    """Every command of the workflow is a target of the Makefile."""
+    root = Path(__file__).parents[1]
+    workflow = yaml.safe_load((root / ".github/workflows/ci.yml").read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    commands = [step["run"].split() for step in steps if "run" in step]
+    targets = re.findall(r"^([a-z-]+):.*## ", (root / "Makefile").read_text(), re.MULTILINE)
+    assert {command[0] for command in commands} == {"make"}
+    assert {command[1] for command in commands} <= set(targets)
