@@ -40,7 +40,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.acting import acts
-from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.agents import agents_of
 from maze_train.workers.backends import Pickled, ThisProcess, WorkerBackend
 from maze_train.workers.pool import Worker, WorkerContext, WorkerSpecs, shares, worker_names
 from maze_train.workers.process_pool import LocalProcesses
@@ -75,8 +75,7 @@ class SliceEpisodes(Episodes):
     def __init__(self, envs: EnvSlice) -> None:
         self.envs, self.num_envs = envs, len(envs)
         self.obs, self.rewards, self.end = envs.obs, envs.rewards, envs.end
-        several = agent_spaces(envs.observation.space, envs.action.space)
-        self.agents = several.agents if several is not None else ()
+        self.agents = agents_of((envs.observation.space, envs.action.space))
         self._waiting: deque[EpisodeTask] = deque()
         self._tasks: dict[int, EpisodeTask] = {}
         self.drop()

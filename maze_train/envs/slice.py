@@ -27,7 +27,7 @@ from maze_train.envs.monitoring import (
 )
 from maze_train.envs.types import Env, Reset
 from maze_train.envs.vector import Array, StepBuffers, masked_writer, row_writer
-from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.agents import agent_spaces, agents_of
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 from maze_train.workers.backends import Pickled
@@ -133,8 +133,7 @@ class EnvSlice(Worker):
         for inner in (env.unwrapped for env in self.envs if self._skips):
             if agent_spaces(inner.observation_space, inner.action_space) is not None:
                 cast("JointEnv", inner).skips_non_finite = True
-        several = agent_spaces(self.observation.space, self.action.space)
-        self._agents = several.agents if several is not None else ()
+        self._agents = agents_of((self.observation.space, self.action.space))
         keys = settings.info_keys
         self._keys = None if keys is None else required_keys(keys, self._agents)
         self._next_seed: SeedSource = lambda i: None

@@ -112,11 +112,11 @@ class BasePolicy:
         named = {
             name: value
             for name in POLICY_SETTINGS
-            if (value := getattr(given, name)) != getattr(defaults, name)
+            if (value := given.value_of(name)) != defaults.value_of(name)
         }
         if resumed_dir is not None:
             stored = settings_of_run(RunDirectory(resumed_dir).config, self.config, PARTS_OF_POLICY)
-            own = {name: getattr(self.model_of(stored), name) for name in POLICY_SETTINGS}
+            own = {name: self.model_of(stored).value_of(name) for name in POLICY_SETTINGS}
         else:
             config = self.saved.config
             own = policy_settings(config.model, config.algorithm, self.saved.spaces)
@@ -139,7 +139,7 @@ class BasePolicy:
         if self.policy is None:
             return config.model
         own, defaults = config.policies[self.policy].model, ModelConfig()
-        unsaid = {name: getattr(defaults, name) for name in POLICY_SETTINGS}
+        unsaid = {name: defaults.value_of(name) for name in POLICY_SETTINGS}
         return replace(config.model, **unsaid) if own is None else own
 
     def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
@@ -185,7 +185,7 @@ class BasePolicy:
         own = self.model_of(self.config)
         parts, base = [*POLICY_PARTS], self.saved.config.model
         scaled = [c.algorithm.scales_rewards for c in (self.saved.config, self.config)]
-        same = all(getattr(base, name) == getattr(own, name) for name in CRITIC_SETTINGS)
+        same = all(base.value_of(name) == own.value_of(name) for name in CRITIC_SETTINGS)
         if same and scaled[0] == scaled[1]:
             parts.extend(CRITIC_PARTS)
         taken = [

@@ -8,7 +8,7 @@ from torch import nn
 
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.run_directory import RunDirectory
-from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.agents import agents_of
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import check_selection
@@ -25,12 +25,6 @@ from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.run.assembly import Assembly
-
-
-def agents_of(builder: AlgorithmBuilder[Any]) -> tuple[str, ...]:
-    """Return the names of the agents; empty for a single agent."""
-    several = agent_spaces(*builder.spaces)
-    return several.agents if several else ()
 
 
 def selection_mode(builder: AlgorithmBuilder[Any]) -> Literal["max", "min"]:
@@ -51,7 +45,7 @@ def build_evaluator(
     Raises:
         ConfigError: If the metric is not reported, or an evaluator cannot be built.
     """
-    check_selection(config.evaluation, agents_of(builder))
+    check_selection(config.evaluation, agents_of(builder.spaces))
     evaluators = builder.build_evaluators()
     if config.evaluation.evaluators:
         own = own_evaluators(config.evaluation, *builder.spaces)
@@ -86,7 +80,7 @@ def build_selection(
         dump_interval=evaluation.dump_interval,
         dump_interval_steps=evaluation.dump_interval_steps,
         mode=selection_mode(builder),
-        may_cancel=bool(agents_of(builder)) and metric in (EVAL_RETURN, TRAIN_RETURN),
+        may_cancel=bool(agents_of(builder.spaces)) and metric in (EVAL_RETURN, TRAIN_RETURN),
     )
 
 

@@ -225,7 +225,7 @@ def end_notes(
     info_keys: Sequence[str],
     builder: AlgorithmBuilder[Any],
 ) -> Iterator[str]:
-    """Yield the notes at the end of a run.
+    """Yield the notes at the end of a run, such as settings that would have made it faster.
 
     Args:
         rows: Metrics of the epochs of this process.
@@ -236,8 +236,23 @@ def end_notes(
     for key in info_keys:
         if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
             yield f"tracking.info_keys: the final info of no episode contained a number {key!r}"
-    if sum(row.get("time/epoch_s", 0.0) for row in rows) >= MIN_RUN_S:
-        yield from speed_notes(rows, builder)
+    env_s, collect_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
+    if whole_s < MIN_RUN_S:
+        return
+    if builder.has_actors:
+        if use := builder.worker_use():
+            yield from worker_notes(collect_s, whole_s, *use, "collected rollouts")
+        return
+    if not env_s:
+        return
+    with suppress(EnvError):  # A failed worker must not fail a finished run.
+        if use := builder.worker_use():
+            yield from worker_notes(env_s, whole_s, *use)
+    if is_worth_it(env_s, whole_s) and has_vector_form(builder.context.config.env):
+        yield (
+            f"stepping environments took {100 * env_s / whole_s:.0f} % of the time; the vectorised "
+            "version of this environment is usually faster: env.backend=native"
+        )
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:
@@ -261,32 +276,6 @@ def is_float_image(space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box) or space.dtype == np.uint8 or len(space.shape) < 3:
         return False
     return is_image(spaces.Box(0, 255, space.shape, np.uint8))
-
-
-def speed_notes(
-    rows: Sequence[Mapping[str, float]], builder: AlgorithmBuilder[Any]
-) -> Iterator[str]:
-    """Yield hints about settings that would have made the run faster, based on its timings.
-
-    Args:
-        rows: Metrics of the epochs of this process.
-        builder: Builder of the algorithm.
-    """
-    env_s, collect_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
-    if builder.has_actors:
-        if use := builder.worker_use():
-            yield from worker_notes(collect_s, whole_s, *use, "collected rollouts")
-        return
-    if not env_s:
-        return
-    with suppress(EnvError):  # A failed worker must not fail a finished run.
-        if use := builder.worker_use():
-            yield from worker_notes(env_s, whole_s, *use)
-    if is_worth_it(env_s, whole_s) and has_vector_form(builder.context.config.env):
-        yield (
-            f"stepping environments took {100 * env_s / whole_s:.0f} % of the time; the vectorised "
-            "version of this environment is usually faster: env.backend=native"
-        )
 
 
 def worker_notes(

@@ -40,7 +40,7 @@ from maze_train.run.rollout_report import (
     RolloutSummary,
     summarise,
 )
-from maze_train.spaces.agents import agent_spaces, teams_in
+from maze_train.spaces.agents import agents_of, teams_in
 from maze_train.training.outcome import Interruption
 
 ROLLOUT_FILE = "rollout.yaml"
@@ -76,8 +76,7 @@ class Match:
     @property
     def agents(self) -> tuple[str, ...]:
         """Names of the agents in multi-agent environments."""
-        several = agent_spaces(*self.spaces)
-        return () if several is None else several.agents
+        return agents_of(self.spaces)
 
     def summary(self, episodes: Sequence[PlayedEpisode]) -> RolloutSummary:
         """Compute statistics over episodes."""
@@ -236,8 +235,8 @@ class RolloutRunner:
                 policy = with_policies(policy, config, spaces)
             else:
                 policy.check_spaces(env_name(self.env_config), spaces)
-            several = agent_spaces(*spaces)
-            return Match(policy, spaces, teams_in(env.metadata, several.agents) if several else ())
+            agents = agents_of(spaces)
+            return Match(policy, spaces, teams_in(env.metadata, agents) if agents else ())
         finally:
             try:
                 close_all([env])

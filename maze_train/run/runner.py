@@ -14,17 +14,17 @@ from torch import nn
 
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import check_text, config_text
-from maze_train.core.files import link_latest, writable
+from maze_train.core.conversion import config_to_dict
+from maze_train.core.files import link_latest, versions, writable
 from maze_train.core.names import LATEST, OUTPUTS
 from maze_train.core.notices import notify
-from maze_train.core.run_directory import FAILURES, RunDirectory
+from maze_train.core.run_directory import FAILURES, MetricsRow, RunDirectory
+from maze_train.core.secrets import settings_without_secrets
 from maze_train.core.seeding import Seeds, draw_seed
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
-from maze_train.run.description import run_info
 from maze_train.run.evaluation import (
-    agents_of,
     build_evaluator,
     build_selection,
     final_results,
@@ -39,14 +39,16 @@ from maze_train.run.notes import (
     tell_stop,
 )
 from maze_train.run.provenance import record_start
+from maze_train.spaces.agents import agents_of
 from maze_train.tracking.run_log import RunLog
-from maze_train.tracking.tracker import MetricsWriter, Tracker
+from maze_train.tracking.tracker import MetricsWriter, RunInfo, Tracker
 from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.callbacks import Callback
 from maze_train.training.checkpoints import Checkpoint, CheckpointStore
 from maze_train.training.contexts import UpdateClock, UpdateProfiler, find_device, modes
 from maze_train.training.evaluators import BestModelSelection, Evaluator
 from maze_train.training.generators import generators_kept, generators_of_run
+from maze_train.training.models import with_networks
 from maze_train.training.outcome import Limits, TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy
 from maze_train.training.services import TrainerServices
@@ -205,7 +207,7 @@ class TrainingRunner:
             builder.prepare(model)
             for base in bases:
                 notify(base.take_over(model))
-            if agents_of(builder) and self.resumed_dir is None:
+            if agents_of(builder.spaces) and self.resumed_dir is None:
                 self._judge_by_opponents()
             evaluators = (
                 build_evaluator(self.config, builder, self._assembly),
@@ -261,7 +263,7 @@ class TrainingRunner:
         resumed = None if earlier is None else earlier.load(store, config)
         past = earlier.past_rows(resumed, config.tracking.csv) if earlier and resumed else ()
         selection = build_selection(self.builder, model, run, self.config_text)
-        info = run_info(config, self.builder, run, resumed, past, earlier is not None)
+        info = self._run_info(run, resumed, past)
         tracker = Tracker(writers, info)
         profiler = UpdateProfiler(config.tracking.profile if is_first else None, run.profile)
         clock = UpdateClock(self._notify_once)
@@ -311,6 +313,48 @@ class TrainingRunner:
         acting: Any = model.cpu()
         policy = TrainedPolicy(acting, *self.builder.spaces, self.seeds.integer("acting"))
         return TrainingResult(run.path, summary, tracker.history, policy, missing)
+
+    def _run_info(
+        self, run: RunDirectory, resumed: Checkpoint | None, past_rows: tuple[MetricsRow, ...]
+    ) -> RunInfo:
+        """Return the description of the run for its writers.
+
+        Args:
+            run: Directory of the run.
+            resumed: Checkpoint from which the run is resumed.
+            past_rows: Rows of metrics before this checkpoint.
+        """
+        config, builder = self.config, self.builder
+        name, metric = config.algorithm.name, builder.selection_metric
+        plain = with_networks(
+            config_to_dict(config), config.model, config.algorithm, builder.spaces
+        )
+        settings = settings_without_secrets(plain)
+        after = "" if resumed is None else f", continued from {resumed.path.name}"
+        is_new = self.resumption is None
+        return RunInfo(
+            run_dir=None if self.processes.rank else run.path,
+            title=f"{name.upper()} on {builder.task_name}{after}",
+            name=config.tracking.name,
+            group=config.tracking.group,
+            past_rows=past_rows,
+            resumed_at_step=None if is_new else 0 if resumed is None else resumed.env_steps,
+            config=settings,
+            facts={
+                "algorithm": name,
+                "environment": builder.task_name,
+                "seed": config.seed,
+                "version": versions()["maze_train"],
+                "metric": metric,
+                "model": settings["model"],
+            },
+            total_env_steps=config.total_steps or None,
+            n_epochs=config.algorithm.n_epochs or None,
+            max_wall_time_s=config.runner.max_wall_time_s or None,
+            step_label=builder.step_label,
+            metric=metric,
+            mode=selection_mode(builder),
+        )
 
     def _begin(
         self,

@@ -48,7 +48,7 @@ def _check(config: TrainConfig, count: int) -> None:
     """
     algorithm, learners, runner = config.algorithm, config.learner_group, config.runner
     name, target = algorithm.name, config.env.target
-    shared = {f"algorithm.{key}": getattr(algorithm, key) for key in algorithm.shared_settings}
+    shared = {f"algorithm.{key}": algorithm.value_of(key) for key in algorithm.shared_settings}
     shared["runner.concurrency"] = runner.concurrency
     for key, value, is_wrong, problem in (
         (

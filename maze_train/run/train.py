@@ -132,9 +132,9 @@ def _train_as_is(config: TrainConfig, is_alone: bool) -> TrainingResult:
 def _changed(config: EnvConfig) -> dict[str, Any]:
     """Return the settings that differ from the defaults, to merge with other settings."""
     default = EnvConfig()
-    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    values = {f.name: config.value_of(f.name) for f in fields(config)}
     return {
         key_of_field(name): value
         for name, value in values.items()
-        if name in ("id", "target") or value != getattr(default, name)
+        if name in ("id", "target") or value != default.value_of(name)
     }

@@ -90,6 +90,12 @@ def agent_spaces(
     )
 
 
+def agents_of(own_spaces: tuple[spaces.Space[Any], spaces.Space[Any]]) -> tuple[str, ...]:
+    """Return the names of the agents, given observation and action space; empty for one agent."""
+    several = agent_spaces(*own_spaces)
+    return () if several is None else several.agents
+
+
 def matching(pattern: str, agents: Sequence[str]) -> list[str]:
     """Return the agent whose name equals the pattern, or else all agents that match the pattern."""
     return [pattern] if pattern in agents else [a for a in agents if fnmatchcase(a, pattern)]

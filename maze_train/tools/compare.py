@@ -296,7 +296,7 @@ def _mode(runs: Sequence[Run], metric: str, config: CompareConfig) -> Literal["m
 def _check_envs(config: CompareConfig, envs: set[str]) -> None:
     """Raise ConfigError if a setting names an environment without runs."""
     for key in ("bounds", "threshold"):
-        value = getattr(config, key)
+        value = config.value_of(key)
         for env in value if isinstance(value, dict) else ():
             if env not in envs:
                 problem = f"no run has this environment; available: {', '.join(sorted(envs))}"

@@ -381,7 +381,7 @@ def run_search(
         TrainingError: If all trials failed.
     """
     for kind in ("sampler", "pruner"):
-        part_named(kind, getattr(config, kind))
+        part_named(kind, config.value_of(kind))
     base = with_random_opponent(load_config(settings))
     if base.evaluation.opponents:
         settings = {**settings, "evaluation.opponents": base.evaluation.opponents}
@@ -468,7 +468,7 @@ class _Search:
     def _import_parts(self) -> None:
         """Import the modules needed for training before forking trials."""
         for name in ("learner_class", "trainer_class", "builder_class"):
-            path = getattr(self.base.algorithm, name)
+            path = self.base.algorithm.value_of(name)
             if path:
                 locate(path, f"algorithm.{name}")
         new_figure(1.0, 1.0)

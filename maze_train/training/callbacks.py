@@ -20,7 +20,7 @@ from maze_train.envs.calls import EnvCall, EnvCalls
 from maze_train.learner.config import Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
-from maze_train.tracking.media import as_numbers, as_pixels
+from maze_train.tracking.media import Values, as_numbers, as_pixels
 from maze_train.tracking.tracker import Tracker
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
@@ -190,7 +190,7 @@ class TrainingView:
         else:
             self._trainer.statistics.record(event, float(value))
 
-    def log_image(self, name: str, image: Any) -> None:
+    def log_image(self, name: str, image: Values) -> None:
         """Log `callback/<name>` to TensorBoard and services, at the current environment step.
 
         Args:
@@ -204,12 +204,12 @@ class TrainingView:
         pixels, tag, step = as_pixels(name, image), *self._place(name)
         self._trainer.tracker.log("image", tag, lambda w: w.log_image(tag, pixels, step))
 
-    def log_histogram(self, name: str, values: Any) -> None:
+    def log_histogram(self, name: str, values: Values) -> None:
         """Log a histogram of an array or a tensor; otherwise like `log_image`."""
         numbers, tag, step = as_numbers(name, values), *self._place(name)
         self._trainer.tracker.log("histogram", tag, lambda w: w.log_histogram(tag, numbers, step))
 
-    def log_video(self, name: str, frames: Any, fps: float = 30.0) -> None:
+    def log_video(self, name: str, frames: Values, fps: float = 30.0) -> None:
         """Log frames `[T, H, W, C]` as an animated image; otherwise like `log_image`."""
         pixels, tag, step = as_pixels(name, frames, has_frames=True), *self._place(name)
         self._trainer.tracker.log("video", tag, lambda w: w.log_video(tag, pixels, fps, step))

@@ -46,7 +46,7 @@ from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import members_of
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import PolicyModel
-from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.agents import agent_spaces, agents_of
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.spaces.masks import mask_layout
 from maze_train.tracking.tracker import VALIDATION_LOSS
@@ -447,9 +447,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
                 known += [validation_name(name, policy) for name in names]
         if self._has_validation and set(models) != {DEFAULT_MODULE}:
             known.append(VALIDATION_LOSS)
-        several = agent_spaces(*self.spaces)
-        agents = several.agents if several else ()
-        return known + (evaluation_metrics(config, agents) if self.has_env else [])
+        return known + (evaluation_metrics(config, agents_of(self.spaces)) if self.has_env else [])
 
     def _build_loss(
         self, model: PolicyModel, data: TransitionData, action_space: Space[Any]
