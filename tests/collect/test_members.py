@@ -25,7 +25,7 @@ from es_problems import (
 from gymnasium.wrappers import TransformReward
 from reference_population import slow_draw, slow_members
 
-from maze_train.algorithms.es.population import MemberSettings, SharedNoiseTable
+from maze_train.algorithms.es.population import MemberSettings
 from maze_train.envs.monitoring import MonitoringWrapper
 
 NOISY = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.7)
@@ -170,17 +170,3 @@ def test_raw_returns():
     for member, result in found.items():
         assert result.episode_return == pytest.approx(expected[member].fitness, rel=1e-12)
         assert result.fitness == pytest.approx(-2 * expected[member].fitness, rel=1e-12)
-
-
-# -- random numbers of pairs ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def table():
-    """A small noise table, in which all indices are drawn."""
-    made = SharedNoiseTable(60, seed=0)
-    yield made
-    made.close()
-
-
-PAIRS = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
