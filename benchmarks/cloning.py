@@ -151,7 +151,7 @@ def present_sides(pythons: dict[str, str]) -> list[str]:
 
 
 def main() -> None:
-    """Compare."""
+    """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3.0)

@@ -57,7 +57,7 @@ class Yard(gymnasium.Env[Any, Any]):
         return self.observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Drive."""
+        """Apply the action."""
         push = action["push"] if isinstance(action, dict) else np.atleast_1d(action) - 1.5
         self.at[: len(push)] += push
         self.at += self.np_random.normal(0.0, 1.0, 6)
@@ -124,7 +124,7 @@ def teach(settings: dict[str, Any], run_dir: Path) -> None:
 def figures(run_dir: Path) -> list[str]:
     """Return the cells of a row: largest difference, sizes by format, actions per second."""
     trust, policy = ["export"], load_policy(run_dir)
-    env = lambda: make_env(run_dir, trust=trust)  # noqa: E731  # as users write it
+    env = lambda: make_env(run_dir, trust=trust)  # noqa: E731  # like user code
     rows, step = played_observations(env, policy), PolicyStep(policy)
     exports = {
         kind: policy.export(run_dir / f"policy{way.suffix}", kind, observations=rows)

@@ -131,7 +131,7 @@ def film(entry: Entry, run: Path) -> int:
         films = sorted((output / "videos").glob("*.mp4"))
         sources.write_text("".join(f"file '{film}'\n" for film in films))
         scale = f"scale={entry.width}:-2:flags=area"
-        if entry.frame_rate:  # each step is shown
+        if entry.frame_rate:  # show every step
             frames = f"setpts=N/{entry.frame_rate}/TB,fps={entry.frame_rate}"
         else:
             frames = "fps=15"
@@ -149,7 +149,7 @@ def curve(entry: Entry, run: Path) -> int:
     target = PICTURES / f"{entry.name}.png"
     rows = read_rows(run / "metrics.csv")
     points = [(row[ENV_STEPS], row[WON]) for row in rows if WON in row]
-    if points:  # returns of a game that both sides play add up to 0
+    if points:  # returns of self-play in a zero-sum game sum to 0
         figure = new_figure(*HALF_WIDTH)
         axes = figure.add_subplot()
         axes.plot(*zip(*points, strict=True), marker="o", color="#1f6feb")
@@ -159,7 +159,7 @@ def curve(entry: Entry, run: Path) -> int:
     else:
         figure = draw_learning_curve(rows, RunInfo())
         figure.set_size_inches(*HALF_WIDTH)
-        figure.legends[0].remove()  # the page says what the lines are
+        figure.legends[0].remove()  # the page describes the lines
     save_small(figure, target)
     return target.stat().st_size
 

@@ -28,7 +28,7 @@ DQN: dict[str, Any] = {"lr": 2.3e-3, "n_rollout_steps": 256, "update_to_data_rat
 DQN |= {"target_update_interval": 128, "epsilon": {"points": [[0, 1], [0.16, 0.04]]}}
 TD3_PEER = {"learning_rate": 1e-3, "learning_starts": 1_000, "policy_kwargs": WIDE}
 PPO_PEER = {"learning_rate": lambda left: 1e-3 * left, "n_steps": 128, "batch_size": 256}
-# Environment, steps, environments; settings of both sides that are not the defaults.
+# Environment, steps, number of environments; non-default settings of both libraries.
 CASES: dict[str, tuple[str, int, int, dict[str, Any], dict[str, Any]]] = {
     "td3": ("Pendulum-v1", 10_000, 1, {"lr": 1e-3}, TD3_PEER),
     "dqn": ("CartPole-v1", 50_000, 1, {"double_q": False, **DQN}, DQN_PEER),

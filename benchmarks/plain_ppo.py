@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def network(outputs: int) -> nn.Module:
-    """Two hidden layers of 64 units."""
+    """Return a network with two hidden layers of 64 units."""
     layers = [nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
     return nn.Sequential(*layers, nn.Linear(64, outputs))
 

@@ -185,7 +185,7 @@ def main() -> None:
         columns = []
         for i, unit in enumerate(("s", "s of processor time")):
             if i and side == "local":
-                continue  # its environments are in other processes
+                continue  # its environments run in other processes
             rate = statistics.median(found[side][i] for found in rounds)
             ratio = statistics.median(found[side][i] / found[first][i] for found in rounds)
             columns.append(f"{rate:>9,.1f} steps/{unit} {ratio:>6.2f}")

@@ -81,7 +81,7 @@ class PushedCartPole(TensorCartPole):
         self.single_action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)  # type: ignore[assignment]
 
     def step(self, actions: torch.Tensor) -> Any:
-        """Step everywhere."""
+        """Step all environments."""
         return super().step(actions.squeeze(1).clamp(-1.0, 1.0) / 2 + 0.5)
 
 
@@ -104,11 +104,11 @@ class BraxTensors:
         self.single_action_space = self.own.action_space
 
     def reset(self, *, seed: int) -> Any:
-        """Begin everywhere."""
+        """Reset all environments."""
         return self.own.reset(seed), {}
 
     def step(self, actions: torch.Tensor) -> Any:
-        """Step everywhere."""
+        """Step all environments."""
         found = self.own.step(actions.clamp(-1.0, 1.0))
         info = {"final_obs": found.final_obs}
         return found.obs, found.rewards, found.end == 1, found.end == 2, info
@@ -215,7 +215,7 @@ def measure_rsl_rl(work: Work) -> dict[str, float]:
             return TensorDict({"policy": self.obs}, batch_size=[self.num_envs])
 
         def step(self, actions: torch.Tensor) -> Any:
-            """Step everywhere."""
+            """Step all environments."""
             self.obs, rewards, terminated, truncated, _ = self.sim.step(actions)
             dones = terminated | truncated
             return self.get_observations(), rewards, dones.long(), {"time_outs": truncated}
@@ -261,11 +261,11 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
         action_space = property(lambda self: self._env.single_action_space)
 
         def reset(self) -> Any:
-            """Begin everywhere."""
+            """Reset all environments."""
             return self._env.reset(seed=0)
 
         def step(self, actions: torch.Tensor) -> Any:
-            """Step everywhere."""
+            """Step all environments."""
             obs, *rest, _ = self._env.step(actions)
             return obs, *(x[:, None] for x in rest), {}
 
@@ -273,10 +273,10 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
             """Return None: the critic has no additional observations."""
 
         def render(self) -> None:
-            """Nothing."""
+            """Do nothing."""
 
         def close(self) -> None:
-            """Nothing."""
+            """Do nothing."""
 
     env = Env(simulator(work))
     spaces_of = {"observation_space": env.observation_space, "action_space": env.action_space}
@@ -307,7 +307,7 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
             self.net = network(1)
 
         def compute(self, inputs: Any, role: str = "") -> Any:
-            """Values."""
+            """Return the values."""
             return self.net(inputs["observations"]), {}
 
     settings = {"rollouts": STEPS, "learning_epochs": 5, "mini_batches": 4, "learning_rate": 1e-3}

@@ -123,7 +123,7 @@ def measure_peer(
     vector_env = DummyVecEnv if runner_name == "dev" else SubprocVecEnv
     if setting.is_atari:
         env = make_atari_env(
-            f"ale_py:{setting.env}",  # imports what registers it, in workers as well
+            f"ale_py:{setting.env}",  # also imported by worker processes
             setting.concurrency,
             seed=0,
             vec_env_cls=vector_env,

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# Else Ray writes one into the home directory, where it stays.
+# Otherwise Ray writes a token file into the home directory.
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 import ray
@@ -77,7 +77,7 @@ class NatureCNN(TorchRLModule, ValueFunctionAPI):
     def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.ACTION_DIST_INPUTS: self._forward(batch)[Columns.ACTION_DIST_INPUTS]}
 
-    _forward_exploration = _forward_inference  # features need not travel to the learner
+    _forward_exploration = _forward_inference  # features are not sent to the learner
 
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Any:
         """Compute the values of observations."""
@@ -97,7 +97,7 @@ def build(workload: Workload, actors: int) -> IMPALA:
     config.learners(num_learners=0, num_gpus_per_learner=0, learner_class=TimedLearner)
     config.training(
         train_batch_size_per_learner=workload.batch_size,
-        # With the default of 0 the peer asks for rollouts without a pause, and is slower.
+        # With the default of 0, RLlib polls for rollouts continuously and is slower.
         timeout_s_sampler_manager=0.02,
     )
     config.reporting(min_time_s_per_iteration=1)
@@ -136,7 +136,7 @@ def prepare(config: Any, env: str) -> None:
 
 
 def main() -> None:
-    """Measure once."""
+    """Run one measurement."""
     arguments = parse_arguments()
     torch.set_num_threads(1)
     window = TimedLearner.window = Window(arguments.seconds)

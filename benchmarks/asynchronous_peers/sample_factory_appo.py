@@ -40,7 +40,7 @@ PPO_OPTIONS = (
     *("--with_vtrace=False", "--rollout=128", "--recurrence=1", "--num_epochs=4"),
     *("--batch_size=2048", "--num_batches_per_epoch=4"),
 )
-"""Its PPO, on 64 environments of all actors."""
+"""Options of its PPO, with 64 environments over all actors."""
 
 
 class VTraceLearner(Learner):
@@ -94,7 +94,7 @@ def make(env_id: str, *_: Any, **__: Any) -> Any:
 
 
 def main() -> None:
-    """Measure once."""
+    """Run one measurement."""
     arguments = parse_arguments()
     workload = WORKLOADS[arguments.env]
     register_env(arguments.env, partial(make, workload.env))
@@ -110,13 +110,13 @@ def main() -> None:
             "--normalize_input=False",
             "--use_rnn=False",
             f"--rollout={UNROLL}",
-            f"--recurrence={UNROLL}",  # V-trace runs along it
+            f"--recurrence={UNROLL}",  # length of the sequences for V-trace
             f"--num_workers={arguments.actors}",
             f"--num_envs_per_worker={workload.envs_per_actor}",
             f"--batch_size={workload.batch_size}",
             "--num_batches_per_epoch=1",
             "--num_epochs=1",
-            "--summaries_use_frameskip=False",  # counts decisions of the agent
+            "--summaries_use_frameskip=False",  # count decisions of the agent
             "--save_every_sec=100000",
             "--save_best_every_sec=100000",
             "--seed=0",

@@ -60,7 +60,7 @@ class Case:
 
     @property
     def observation_space(self) -> Box:
-        """Unbounded vectors."""
+        """Space of unbounded vectors."""
         return Box(-np.inf, np.inf, (self.obs_size,), np.float32)
 
 

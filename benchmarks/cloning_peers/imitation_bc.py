@@ -27,7 +27,7 @@ NEVER = 10**9
 
 
 def main() -> None:
-    """Measure once."""
+    """Run one measurement."""
     arguments = parse_arguments()
     case = CASES[arguments.case]
     hidden: Any = [arguments.size, arguments.size]

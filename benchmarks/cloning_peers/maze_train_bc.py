@@ -39,7 +39,7 @@ def build_evaluator(folder: Path, model: PolicyModel) -> BCValidationEvaluator:
 
 
 def main() -> None:
-    """Measure once."""
+    """Run one measurement."""
     arguments = parse_arguments()
     config = load_config(
         {

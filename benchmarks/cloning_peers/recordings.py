@@ -76,7 +76,7 @@ def write_arrays(folder: Path) -> None:
     """Write the transitions of the dataset as arrays."""
     parts = open_dataset(folder / DATA_SET).parts
     steps = [np.arange(len(part.actions)).reshape(-1, EPISODE_STEPS) for part in parts]
-    # An episode has an observation more than it has steps.
+    # An episode has one more observation than steps.
     rows = [(own + np.arange(len(own))[:, None]).ravel() for own in steps]
     pairs = list(zip(parts, rows, strict=True))
     dones = np.arange(NUM_EPISODES * EPISODE_STEPS) % EPISODE_STEPS == EPISODE_STEPS - 1

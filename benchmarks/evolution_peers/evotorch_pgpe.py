@@ -21,7 +21,7 @@ import tempfile
 from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# Else Ray writes one into the home directory, where it stays.
+# Otherwise Ray writes a token file into the home directory.
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 import gymnasium
@@ -69,7 +69,7 @@ def build_problem(way: str, env_id: str, workers: int) -> GymNE | VecGymNE:
 
 
 def main() -> None:
-    """Measure once."""
+    """Run one measurement."""
     arguments = parse_arguments()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ def set_parameters(model: nn.Module, values: torch.Tensor) -> None:
 
 
 def main() -> None:
-    """Measure once."""
+    """Run one measurement."""
     arguments = parse_arguments()
     torch.set_num_threads(1)
     settings = {

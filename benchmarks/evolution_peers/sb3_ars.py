@@ -41,7 +41,7 @@ def make_envs(env_id: str) -> DummyVecEnv:
 
 
 def main() -> None:
-    """Measure once."""
+    """Run one measurement."""
     arguments = parse_arguments()
     torch.set_num_threads(1)
     env_id = ENVS[arguments.setting]

@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class ScoreRecord(JobRecord):
-    """A run of a cell."""
+    """Run of a cell."""
 
     word: ClassVar[str] = "score"
 
@@ -80,7 +80,7 @@ class Scores:
         """
         self.failures = 0
         self.runs.mkdir(parents=True, exist_ok=True)
-        commit()  # that of the code that runs, whatever is committed before they end
+        commit()  # cache the commit of the running code
         with exclusive(self.runs, "scores in"):
             self.processes = LocalJobs(self._take, parallel)
             try:
@@ -147,7 +147,7 @@ def _demonstrations(cell: Cell, seed: int, directory: Path) -> Settings:
     teacher, records = (directory.with_name(f"{seed}-{name}") for name in ("teacher", "records"))
     values = {**cell.teacher.values, "seed": seed, "run_dir": str(teacher), "resume": AUTO}
     make_runner(load_config(values)).run()
-    shutil.rmtree(records, ignore_errors=True)  # what was interrupted is in part
+    shutil.rmtree(records, ignore_errors=True)  # remove partial recordings
     played = {"n_episodes": cell.n_demonstrations, "seed": seed, "record": True}
     run_rollout(teacher, output_dir=str(records), **played)
     return {DATASET: str(records / TRAJECTORIES)}
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None, scores: Scores | None = None) -> int
     if given.page_only:
         scores.write_page()
         return 0
-    # The end of the hours is a SIGTERM like that of others.
+    # The time limit is handled like SIGTERM.
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
         with Interruption():
