@@ -141,9 +141,11 @@ class CallbackError(TrainingError):
     Attributes:
         checkpoint: Checkpoint from which the run can be resumed; None before the checkpoint is
             saved.
+        is_common: Whether every process of the run raised the error.
     """
 
     at_once = False
+    is_common = False
     checkpoint: Path | None = None
 
 

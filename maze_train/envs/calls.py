@@ -217,6 +217,15 @@ MakeCalls: TypeAlias = "Callable[[], object]"
 """Makes the calls of a list in `EnvCalls` that have not been made yet, and waits for them."""
 
 
+def exact(value: object) -> object:
+    """Return a value of a call with its arrays as bytes, so that `repr` is exact."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return {key: exact(x) for key, x in value.items()}
+    return type(value)(map(exact, value)) if isinstance(value, list | tuple) else value
+
+
 class EnvCalls:
     """All environment calls of a run, in order. The calls are repeated in environments built later.
 
@@ -258,6 +267,11 @@ class EnvCalls:
             problem = "the run has no training environments; pass evaluate=True"
             raise ConfigError(call.key, problem, call.name)
         self._added.append((call, evaluate))
+
+    @property
+    def added(self) -> str:
+        """Description of the added calls, equal only for equal calls."""
+        return repr([(exact(asdict(call)), evaluate) for call, evaluate in self._added])
 
     def make(self) -> None:
         """Make the added calls in all environments, between two updates.

@@ -72,6 +72,12 @@ RANKS = "ranks"
 """Key of states with one part per process."""
 
 
+SAME_COMMAND = (
+    "start all processes with the same command, and share the run directory between machines"
+)
+"""Remedy for settings that differ between processes."""
+
+
 class SingleProcess:
     """Interface between the processes of a run, for a run with a single process.
 
@@ -85,8 +91,20 @@ class SingleProcess:
     count = 1
     """Number of processes."""
 
+    local_count = 1
+    """Number of processes on this machine, which share its main memory and disks."""
+
     is_shared = False
     """Whether the run may have several processes."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process has rank 0."""
+        return self.rank == 0
+
+    def stream(self, name: str) -> str:
+        """Return the name of a random stream that differs between processes."""
+        return name if self.is_first else f"rank {self.rank}/{name}"
 
     def device(self, name: str, key: str) -> str:
         """Return the device of this process for a device name such as `cuda`.
@@ -104,6 +122,14 @@ class SingleProcess:
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes; every process must call this method."""
         return [value]
+
+    def gather_tensor(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes, which must have the same shape."""
+        return [tensor]
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of the tensors of all processes; may overwrite `tensor`."""
+        return tensor
 
     def largest(self, number: int) -> int:
         """Return the largest number of all processes; every process must call this method."""
@@ -129,8 +155,13 @@ class SingleProcess:
             )
         return state if self.count == 1 else state[RANKS][self.rank]
 
-    def check_same(self, key: str, value: object) -> None:
+    def check_same(self, key: str, value: object, remedy: str = SAME_COMMAND) -> None:
         """Check that a value is the same in all processes.
+
+        Args:
+            key: Name of the value for the error message.
+            value: Value of this process.
+            remedy: How to fix the difference.
 
         Raises:
             ConfigError: If the values differ.

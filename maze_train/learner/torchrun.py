@@ -18,10 +18,10 @@ from maze_train.core.types import Tensor
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
-from maze_train.learner.parallel import RANKS, SingleProcess
+from maze_train.learner.parallel import RANKS, SAME_COMMAND, SingleProcess
 from maze_train.learner.peers import check_modules
 from maze_train.learner.process_group import GLOO_NETWORK, leave, start_group
-from maze_train.learner.shard import PeersLostError, Shard
+from maze_train.learner.shard import Shard
 from maze_train.workers.backends import WorkerBackend
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class TorchrunProcesses(SingleProcess):
         leave()  # Leave the group of an earlier run that failed.
         self.variables = variables
         self.rank, self.count = variables.rank, variables.count
+        self.local_count = variables.local_count
         store = _store(variables)
         attempt, rank = f"maze_train/{variables.attempt}", self.rank
         me = f"{socket.gethostname()}:{os.getpid()}"
@@ -105,7 +106,7 @@ class TorchrunProcesses(SingleProcess):
     def __str__(self) -> str:
         """Return a description for the console."""
         kinds = "NCCL on GPUs, gloo otherwise" if torch.cuda.is_available() else "gloo"
-        hosts = self.count // self.variables.local_count
+        hosts = self.count // self.local_count
         machines = f" on {hosts} machines" if hosts > 1 else ""
         learners = "1 learner" if self.count == 1 else f"{self.count} learners"
         return f"torchrun: {learners}{machines}, one per process ({kinds})"
@@ -120,7 +121,7 @@ class TorchrunProcesses(SingleProcess):
         Raises:
             ConfigError: If processes would share a GPU.
         """
-        processes = self.variables.local_count
+        processes = self.local_count
         if name.startswith("cuda:") and processes > 1:
             problem = f"{processes} processes cannot share a GPU; expected cuda, or cpu"
             raise ConfigError(key, problem, name)
@@ -140,7 +141,7 @@ class TorchrunProcesses(SingleProcess):
         If the function raises `StopTogether`, the contained error is raised in every process.
         """
         outcome: list[Any] = [None, None]
-        if self.rank == 0:
+        if self.is_first:
             try:
                 outcome[0] = function()
             except StopTogether as stop:
@@ -167,6 +168,11 @@ class TorchrunProcesses(SingleProcess):
         self._exchange(dist.all_gather, found, own)
         return [each.view(tensor.dtype) for each in found]
 
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by the sum of the tensors of all processes."""
+        self._exchange(dist.all_reduce, tensor)
+        return tensor
+
     def largest(self, number: int) -> int:
         """Return the largest number of all processes; every process must call this method."""
         found = torch.tensor([number])
@@ -177,11 +183,11 @@ class TorchrunProcesses(SingleProcess):
         """Return the states of all processes in the first process, and None in other processes."""
         if self.count == 1:
             return own
-        states: list[Any] | None = [None] * self.count if self.rank == 0 else None
+        states: list[Any] | None = [None] * self.count if self.is_first else None
         self._exchange(dist.gather_object, own, states)
         return None if states is None else {RANKS: states}
 
-    def check_same(self, key: str, value: object) -> None:
+    def check_same(self, key: str, value: object, remedy: str = SAME_COMMAND) -> None:
         """Check that a value is the same in all processes.
 
         Raises:
@@ -189,9 +195,7 @@ class TorchrunProcesses(SingleProcess):
         """
         values = self.gather(value)
         if others := [rank for rank, other in enumerate(values) if other != values[0]]:
-            problem = f"differs between rank 0 and {others}; start all processes with the same "
-            problem += "command, and share the run directory between machines"
-            raise ConfigError(key, problem)
+            raise ConfigError(key, f"differs between rank 0 and {others}; {remedy}")
 
     def started(self, run_dir: str) -> None:
         """Store the directory of the run for a restart."""
@@ -202,10 +206,18 @@ class TorchrunProcesses(SingleProcess):
         leave()
 
     def _exchange(self, call: Callable[..., object], *args: object) -> None:
+        """Make a collective call.
+
+        Raises:
+            ProcessesLostError: If the exchange fails.
+        """
         try:
             call(*args)
         except RuntimeError as error:
-            raise ProcessesLostError(LOST) from error
+            # Subclasses such as OutOfMemoryError are errors of this process.
+            if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+                raise
+            raise ProcessesLostError(f"{LOST}; the exchange failed with: {error}") from error
 
 
 class ProcessShard(Shard):
@@ -215,7 +227,7 @@ class ProcessShard(Shard):
         processes: The processes.
     """
 
-    def __init__(self, processes: TorchrunProcesses) -> None:
+    def __init__(self, processes: SingleProcess) -> None:
         super().__init__(processes.rank, processes.count)
         self._processes = processes
 
@@ -225,10 +237,7 @@ class ProcessShard(Shard):
             statistics.merge(own)
 
     def _sum(self, values: Tensor) -> Tensor:
-        try:
-            return super()._sum(values)
-        except PeersLostError as error:
-            raise ProcessesLostError(LOST) from error
+        return self._processes.sum(values)
 
 
 class ProcessLearners(Learners):
@@ -246,7 +255,7 @@ class ProcessLearners(Learners):
 
     def __init__(
         self,
-        processes: TorchrunProcesses,
+        processes: SingleProcess,
         learner: Learner[Any, Any, Any],
         settings: LearnerGroupConfig,
         place: WorkerBackend,

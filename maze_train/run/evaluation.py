@@ -71,7 +71,7 @@ def build_selection(
         settings: Configuration of the run as text.
     """
     evaluation, metric = builder.config.evaluation, builder.selection_metric
-    is_first = not builder.context.processes.rank
+    is_first = builder.context.processes.is_first
     return BestModelSelection(
         model,
         save=PolicyWriter(*builder.spaces, settings) if is_first else None,

@@ -207,6 +207,6 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         deterministic=settings.deterministic,
         calls=builder.context.env_calls.evaluation,
     )
-    if not builder.context.processes.rank:  # Only the first process evaluates.
+    if builder.context.processes.is_first:  # Only the first process evaluates.
         builder.context.env_calls.in_evaluation_envs.append(evaluator.make_calls)
     return evaluator

@@ -15,6 +15,7 @@ from torch import nn
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import check_text, config_text
 from maze_train.core.conversion import config_to_dict
+from maze_train.core.errors import CallbackError, MazeTrainError
 from maze_train.core.files import link_latest, versions, writable
 from maze_train.core.names import LATEST, OUTPUTS
 from maze_train.core.notices import notify
@@ -49,7 +50,7 @@ from maze_train.training.contexts import UpdateClock, UpdateProfiler, find_devic
 from maze_train.training.evaluators import BestModelSelection, Evaluator
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.models import with_networks
-from maze_train.training.outcome import Limits, TrainingSummary
+from maze_train.training.outcome import Interrupted, Limits, TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy
 from maze_train.training.services import TrainerServices
 from maze_train.training.trainer import Trainer
@@ -113,33 +114,45 @@ class TrainingRunner:
 
     def __init__(self, config: TrainConfig, assembly: Assembly) -> None:
         self._assembly = assembly
-        self.processes = assembly.processes_of(config)
+        self._closing = contextlib.ExitStack()
+        try:
+            self._prepare(config)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, config: TrainConfig) -> None:
+        """Join the other processes, complete the configuration, and create the builder."""
+        self.processes = self._assembly.processes_of(config)
+        self._closing.callback(self.processes.leave)
         self.resumption = self._assembly.resumption_of(config)
         self.resumed_dir = None if self.resumption is None else self.resumption.directory
         config, self._bases = self._assembly.base_policies(config, self.resumed_dir)
         config = config.shortened()
         if self.resumption is not None:
             config = self.resumption.checked(config)
-        seed = self.processes.first(draw_seed) if config.seed is None else config.seed
+        drawn = self.processes.first(draw_seed)  # Called by every process, also with a seed.
+        seed = drawn if config.seed is None else config.seed
         self.config = replace(config, seed=seed)
         self.seeds = Seeds(seed)
         self.config_text = config_text(self.config)
         self._outputs = Path(OUTPUTS).absolute()  # An environment may change the directory.
         self._notify_once = cache(lambda text: notify(f"note: {text}"))
-        self._closing = contextlib.ExitStack()
         self.callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
 
     def _context(self) -> BuildContext[Any]:
         """Return the build context of the algorithm."""
-        config = self.config
+        config, env = self.config, self.config.env
         own = config.learner_group.device
         key = "learner_group.device" if own else "algorithm.device"
         device = own or config.algorithm.device if config.algorithm.uses_accelerators else "cpu"
+        if env.device is not None:
+            env = replace(env, device=self.processes.device(env.device, "env.device"))
         return BuildContext(
             config=config,
             algorithm=config.algorithm,
-            env_factory=EnvFactory(config.env),
+            env_factory=EnvFactory(env),
             place=config.runner.place(),
             seeds=self.seeds,
             device=find_device(self.processes.device(device, key), key),
@@ -169,7 +182,6 @@ class TrainingRunner:
     def close(self) -> None:
         """Close environments and evaluators, and leave the processes; repeated calls do nothing."""
         self._closing.close()
-        self.processes.leave()
 
     def run(self) -> TrainingResult:
         """Train until a limit is reached; a resumed run starts at its checkpoint.
@@ -185,7 +197,8 @@ class TrainingRunner:
         with (
             RunLog() as log,
             self,
-            generators_of_run(self.seeds.integer(self._stream("global"))),
+            self._ending_together(),
+            generators_of_run(self.seeds.integer(self.processes.stream("global"))),
             torch_threads(self.config.runner.torch_threads),
         ):
             if self.processes.is_shared:
@@ -223,12 +236,29 @@ class TrainingRunner:
                 return self._run_in(run, log, model, evaluators, writers)
 
     @contextlib.contextmanager
+    def _ending_together(self) -> Iterator[None]:
+        """At the end, wait until the first process has written all files.
+
+        torchrun ends all processes once a process has failed.
+        """
+        try:
+            yield
+        except (Interrupted, CallbackError) as error:
+            if error.is_common:
+                with contextlib.suppress(MazeTrainError):  # The first error is raised.
+                    self.processes.first(lambda: None)
+            raise
+        self.processes.first(lambda: None)
+
+    @contextlib.contextmanager
     def _locked_directory(self) -> Iterator[RunDirectory]:
         """Create (for a new run) and lock the run directory; only in the first process."""
         checkpoint = None if self.resumption is None else self.resumption.checkpoint
         self.processes.check_same("configuration", self.config_text)
         self.processes.check_same("resume", checkpoint and checkpoint.path.name)
-        if self.processes.rank:
+        remedy = "the environments of all processes must have equal spaces"
+        self.processes.check_same("env", self.builder.spaces, remedy)
+        if not self.processes.is_first:
             yield RunDirectory(self.processes.first(Path))
         elif self.resumed_dir is None:
             with RunDirectory.new(self.config.run_dir, self._parent) as run:
@@ -255,7 +285,7 @@ class TrainingRunner:
             evaluators: Evaluators for training, and for the test after training.
             writers: Writers of metrics.
         """
-        config, leftover, is_first = self.config, run.results, not self.processes.rank
+        config, leftover, is_first = self.config, run.results, self.processes.is_first
         parts = self._assembly.parts_of(self.processes)
         settings = {"mode": selection_mode(self.builder), "settings": self.config_text}
         store = parts.make_store(run.checkpoints, config.checkpoint, **settings)
@@ -273,8 +303,8 @@ class TrainingRunner:
             examination = self._assembly.examination_of(config, self.builder, self._notify_once)
         if examination is not None:
             around.insert(1, examination.update)
-        interruption = parts.make_interruption(clock.remaining)
-        evaluator, final = (parts.adapt_evaluator(own, interruption) for own in evaluators)
+        interruption, adapt_evaluator = parts.make_interruption(clock.remaining)
+        evaluator, final = map(adapt_evaluator, evaluators)
         background = self._assembly.background_of(evaluator, self.builder)
         services = TrainerServices(
             tracker=tracker,
@@ -333,7 +363,7 @@ class TrainingRunner:
         after = "" if resumed is None else f", continued from {resumed.path.name}"
         is_new = self.resumption is None
         return RunInfo(
-            run_dir=None if self.processes.rank else run.path,
+            run_dir=run.path if self.processes.is_first else None,
             title=f"{name.upper()} on {builder.task_name}{after}",
             name=config.tracking.name,
             group=config.tracking.group,
@@ -373,7 +403,7 @@ class TrainingRunner:
             resumed: Checkpoint whose state was restored; None for a new run.
             leftover: Results of an earlier run in the directory.
         """
-        if self.processes.rank:
+        if not self.processes.is_first:
             if resumed is not None:
                 store.point_to(resumed)
             return
@@ -451,14 +481,9 @@ class TrainingRunner:
             max_wall_time_s=config.runner.max_wall_time_s,
         )
 
-    def _stream(self, name: str) -> str:
-        """Return the name of a random stream that differs between processes."""
-        rank = self.processes.rank
-        return f"rank {rank}/{name}" if rank else name
-
     def _writers(self) -> list[MetricsWriter]:
         """Build the metrics writers; only the first process has writers."""
-        if self.processes.rank:
+        if not self.processes.is_first:
             return []
         return self._assembly.writers(self.config.tracking)
 

@@ -25,13 +25,12 @@ def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunProcess
     """
     _check(config, variables.count)
     processes = TorchrunProcesses(variables)
-    CONSOLE.setLevel(logging.ERROR if processes.rank else logging.INFO)
+    CONSOLE.setLevel(logging.INFO if processes.is_first else logging.ERROR)
     return processes
 
 
 def with_exchange(features: BuildFeatures, processes: SingleProcess) -> BuildFeatures:
     """Add the exchange of experience and gradients to the optional parts of an algorithm."""
-    assert isinstance(processes, TorchrunProcesses)
     return replace(
         features,
         make_group=partial(ProcessLearners, processes),

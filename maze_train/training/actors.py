@@ -32,7 +32,7 @@ def build_actors(
     make_env = partial(
         build_vector_env,
         context.env_factory,
-        context.config.env,
+        context.env_factory.config,
         ThisProcess(),
         context.algorithm.on_non_finite_step,
         num_envs,

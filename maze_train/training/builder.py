@@ -32,8 +32,6 @@ from maze_train.learner.parallel import SingleProcess
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.spaces.agents import agent_spaces
-from maze_train.spaces.columns import Columns
-from maze_train.spaces.describe import flat_spaces
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.checkpoints import Checkpoint
 from maze_train.training.config import (
@@ -43,7 +41,7 @@ from maze_train.training.config import (
     EvaluationConfig,
     PolicyConfig,
 )
-from maze_train.training.contexts import available_memory, readable_nbytes
+from maze_train.training.contexts import check_fits
 from maze_train.training.environments import build_vector_env
 from maze_train.training.evaluators import Evaluator, RolloutEvaluator
 from maze_train.training.features import AgentParts, BuildFeatures
@@ -94,7 +92,7 @@ class BuildContext(Generic[Config]):
     Attributes:
         config: Settings of the run.
         algorithm: Settings of the algorithm.
-        env_factory: Factory of single environments.
+        env_factory: Factory of single environments, with the device of this process.
         place: Backend of the workers: this process, other processes, or Ray.
         seeds: Seeds of named random streams.
         device: Device of the learner and its models.
@@ -181,7 +179,7 @@ class BuildContext(Generic[Config]):
         return partial(
             build_vector_env,
             factory,
-            self.config.env,
+            self.env_factory.config,
             place,
             self.algorithm.on_non_finite_step,
             make_other=self.features.make_vector_env,
@@ -191,28 +189,6 @@ class BuildContext(Generic[Config]):
             device=self.device,
             info_keys=self.config.tracking.info_keys,
             **settings,
-        )
-
-
-def check_fits(env: MazeVectorEnv, num_steps: int) -> None:
-    """Check that the observations of a rollout fit into the available memory.
-
-    Raises:
-        ConfigError: If the observations do not fit.
-    """
-    simulator = env.simulator
-    device = torch.device("cpu") if simulator is None else simulator.device
-    leaves = flat_spaces(env.single_observation_space)
-    row = sum(spec.nbytes for spec in Columns.of(leaves).values())
-    # Simulators may also return the final observation of each episode.
-    nbytes = row * env.num_envs * (num_steps + 1) * (1 if simulator is None else 2)
-    free = available_memory(device)
-    if free is not None and nbytes > free:
-        raise ConfigError(
-            "algorithm.n_rollout_steps",
-            f"the observations of a rollout need {readable_nbytes(nbytes)}, but only "
-            f"{readable_nbytes(free)} are free on {device}; reduce it or runner.concurrency",
-            num_steps,
         )
 
 
@@ -383,7 +359,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if not n_episodes:
             return []
         evaluator = self._build_evaluator(n_episodes, "evaluation", self.context.evaluation_envs())
-        if not self.context.processes.rank:  # Only the first process evaluates.
+        if self.context.processes.is_first:  # Only the first process evaluates.
             self.context.env_calls.in_evaluation_envs.append(evaluator.make_calls)
         return [evaluator]
 
@@ -436,8 +412,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """
         context, config = self.context, self.config
         # Third-party vector environments take one seed for all environments.
-        is_shared = config.env.backend == "gymnasium" or not context.processes.rank
-        stream = stream if is_shared else f"rank {context.processes.rank}/{stream}"
+        is_shared = config.env.backend == "gymnasium" or context.processes.is_first
+        stream = stream if is_shared else context.processes.stream(stream)
         steps = min(num_steps, DRY_RUN_STEPS) if config.runner.fast_dev_run else num_steps
         settings: dict[str, Any] = {
             "env_seed": context.seeds.integer(f"{stream}episodes"),
@@ -449,7 +425,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if context.features.actors is not None:
             collector = context.features.actors.make_collector(self, acting, steps, settings)
         else:
-            check_fits(self.env, steps)
+            check_fits(self.env, steps, context.processes)
             find_class = context.features.collector_class
             collector_class = RolloutCollector if find_class is None else find_class(self.env)
             settings["calls"] = context.env_calls.training

@@ -16,12 +16,14 @@ from maze_train.core.notices import notify, tell_traceback, warn
 from maze_train.core.run_directory import FAILURES, MetricsRow
 from maze_train.core.step_end import StepBatch
 from maze_train.data.rollout import Rollout
-from maze_train.envs.calls import EnvCall, EnvCalls
+from maze_train.envs.calls import CALL_ENVS, EnvCall, EnvCalls
 from maze_train.learner.config import Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
+from maze_train.learner.parallel import SingleProcess
 from maze_train.tracking.media import Values, as_numbers, as_pixels
 from maze_train.tracking.tracker import Tracker
+from maze_train.training.changes import ChangedSettings
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.generators import generators_kept
@@ -80,6 +82,8 @@ class Training(Protocol):
     stop_reason: str
     has_started: bool
     env_calls: EnvCalls
+    processes: SingleProcess
+    settings: ChangedSettings
 
     def progress(self, last_epoch: int = 0) -> Progress:
         """Progress of training before the next update."""
@@ -451,6 +455,41 @@ class Callbacks:
         """
         if self._failure is not None:
             raise self._failure
+
+    def check_all(self) -> None:
+        """Raise the pending exception of a callback in any process; see `check`.
+
+        Raises:
+            CallbackError: If a callback raised an exception. The message names class and method, or
+                refers to the process.
+        """
+        if self and self._trainer.processes.largest(self.has_failed):
+            self.check()
+            raise CallbackError("a callback failed in another process, which shows the error")
+
+    def agree(self, hook: str) -> None:
+        """Stop all processes if a callback ends training in one process, and compare the changes.
+
+        If a callback failed, the changes are not compared, because the run ends.
+
+        Args:
+            hook: Name of the method that was called.
+
+        Raises:
+            ConfigError: If callbacks request different changes in different processes.
+        """
+        trainer = self._trainer
+        if not self or trainer.processes.count == 1:
+            return
+        changes = {"run.set": repr(trainer.settings.changed), CALL_ENVS: trainer.env_calls.added}
+        own = trainer.stop_reason, self.has_failed, changes
+        reasons, failures, others = zip(*trainer.processes.gather(own), strict=True)
+        trainer.stop_reason = next(filter(None, reasons), "")
+        for key, value in changes.items():
+            if not any(failures) and len({other[key] for other in others}) > 1:
+                problem = f"differs between processes after {hook}; callbacks must request the "
+                problem += "same changes in every process"
+                raise ConfigError(key, problem, value)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the states of all callbacks in order, each with the name of its class."""

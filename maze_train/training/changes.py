@@ -40,6 +40,13 @@ class ChangedSettings:
         """Whether a setting was changed."""
         return bool(self._changed)
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Values of the changed settings by name, as plain values."""
+        if not self._changed:
+            return {}
+        return {k: x for k, x in changeable(self.current).items() if k in self._changed}
+
     def change(
         self,
         key: str,
@@ -91,9 +98,7 @@ class ChangedSettings:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the initial values of settings that may change, and the changed values."""
-        current = changeable(self.current)
-        changed = {name: current[name] for name in self._changed if name in current}
-        return {"given": changeable(self._given), "changed": changed}
+        return {"given": changeable(self._given), "changed": self.changed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Repeat saved changes, except for settings with a new value on resume.

@@ -16,7 +16,11 @@ from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.files import atomic_write
 from maze_train.core.notices import warn
 from maze_train.core.text import duration
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import CUBLAS, REPEATABLE
+from maze_train.learner.parallel import SingleProcess
+from maze_train.spaces.columns import Columns
+from maze_train.spaces.describe import flat_spaces
 
 ANOMALY = (
     *("runner.detect_anomaly", "returned nan values"),
@@ -157,16 +161,47 @@ V1 = CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inacti
 V2 = CgroupFiles("memory.max", "memory.current", "inactive_file")
 
 
+def check_fits(env: MazeVectorEnv, num_steps: int, processes: SingleProcess) -> None:
+    """Check that the observations of a rollout fit into the available memory.
+
+    Raises:
+        ConfigError: If the observations do not fit.
+    """
+    simulator, count = env.simulator, processes.count
+    device = torch.device("cpu") if simulator is None else simulator.device
+    leaves = flat_spaces(env.single_observation_space)
+    row = sum(spec.nbytes for spec in Columns.of(leaves).values())
+    # Simulators may also return the final observation of each episode.
+    nbytes = row * env.num_envs * (num_steps + 1) * (1 if simulator is None else 2)
+    if count > 1:  # Rollouts are received from all processes, and then joined.
+        nbytes *= 1 + 2 * count
+    free = available_memory(device, processes.local_count)
+    if free is not None and nbytes > free:
+        raise ConfigError(
+            "algorithm.n_rollout_steps",
+            f"the observations of a rollout need {readable_nbytes(nbytes)}, but only "
+            f"{readable_nbytes(free)} are free on {device}{each_of(processes.local_count)}; reduce "
+            "it or runner.concurrency",
+            num_steps,
+        )
+
+
+def each_of(count: int) -> str:
+    """Return an addition to messages about resources that `count` processes share."""
+    return f" for each of the {count} processes" if count > 1 else ""
+
+
 def available_memory(
-    device: torch.device, *, proc: Path = PROC, cgroups: Path = CGROUPS
+    device: torch.device, count: int = 1, *, proc: Path = PROC, cgroups: Path = CGROUPS
 ) -> int | None:
-    """Return the number of bytes that can still be allocated on a device.
+    """Return the number of bytes that this process can still allocate on a device.
 
     For the CPU: the minimum of the memory available without swapping and the memory left in each
-    control group (container, cluster job) of this process.
+    control group (container, cluster job) of this process, divided by `count`.
 
     Args:
         device: The device.
+        count: Number of processes on this machine that share the memory of the CPU.
         proc: Path of procfs.
         cgroups: Directory of control groups, version 1 or 2.
 
@@ -178,15 +213,18 @@ def available_memory(
     if device.type != "cpu":
         return None
     found = [_meminfo(proc), *(_left(*place) for place in _groups(proc, cgroups))]
-    return min((nbytes for nbytes in found if nbytes is not None), default=None)
+    return min((nbytes // count for nbytes in found if nbytes is not None), default=None)
 
 
-def available_disk(directory: Path) -> int:
-    """Return the free bytes on the disk of a directory; the directory might not exist yet."""
+def available_disk(directory: Path, count: int = 1) -> int:
+    """Return the free bytes on the disk of a directory for each of `count` processes.
+
+    The directory might not exist yet.
+    """
     there = directory.absolute()
     while not there.exists():
         there = there.parent
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(there).free // count
 
 
 def _meminfo(proc: Path) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
@@ -18,9 +18,12 @@ from maze_train.training.evaluators import Evaluator
 from maze_train.training.outcome import Interruption
 from maze_train.workers.backends import WorkerBackend
 
+AdaptEvaluator: TypeAlias = "Callable[[Evaluator | None], Evaluator | None]"
+"""Adapts an evaluator for the processes of a run; None is returned unchanged."""
 
-def _unchanged(evaluator: Evaluator | None, interruption: Interruption) -> Evaluator | None:
-    return evaluator
+
+def _interruption(remaining: Callable[[], str]) -> tuple[Interruption, AdaptEvaluator]:
+    return Interruption(remaining), lambda evaluator: evaluator
 
 
 class ActorParts(NamedTuple):
@@ -52,11 +55,11 @@ class ProcessParts(NamedTuple):
     make_store: Callable[..., CheckpointStore] = CheckpointStore
     """Creates the checkpoints; same arguments as `CheckpointStore`."""
 
-    make_interruption: Callable[[Callable[[], str]], Interruption] = Interruption
-    """Creates the signal handler; same arguments as `Interruption`."""
-
-    adapt_evaluator: Callable[[Evaluator | None, Interruption], Evaluator | None] = _unchanged
-    """Adapts an evaluator for several processes; None is returned unchanged."""
+    make_interruption: Callable[[Callable[[], str]], tuple[Interruption, AdaptEvaluator]] = (
+        _interruption
+    )
+    """Creates the signal handler, and a function that adapts evaluators; same arguments as
+    `Interruption`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,6 +137,7 @@ class Interrupted(KeyboardInterrupt):
 
     Attributes:
         checkpoint: Checkpoint to resume from, once the checkpoint is saved.
+        is_common: Whether every process of the run raised the exception.
     """
 
     def __init__(self, number: int, at_once: bool = False) -> None:
@@ -144,6 +145,7 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
         self.at_once = at_once
         self.checkpoint: Path | None = None
+        self.is_common = False
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.number, self.at_once)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from maze_train.learner.parallel import SingleProcess
 from maze_train.learner.torchrun import StopTogether
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.evaluators import Evaluator
-from maze_train.training.features import ProcessParts
+from maze_train.training.features import AdaptEvaluator, ProcessParts
 from maze_train.training.outcome import Interrupted, Interruption, Position
 
 
@@ -27,12 +27,13 @@ class CommonInterruption(Interruption):
 
     def __init__(self, processes: SingleProcess, *args: Any) -> None:
         super().__init__(*args)
-        self._processes = processes
+        self._processes, self._is_ending = processes, False
 
     def check(self) -> None:
         """Raise `Interrupted` if any process received a signal; called by every process."""
-        self._noted = self._processes.largest(self._noted)
-        super().check()
+        if number := self._processes.largest(self._noted):
+            self._is_ending = True
+            raise Interrupted(number)
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
@@ -46,6 +47,13 @@ class CommonInterruption(Interruption):
         with self._switched(False):
             super().check()
             yield
+
+    def _take(self, number: int, frame: object) -> None:
+        # torchrun sends a signal to all processes, so the run may be ending because of this signal.
+        if self._is_ending and not self._noted:
+            self._noted = number
+        else:
+            super()._take(number, frame)
 
 
 class FirstEvaluator(Evaluator):
@@ -72,7 +80,11 @@ class FirstEvaluator(Evaluator):
             except (Interrupted, CallbackError) as error:
                 raise StopTogether(error) from error
 
-        return self._processes.first(evaluate)
+        try:
+            return self._processes.first(evaluate)
+        except (Interrupted, CallbackError) as error:
+            error.is_common = True
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the evaluator."""
@@ -113,23 +125,19 @@ class CommonCheckpoints(CheckpointStore):
 
     def clean(self) -> None:
         """Remove files left by killed processes; only the first process removes files."""
-        if not self._processes.rank:
+        if self._processes.is_first:
             super().clean()
 
     def _point_to(self, name: str) -> None:
-        if not self._processes.rank:
+        if self._processes.is_first:
             super()._point_to(name)
 
 
 def common_parts(processes: SingleProcess) -> ProcessParts:
     """Return the parts of a trainer for several processes."""
 
-    def adapt_evaluator(own: Evaluator | None, interruption: Interruption) -> Evaluator | None:
-        assert isinstance(interruption, CommonInterruption)
-        return None if own is None else FirstEvaluator(processes, own, interruption)
+    def make_interruption(remaining: Callable[[], str]) -> tuple[Interruption, AdaptEvaluator]:
+        interruption = CommonInterruption(processes, remaining)
+        return interruption, lambda own: own and FirstEvaluator(processes, own, interruption)
 
-    return ProcessParts(
-        partial(CommonCheckpoints, processes),
-        partial(CommonInterruption, processes),
-        adapt_evaluator,
-    )
+    return ProcessParts(partial(CommonCheckpoints, processes), make_interruption)

@@ -217,6 +217,7 @@ class Trainer(ABC):
             try:
                 self._run_epochs(last_epoch)
             except (Interrupted, CallbackError) as stop:
+                stop.is_common = stop.is_common or not stop.at_once
                 if self.checkpoints is not None and not stop.at_once:
                     stop.checkpoint = self._save_checkpoint(within_epoch=True)
                 raise
@@ -228,7 +229,7 @@ class Trainer(ABC):
         ended = self.epoch + (self._row is not None)
         self.stop_reason = self._limit_reached(last_epoch, ended)
         self._call("on_run_start")
-        self._check_callbacks()
+        self.callbacks.check_all()
         self.has_started = True
         # Finish an interrupted epoch even if its last update reached a limit.
         while self._row is not None or self._updates_in_epoch or not self.stop_reason:
@@ -354,36 +355,25 @@ class Trainer(ABC):
         self.statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
         if path is not None:
             LOG.debug("saved %s in %.3f s", path, time.perf_counter() - started)
-            self.callbacks.call("on_checkpoint")
+            self._call("on_checkpoint")
         return path
 
     def _check(self) -> None:
         """Raise a pending error or signal; call only while the training state is consistent."""
         self.interruption.check()
-        self._check_callbacks()
-
-    def _check_callbacks(self) -> None:
-        """Raise the error of a callback in any process.
-
-        Raises:
-            CallbackError: If a callback failed. The message names the class and the method, or the
-                process.
-        """
-        if self.callbacks and self.processes.largest(self.callbacks.has_failed):
-            self.callbacks.check()
-            raise CallbackError("a callback failed in another process, which shows the error")
+        self.callbacks.check_all()
 
     def _call(self, hook: str, row: dict[str, float] | None = None) -> None:
         """Call a method of all callbacks, then call the environments as requested by callbacks.
 
-        Checkpoints are written later, so they contain no failed call. If a callback ends training
-        in one process, all processes stop.
+        Checkpoints are written later, so they contain no failed call.
+
+        Raises:
+            ConfigError: If callbacks request different changes in different processes.
         """
         self.callbacks.call(hook, row)
+        self.callbacks.agree(hook)
         self.env_calls.make()
-        if self.callbacks:
-            reasons = self.processes.gather(self.stop_reason)
-            self.stop_reason = next(filter(None, reasons), "")
 
     def _now(self) -> float:
         """Return the time in the first process in seconds, so that all processes stop together."""
@@ -529,7 +519,7 @@ class Trainer(ABC):
         self.statistics.merge(self.learners.wait())
         called = self.callbacks.state_dict()
         return {
-            **({"callbacks": called} if called else {}),
+            **({"callbacks": self.processes.state(called)} if called else {}),
             **({"env_calls": self.env_calls.state_dict()} if self.env_calls else {}),
             "learners": self.learners.state_dict(),
             "model_selection": None if selection is None else selection.state_dict(),
@@ -560,7 +550,8 @@ class Trainer(ABC):
             self.model_selection.load_state_dict(state["model_selection"])
         if self.evaluator is not None and state["evaluator"] is not None:
             self.evaluator.load_state_dict(state["evaluator"])
-        self.callbacks.load_state_dict(state.get("callbacks", ()))
+        called = self.processes.own_state(state["callbacks"]) if "callbacks" in state else ()
+        self.callbacks.load_state_dict(called)
         if "env_calls" in state:
             self.env_calls.load_state_dict(state["env_calls"])
         self.statistics.load_state_dict(state["statistics"])

@@ -147,6 +147,7 @@ def test_disks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path, tmp_path / "runs" / "new", Path("runs")):
         assert available_disk(path) == MB
+    assert available_disk(tmp_path, 4) == MB // 4
 
 
 @pytest.mark.parametrize("kind", [None, "meta"])

@@ -264,7 +264,7 @@ def test_a_buffer_that_does_not_fit_is_refused(
     needed = (held + 2) * (12 + 8 + 4 + 1)
     free = [needed - 1]
     for name in ("available_memory", "available_disk"):
-        monkeypatch.setattr(off_policy, name, lambda place: free[0])
+        monkeypatch.setattr(off_policy, name, lambda place, processes: free[0])
     settings: dict[str, Any] = {
         "algorithm.replay_buffer_storage": storage,
         "total_steps": total_steps,
@@ -298,10 +298,10 @@ def test_a_buffer_is_no_larger_than_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_room_for_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The required memory includes priorities and is small for short runs."""
-    monkeypatch.setattr(off_policy, "available_memory", lambda device: (192 + 2) * 25)
+    monkeypatch.setattr(off_policy, "available_memory", lambda device, processes: (192 + 2) * 25)
     with pytest.raises(ConfigError, match=r"algorithm\.replay_buffer_size = 1000: .*are free"):
         sac_run("prioritised", **{BUFFER: {"_target_": PRIORITISED}})
-    monkeypatch.setattr(off_policy, "available_memory", lambda device: 500)
+    monkeypatch.setattr(off_policy, "available_memory", lambda device, processes: 500)
     settings = {"algorithm.initial_buffer_size": 1, "runner.concurrency": 3}
     settings["algorithm.n_rollout_steps"] = 2
     assert sac_run("short", total_steps=7, **settings).summary.env_steps == 12

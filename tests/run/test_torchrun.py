@@ -26,7 +26,7 @@ from maze_train.cli import main
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import read_json
 from maze_train.core.torchrun import TorchrunVariables
-from maze_train.learner.torchrun import TorchrunProcesses
+from maze_train.learner.torchrun import ProcessesLostError, TorchrunProcesses
 from maze_train.run.runner import TrainingRunner
 from maze_train.run.train import make_runner
 
@@ -88,7 +88,11 @@ def rows(run: Path) -> list[dict[str, float]]:
     """Metrics of a run without times."""
     with (run / "metrics.csv").open() as file:
         return [
-            {key: float(value) for key, value in row.items() if not key.startswith("time/")}
+            {
+                key: float(value)
+                for key, value in row.items()
+                if value and not key.startswith("time/")
+            }
             for row in csv.DictReader(file)
         ]
 
@@ -170,17 +174,38 @@ def test_four_processes_equal_one(tmp_path: Path, settings: dict[str, Any]) -> N
     assert_equal_runs(tmp_path / "four", tmp_path / "alone")
 
 
+@pytest.mark.slow
+def test_callbacks_steer_all_processes(tmp_path: Path) -> None:
+    """Calls of environments, changed settings, and a stop by one process at a checkpoint."""
+    planet, steers = "torchrun_parts.PlanetEnv", "torchrun_parts.Steers"
+    texts = {"env": f"{{_target_: {planet}}}", "callbacks": f"[{{_target_: {steers}, stops: 1}}]"}
+    outcome = torchrun(tmp_path, {**PPO, **texts, "run_dir": "two"})
+    assert outcome.returncode == 0, outcome.stdout
+    values = {"env": {"_target_": planet}, "callbacks": [{"_target_": steers}]}
+    alone(tmp_path / "alone", {**PPO, **values})
+    assert_equal_runs(tmp_path / "two", tmp_path / "alone")
+    for name in ("two", "alone"):
+        assert read_json(tmp_path / name / "summary.json")["stop_reason"] == "enough"
+        assert len(final_state(tmp_path / name)["env_calls"]["evaluation"]) == 4
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "settings",
     [
         {**IMPALA, "algorithm.replay_size": 4},
         {**SAC, "algorithm.epoch_length": 2, "algorithm.initial_buffer_size": 20},
+        {
+            **SAC,
+            "algorithm.epoch_length": 2,
+            "algorithm.initial_buffer_size": 110,
+            "algorithm.initial_action_repeat": 3,
+        },
     ],
-    ids=["impala", "sac"],
+    ids=["impala", "sac", "sac, warm-up"],
 )
 def test_replay_continues_after_a_kill(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Checkpoints contain the actors of every process, and the replay buffers."""
+    """Checkpoints contain the actors and warm-up policy of every process, and replay buffers."""
     outcome = torchrun(tmp_path, {**settings, "run_dir": "whole"})
     assert outcome.returncode == 0, outcome.stdout
     assert_continues_after_a_kill(tmp_path, settings)
@@ -207,9 +232,30 @@ def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
     ("settings", "text"),
     [
         ({"env": "{_target_: torchrun_parts.FailingEnv}"}, "ValueError: the robot fell over"),
-        ({"callbacks": "[{_target_: torchrun_parts.Fails}]"}, "RuntimeError: only here"),
+        (
+            {
+                "callbacks": "[{_target_: torchrun_parts.Fails}]",
+                "tracking.writers": "[{_target_: torchrun_parts.SlowWriter}]",
+            },
+            "RuntimeError: only here",
+        ),
+        (
+            {
+                "callbacks": "[{_target_: torchrun_parts.Steers, differs: 1}]",
+                "env": "{_target_: torchrun_parts.PlanetEnv}",
+            },
+            r"run.call_envs = .*: differs between processes after on_update_end",
+        ),
+        (
+            {"callbacks": "[{_target_: torchrun_parts.Steers, differs: 1, request: set}]"},
+            "run.set = .*0.025.*: differs between processes after on_update_end",
+        ),
+        (
+            {"env": "{_target_: torchrun_parts.UnequalEnv}"},
+            r"env: differs between rank 0 and \[1\]; the environments of all processes",
+        ),
     ],
-    ids=["environment", "callback"],
+    ids=["environment", "callback", "calls", "settings", "spaces"],
 )
 def test_an_error_in_one_process_ends_all(
     tmp_path: Path, settings: dict[str, Any], text: str
@@ -217,8 +263,9 @@ def test_an_error_in_one_process_ends_all(
     """The message contains the rank and the traceback."""
     outcome = torchrun(tmp_path, {**PPO, **settings, "run_dir": "run"})
     assert outcome.returncode != 0
-    assert text in outcome.stdout
+    assert re.search(text, outcome.stdout), outcome.stdout
     assert re.search(r"maze-run: error: rank 1 of 2: ", outcome.stdout)
+    assert (tmp_path / "run/finished").exists() == ("tracking.writers" in settings)
 
 
 HOSTS = ("10.77.0.1", "10.77.0.2")
@@ -364,6 +411,30 @@ def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) 
         ConfigError, match=rf"2 processes need a GPU each, .* has only 1; .*or {key}=cpu"
     ):
         processes.device("cuda", key)
+    processes.leave()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("reset by peer"), ProcessesLostError),
+        (torch.OutOfMemoryError("no memory"), None),
+    ],
+    ids=["connection", "memory"],
+)
+def test_errors_of_an_exchange(
+    launched: Any, error: RuntimeError, expected: type[Exception] | None
+) -> None:
+    """Only errors of the connection mean that another process has ended."""
+
+    def fails() -> None:
+        raise error
+
+    variables = TorchrunVariables.read()
+    assert variables is not None
+    processes = TorchrunProcesses(variables)
+    with pytest.raises(expected or type(error), match=str(error)):
+        processes._exchange(fails)
     processes.leave()
 
 

@@ -8,7 +8,9 @@ import threading
 
 import pytest
 
+from maze_train.learner.parallel import SingleProcess
 from maze_train.training.outcome import Interrupted, Interruption
+from maze_train.training.processes import CommonInterruption
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 
@@ -90,3 +92,22 @@ def test_another_thread_takes_no_signals():
     thread.start()
     thread.join()
     assert failures == []
+
+
+def test_signals_of_other_processes(capsys):
+    """A signal that another process received first is not counted as a second signal here."""
+
+    class Signalled(SingleProcess):
+        def largest(self, number):
+            return signal.SIGTERM
+
+    interruption = CommonInterruption(Signalled(), str)
+    with interruption, interruption.deferred():
+        with pytest.raises(Interrupted) as caught, interruption.immediate():
+            pytest.fail("the block must not begin")
+        assert (caught.value.number, caught.value.at_once) == (signal.SIGTERM, False)
+        send(signal.SIGTERM)
+        with pytest.raises(Interrupted) as caught:
+            send(signal.SIGTERM)
+    assert caught.value.at_once
+    assert capsys.readouterr().err == ""

@@ -41,7 +41,7 @@ from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.tensors import flat_space_of
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import AlgorithmConfig
-from maze_train.training.contexts import available_disk, available_memory, readable_nbytes
+from maze_train.training.contexts import available_disk, available_memory, each_of, readable_nbytes
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
 from maze_train.training.services import TrainerServices
@@ -200,7 +200,7 @@ class OffPolicy(Trainer):
             **super().state_dict(),
             "collector": self.collector.state_dict(),
             "replay_buffer": {key: own.state_dict() for key, own in self.replay_buffers.items()},
-            "initial_policy": self._initial_policy.policy_state(),
+            "initial_policy": self.processes.state(self._initial_policy.policy_state()),
             "transitions": (self._stored, self._learned_from, self.gradient_steps),
         }
 
@@ -208,7 +208,8 @@ class OffPolicy(Trainer):
         """Restore the replay buffers and the environments."""
         for key, buffer in self.replay_buffers.items():
             buffer.load_state_dict(state["replay_buffer"][key])
-        self._initial_policy.load_policy_state(state["initial_policy"])
+        initial_policy = self.processes.own_state(state["initial_policy"])
+        self._initial_policy.load_policy_state(initial_policy)
         self._stored, self._learned_from, self.gradient_steps = state["transitions"]
         lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
         self.exact = self.exact and self.collector.is_exact
@@ -425,10 +426,15 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         """Raise if the replay buffers would exceed the available memory or disk space."""
         storage = self.algorithm.replay_buffer_storage
         device = self.context.device if storage == "device" else torch.device("cpu")
-        in_memory = storage != "disk"
-        free = available_memory(device) if in_memory else available_disk(self._buffer_dir)
+        count = self.context.processes.local_count
+        free = (
+            available_disk(self._buffer_dir, count)
+            if storage == "disk"
+            else available_memory(device, count)
+        )
         if free is not None and self._buffer_nbytes > free:
-            raise self._too_large(f"{readable_nbytes(free)} are free ({storage})")
+            problem = f"{readable_nbytes(free)} are free ({storage}){each_of(count)}"
+            raise self._too_large(problem)
 
     def _too_large(self, problem: str) -> ConfigError:
         """Return the error for a replay buffer that exceeds its storage."""

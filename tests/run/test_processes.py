@@ -1,0 +1,121 @@
+"""Runs with several processes, of which these tests start only one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from called_envs import LevelEnv
+from run_cases import CASES, SMALL
+
+from maze_train import ConfigError, PooledVectorEnv, load_config
+from maze_train.algorithms.off_policy import trainer as off_policy
+from maze_train.envs.calls import EnvCall, EnvCalls
+from maze_train.learner.parallel import SingleProcess
+from maze_train.run.assembly import Assembly
+from maze_train.run.train import make_runner
+from maze_train.training import contexts
+from maze_train.training.contexts import check_fits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class TwoProcesses(SingleProcess):
+    """Records what a run requests from its processes."""
+
+    count = local_count = 2
+
+    def __init__(self) -> None:
+        self.shared: list[object] = []
+        self.has_left = False
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        self.shared.append(function())
+        return self.shared[-1]
+
+    def device(self, name: str, key: str) -> str:
+        return {("cuda", "env.device"): "cpu"}.get((name, key), name)
+
+    def leave(self, *error: object) -> None:
+        self.has_left = True
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> TwoProcesses:
+    """Processes of all runs of a test."""
+    found = TwoProcesses()
+    monkeypatch.setattr(Assembly, "processes_of", lambda self, config: found)
+    return found
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_all_processes_draw_a_seed(processes: TwoProcesses, seed: int | None) -> None:
+    """A given seed is used, but does not change the exchanges of the processes."""
+    with make_runner(load_config({**SMALL, "algorithm": "ppo", "seed": seed})) as runner:
+        assert runner.config.seed == (processes.shared[0] if seed is None else seed)
+    assert len(processes.shared) == 1
+    assert processes.has_left
+
+
+def test_runs_that_fail_leave_the_processes(processes: TwoProcesses) -> None:
+    """In the constructor, and while environments are closed."""
+    with pytest.raises(ConfigError, match="resume"):
+        make_runner(load_config({"resume": "missing", **SMALL, "algorithm": "ppo"}))
+    assert processes.has_left
+    processes.has_left = False
+    runner = make_runner(load_config({**SMALL, "algorithm": "ppo"}))
+    runner.builder.context.closing.callback(int, "no number")
+    with pytest.raises(ValueError, match="no number"):
+        runner.close()
+    assert processes.has_left
+
+
+def test_simulators_have_the_device_of_their_process(processes: TwoProcesses) -> None:
+    """The setting of the environment, not only of the algorithm."""
+    given = {**SMALL, **CASES["ppo, simulator"], "algorithm": "ppo", "env.device": "cuda"}
+    with make_runner(load_config(given)) as runner:
+        assert str(runner.builder.env.simulator.device) == "cpu"
+
+
+@pytest.mark.parametrize(("processes_", "rollouts"), [(SingleProcess(), 1), (TwoProcesses(), 10)])
+def test_memory_for_rollouts_of_all_processes(
+    monkeypatch: pytest.MonkeyPatch, processes_: SingleProcess, rollouts: int
+) -> None:
+    """Each of two processes has its rollout, two received rollouts, and both joined."""
+    needed = 4 * 4 * 2 * (8 + 1) * rollouts
+    free = [needed]
+    monkeypatch.setattr(contexts, "_meminfo", lambda proc: free[0])
+    monkeypatch.setattr(contexts, "_groups", lambda proc, cgroups: [])
+    with PooledVectorEnv([LevelEnv] * 2) as env:
+        check_fits(env, 8, processes_)
+        free[0] = needed - 1
+        with pytest.raises(ConfigError, match=r"n_rollout_steps = 8: .* are free on cpu"):
+            check_fits(env, 8, processes_)
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_memory_for_replay_buffers_of_all_processes(
+    processes: TwoProcesses, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    """Each process on a machine has a buffer of the same size."""
+    for name in ("available_memory", "available_disk"):
+        monkeypatch.setattr(off_policy, name, lambda place, count: 1000 // count)
+    settings = {"algorithm": "sac", "algorithm.replay_buffer_storage": storage}
+    with make_runner(load_config({**SMALL, **settings})) as runner:
+        model = runner.builder.build_model()
+        with pytest.raises(ConfigError, match=r"0\.5 kB are free .* for each of the 2 processes"):
+            runner.builder.prepare(model)
+
+
+def test_requested_calls_are_compared_exactly() -> None:
+    """Large arrays are not abbreviated, and NaN equals NaN."""
+
+    def added(value: float) -> str:
+        calls, many = EnvCalls(), np.zeros(5000)
+        many[2500] = value
+        calls.add(EnvCall("keep", [{"x": [many, float("nan")]}]), evaluate=True)
+        return calls.added
+
+    assert added(0.0) == added(0.0) != added(1.0)
