@@ -24,7 +24,7 @@ BACKENDS = ("dev", "local", "native", "envpool")
 def measure(backend: str, env_id: str, num_envs: int, seconds: float) -> float:
     """Return steps per second of vector environments built as for training."""
     from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, SubprocVectorEnv
-    from maze_train.envs.foreign import make_foreign_env
+    from maze_train.envs.third_party import make_third_party_env
 
     env: MazeVectorEnv
     if backend in ("dev", "local"):
@@ -37,7 +37,7 @@ def measure(backend: str, env_id: str, num_envs: int, seconds: float) -> float:
         )
     else:
         config = EnvConfig(id=env_id, backend=backend)  # type: ignore[arg-type]  # one of both
-        env = make_foreign_env(config, num_envs, training=True)
+        env = make_third_party_env(config, num_envs, training=True)
     with env:
         env.reset(seed=0)
         env.action_space.seed(0)

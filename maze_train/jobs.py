@@ -41,7 +41,7 @@ from maze_train.core.errors import (
     RunDirectoryError,
     TrainingError,
     failed_in_user_code,
-    foreign_cause,
+    user_cause,
 )
 from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say, tell_traceback, warn
@@ -389,9 +389,9 @@ def report(
     if debug or not (code == CONFIGURATION_ERROR or isinstance(error, MazeTrainError)):
         tell_traceback(error)
     elif failed_in_user_code(error) or (
-        isinstance(error, EnvError) and foreign_cause(error) is not None
+        isinstance(error, EnvError) and user_cause(error) is not None
     ):
-        tell_traceback(foreign_cause(error) or error.__cause__ or error)  # In user code.
+        tell_traceback(user_cause(error) or error.__cause__ or error)  # In user code.
     notify(f"{PROGRAM}: error: {rank_label()}{label}{message_of(error, argv)}", logging.ERROR)
     return code
 

@@ -57,7 +57,7 @@ NAMES_PARTS = (f"{PACKAGE}.algorithms.td3.model",)
 
 STARTS_QUICKLY = (
     *("cli", "jobs", "config.", "run.resuming", "run.assembly", "workers.backends"),
-    *("envs.factory", "envs.foreign", "envs.simulated"),
+    *("envs.factory", "envs.third_party", "envs.simulated"),
 )
 """Modules that import inside functions, because they run before PyTorch is needed."""
 MAX_FUNCTION_LINES = 60
@@ -449,7 +449,7 @@ FEATURES = {
     "other environments": (
         "envs.atari",
         "envs.pettingzoo",
-        "envs.foreign",
+        "envs.third_party",
         "envs.backends",
         "envs.wrappers",
     ),

@@ -27,7 +27,7 @@ class MazeTrainError(Exception):
         return printable(super().__str__())
 
 
-def foreign_cause(error: BaseException) -> BaseException | None:
+def user_cause(error: BaseException) -> BaseException | None:
     """Return the third-party exception that caused an error of maze_train, or None."""
     while isinstance(error, MazeTrainError):
         if error.__cause__ is None:

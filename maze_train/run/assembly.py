@@ -141,10 +141,10 @@ class Assembly:
             features = replace(features, actors=PARTS)
         if config.env.backend != "gymnasium":
             from maze_train.collect.simulators import collector_class
-            from maze_train.envs.foreign import make_foreign_env
+            from maze_train.envs.third_party import make_third_party_env
 
             features = replace(
-                features, make_vector_env=make_foreign_env, collector_class=collector_class
+                features, make_vector_env=make_third_party_env, collector_class=collector_class
             )
         return features
 

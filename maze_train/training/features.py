@@ -90,7 +90,7 @@ class BuildFeatures:
 
     make_vector_env: Callable[..., MazeVectorEnv] | None = None
     """Creates vector environments for an `env.backend` other than gymnasium; see
-    `make_foreign_env`."""
+    `make_third_party_env`."""
 
     collector_class: Callable[[MazeVectorEnv], type[RolloutCollector]] | None = None
     """Returns the collector class for these environments; None: `RolloutCollector`."""

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
-from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, foreign_cause
+from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, user_cause
 from maze_train.core.files import process_runs
 from maze_train.core.names import SIGNALS
 from maze_train.core.notices import warn
@@ -331,7 +331,7 @@ def describe_failure(error: BaseException) -> dict[str, Any]:
     """Return the arguments of `WorkerFailedError` for an exception, except the index."""
     message = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
     cause = error.__cause__ or error
-    trace = traceback.format_exception(cause) if foreign_cause(error) else []
+    trace = traceback.format_exception(cause) if user_cause(error) else []
     known = error if isinstance(error, (ConfigError, MissingExtraError)) else None
     is_final = known is not None or (isinstance(cause, EnvError) and cause.is_final)
     return {

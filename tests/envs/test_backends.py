@@ -17,11 +17,11 @@ from maze_train.core.targets import InlineObject
 from maze_train.envs.backends import with_true_bounds
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.envs.foreign import (
+from maze_train.envs.third_party import (
     DisabledVectorEnv,
     SameStepVectorEnv,
-    foreign_env,
-    make_foreign_env,
+    make_third_party_env,
+    third_party_env,
 )
 
 BACKENDS = ["native", "envpool"]
@@ -41,7 +41,7 @@ def make(
     """Return a vector environment with two threads and the given settings."""
     limit = settings.pop("limit", None)
     config = EnvConfig(id=env_id, backend=backend, **settings)
-    return make_foreign_env(
+    return make_third_party_env(
         config, num_envs, training=training, num_threads=2, max_episode_steps=limit
     )
 
@@ -259,7 +259,7 @@ def test_atari_same_step_equals_next_step():
         autoreset_mode=AutoresetMode.NEXT_STEP,
         **kwargs,
     )
-    other = foreign_env(source)
+    other = third_party_env(source)
     assert other.mode is AutoresetMode.NEXT_STEP
     for one, two in zip(play(same, 420), play(other, 420), strict=True):
         assert one[: len(two)] == two

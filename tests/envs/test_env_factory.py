@@ -19,12 +19,12 @@ from maze_train.core.errors import (
     EnvError,
     MazeTrainError,
     failed_in_user_code,
-    foreign_cause,
+    user_cause,
 )
 from maze_train.core.targets import InlineObject
-from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.slice import EnvSlice
+from maze_train.envs.third_party import make_third_party_env
 
 
 def test_kwargs_and_time_limit_of_registered_id():
@@ -191,7 +191,7 @@ def test_a_module_that_cannot_be_imported_is_one_message(modules, module, proble
     settings = {"target": f"{module}.Env"} if form == "target" else {"id": f"{module}:Env-v0"}
     config = EnvConfig(**settings, backend="native" if form == "native" else "gymnasium")
     build = {
-        "native": lambda: make_foreign_env(config, 2, training=True, num_threads=0),
+        "native": lambda: make_third_party_env(config, 2, training=True, num_threads=0),
         "hydra": lambda: is_registered(f"{module}:Env-v0"),
     }
     with pytest.raises(ConfigError, match=rf"{problem}") as caught:
@@ -246,7 +246,7 @@ def test_what_an_installed_environment_says_is_one_line(monkeypatch):
     message = "building CartPole-v1 with {'xml_file': '/etc/passwd'} failed: ValueError: XML error:"
     assert str(caught.value).startswith(message)
     assert len(str(caught.value)) < 400
-    assert foreign_cause(caught.value) is None
+    assert user_cause(caught.value) is None
 
 
 class OpenEnv(CountingEnv):
@@ -321,7 +321,7 @@ REFUSING = [{"_target_": InlineObject(refusing)}]
         lambda: EnvSlice.for_playing([partial(OpenEnv, text=True)] * 2),
         *(
             partial(
-                make_foreign_env,
+                make_third_party_env,
                 EnvConfig(target=InlineObject(make), backend="native"),
                 2,
                 training=True,

@@ -17,8 +17,8 @@ from toy_envs import (
     CountingEnv,
     LivesEnv,
     SpoiltEnv,
-    foreign,
     here,
+    third_party,
 )
 
 from maze_train import EnvFactory
@@ -143,7 +143,7 @@ class Later(SpoiltEnv):
 
 @pytest.mark.parametrize(
     ("make", "spoilt"),
-    [(make, {}) for make in (here, foreign)]
+    [(make, {}) for make in (here, third_party)]
     + [pytest.param(*mode.values, {}, id=mode.id) for mode in OTHER_MODES]
     + [(skipping, {}), (skipping, {"where": "reward", "at": 5})]
     + [(skipping, {"where": "speed", "at": 0})],
@@ -219,14 +219,14 @@ def test_terminal_observations_do_not_matter(where, make):
         assert ends > 1
 
 
-@pytest.mark.parametrize("make", [here, skipping, foreign])
+@pytest.mark.parametrize("make", [here, skipping, third_party])
 def test_terminal_observations_that_are_stored_matter(make):
     """Terminal observations must be finite if they are kept, as for hindsight relabelling."""
     spoilt = {"where": "temperature", "value": 1e39, "at": 5, "truncate": False}
     factories = [SpoiltEnv, lambda: SpoiltEnv(**spoilt), SpoiltEnv]
     settings = {"on_non_finite": "skip"} if make is skipping else {}
-    if make is foreign:
-        vector = foreign(factories)
+    if make is third_party:
+        vector = third_party(factories)
         vector.keeps_terminal_obs = True
     else:
         vector = here(factories, keeps_terminal_obs=True, **settings)

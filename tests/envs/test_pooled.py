@@ -31,15 +31,15 @@ from toy_envs import (
     assert_equal_steps,
     assert_same,
     assert_same_infos,
-    foreign,
     here,
+    third_party,
     workers,
 )
 
 from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import EpisodeSeeds
-from maze_train.envs.foreign import foreign_env
+from maze_train.envs.third_party import third_party_env
 from maze_train.spaces.describe import FlatView
 
 pytestmark = [pytest.mark.usefixtures("no_file_is_left"), FORKS]
@@ -126,7 +126,7 @@ def test_users_get_the_defaults_of_gymnasium():
     for make in (
         SequentialVectorEnv,
         partial(SubprocVectorEnv, n_workers=1, start_method="fork"),
-        lambda factories: foreign_env(
+        lambda factories: third_party_env(
             SyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP)
         ),
     ):
@@ -331,7 +331,7 @@ def test_nothing_else_between_the_halves(make):
     with make([CountingEnv] * 2) as one, make([CountingEnv] * 2) as two:
         one.reset(seed=5)
         two.reset(seed=5)
-        assert one.can_be_restored is (make is not foreign)
+        assert one.can_be_restored is (make is not third_party)
         assert one.worker_restarts == 0
         state = one.state_dict() if one.can_be_restored else {}
         for name, call in [

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorWrapper
 
 from benchmarks.tensor_cartpole import TensorCartPole
-from maze_train.envs.foreign import SimulatorVectorEnv
+from maze_train.envs.third_party import SimulatorVectorEnv
 from maze_train.simulators.tensors import TensorSimulator
 
 

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from maze_train import SequentialVectorEnv, SubprocVectorEnv
-from maze_train.envs.foreign import foreign_env
+from maze_train.envs.third_party import third_party_env
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -283,15 +283,15 @@ def restarted(factories: Any, **settings: Any) -> Any:
     return workers(factories, on_worker_failure="restart", **settings)
 
 
-def foreign(factories: Any, mode: Any = AutoresetMode.SAME_STEP) -> Any:
+def third_party(factories: Any, mode: Any = AutoresetMode.SAME_STEP) -> Any:
     """Return a vector environment of Gymnasium, wrapped as a third-party environment."""
-    return foreign_env(SyncVectorEnv(factories, autoreset_mode=mode), **AS_IN_TRAINING)
+    return third_party_env(SyncVectorEnv(factories, autoreset_mode=mode), **AS_IN_TRAINING)
 
 
 PLACES = [here, pytest.param(workers, marks=pytest.mark.slow)]
-ALL = [*PLACES, foreign]
+ALL = [*PLACES, third_party]
 OTHER_MODES = [
-    pytest.param(partial(foreign, mode=mode), id=mode.name)
+    pytest.param(partial(third_party, mode=mode), id=mode.name)
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)
 ]
 

@@ -22,7 +22,7 @@ from maze_train.core.errors import ShapeError, SpaceError
 from maze_train.core.events import Statistics
 from maze_train.core.targets import InlineObject
 from maze_train.envs.factory import EnvFactory
-from maze_train.envs.foreign import make_foreign_env
+from maze_train.envs.third_party import make_third_party_env
 from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
 from maze_train.learner.parallel import SingleLearner
 from maze_train.nets.actor_critic import build_actor_critic
@@ -49,7 +49,7 @@ def collector_of(
 ):
     """Return a collector on a simulator, and a model."""
     target = EnvConfig(target=InlineObject(make), backend="tensor", truncation=truncation)
-    env = make_foreign_env(target, num_envs, training=True)
+    env = make_third_party_env(target, num_envs, training=True)
     config = ModelConfig(hidden_sizes=[8], rnn=memory)
     model = build_actor_critic(config, env.single_observation_space, env.single_action_space, 0)
     return SimulatorCollector(env, num_steps, env_seed=3, action_seed=5, **settings), model
@@ -207,7 +207,7 @@ def test_infos_of_some_steps_that_are_written_in_place():
     assert episodes.infos["total"] == [1, 2, 3, 4, 5, 6, 7]
     assert episodes.infos["half"] == [0.5] * 7
     assert episodes.successes == [0.0, 0.0, 0.0, 1.0]
-    env = make_foreign_env(
+    env = make_third_party_env(
         EnvConfig(target=InlineObject(Sparse), backend="tensor"), 3, training=False
     )
     evaluator = RolloutEvaluator(
@@ -499,7 +499,7 @@ class Endless(RobotWithLast):
 def test_an_evaluation_of_endless_episodes_is_refused():
     """An evaluation raises an error at its step limit, since only the simulator can reset."""
     config = EnvConfig(target=InlineObject(Endless), backend="tensor")
-    env = make_foreign_env(config, 3, training=False, max_episode_steps=6)
+    env = make_third_party_env(config, 3, training=False, max_episode_steps=6)
     env.reset(seed=0)
     actions = np.zeros((3, 2), np.float32)
     for _ in range(5):
@@ -507,7 +507,7 @@ def test_an_evaluation_of_endless_episodes_is_refused():
     with pytest.raises(EnvError, match=r"within the 6 steps of evaluation\.max_episode_steps"):
         env.step(actions)
     enough = EnvConfig(target=InlineObject(RobotWithLast), backend="tensor")
-    env = make_foreign_env(enough, 3, training=False, max_episode_steps=6)
+    env = make_third_party_env(enough, 3, training=False, max_episode_steps=6)
     env.reset(seed=0)
     for _ in range(12):
         env.step(actions)
@@ -517,7 +517,7 @@ def test_an_evaluation_of_endless_episodes_is_refused():
 def test_an_evaluation_limits_simulators_that_take_a_limit(own, limit):
     """The smallest limit applies: of the environment (default or configured) or of evaluations."""
     config = EnvConfig(target=POLES["_target_"], backend="tensor", max_episode_steps=own)
-    env = make_foreign_env(config, 2, training=False, max_episode_steps=7)
+    env = make_third_party_env(config, 2, training=False, max_episode_steps=7)
     env.reset(seed=0)
     ends = []
     for step in range(limit):  # alternate, so that no pole falls so soon

@@ -54,7 +54,7 @@ FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
 """Keys of Gymnasium's infos about ended episodes."""
 
 
-def make_foreign_env(
+def make_third_party_env(
     config: EnvConfig,
     num_envs: int,
     *,
@@ -94,7 +94,7 @@ def make_foreign_env(
     build = backends.build_native if config.backend == "native" else backends.build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     with closed_on_error([backend.env]):
-        return foreign_env(
+        return third_party_env(
             backend.env,
             atari_training=training and backend.is_atari,
             frame_stack=backend.frame_stack,
@@ -524,7 +524,7 @@ class SimulatorVectorEnv(ThirdPartyVectorEnv):
         self.simulator.close()
 
 
-def foreign_env(
+def third_party_env(
     env: VectorEnv[Any, Any, Any], *, max_episode_steps: int | None = None, **settings: Any
 ) -> ThirdPartyVectorEnv:
     """Adapt any Gymnasium vector environment to `MazeVectorEnv`.
