@@ -460,7 +460,7 @@ def test_a_primary_config_and_groups_of_the_user(
 
 
 def test_values_of_the_user_are_read_by_interpolations_only(maze_run: CommandLine) -> None:
-    """On the command line and in files; for training, rollouts and sweeps."""
+    """`vars` defines values for interpolations, in files and on the command line."""
     text = "# @package _global_\nvars: {size: 7}\nmodel: {hidden_sizes: ['${vars.size}']}\n"
     maze_run.write("own/experiment/mine.yaml", text)
     given = ("algorithm.lr=${vars.lr}", "vars.lr=0.25")
@@ -475,7 +475,7 @@ def test_values_of_the_user_are_read_by_interpolations_only(maze_run: CommandLin
 
 @pytest.mark.parametrize(("name", "writer"), [("wandb", "WandbWriter"), ("mlflow", "MLflowWriter")])
 def test_services_are_options(maze_run: CommandLine, name: str, writer: str) -> None:
-    """With all other settings of tracking."""
+    """`tracking=wandb` and `tracking=mlflow` add a writer; other settings can be overridden."""
     assert maze_run(*PPO, f"tracking={name}", "tracking.csv=false") == 0
     tracking = maze_run.configs[0].tracking
     assert (tracking.writers, tracking.csv) == ([{"_target_": f"maze_train.{writer}"}], False)
@@ -483,7 +483,7 @@ def test_services_are_options(maze_run: CommandLine, name: str, writer: str) -> 
 
 @pytest.mark.slow
 def test_log_lines_are_shown_on_demand(tmp_path: Path) -> None:
-    """By Hydra's setting; of one package where its logger is named."""
+    """`hydra.verbose` shows debug messages of all packages, or of the named logger."""
     argv = [f"{key}={value}" for key, value in {**SMALL, **SHORT_PPO, "total_steps": 32}.items()]
     for verbose, packages in (("true", {"envs", "run", "training"}), ("maze_train.run", {"run"})):
         command = [sys.executable, "-m", "maze_train", *argv, "env=CartPole-v1"]

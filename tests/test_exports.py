@@ -41,6 +41,6 @@ def test_every_name_can_be_imported():
     ],
 )
 def test_former_names_of_attributes_are_errors(base, old, new):
-    """The definition of the class fails with the new name."""
+    """Defining a class with the former name raises ConfigError, which contains the new name."""
     with pytest.raises(ConfigError, match=rf"Own\.{old}: was renamed to {new}"):
         type("Own", (base,), {old: True, "__qualname__": "Own"})

@@ -1,4 +1,4 @@
-"""The package without what macOS and Windows lack: it imports, trains with runner=dev, resumes."""
+"""Import, training with runner=dev, and resuming without modules that macOS or Windows lack."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def run(tmp_path: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script where names are hidden."""
+    """Run a script in a process in which names of the standard library are hidden."""
     path = tmp_path / "script.py"
     path.write_text(
         f"import sys\nsys.path[:0] = {[str(HELPERS), str(HELPERS.parents[1])]}\n{script}"
@@ -66,7 +66,7 @@ def run(tmp_path: Path, script: str, *arguments: str) -> subprocess.CompletedPro
     ),
 )
 def test_training(tmp_path: Path, cases: tuple[str, ...]) -> None:
-    """Every module imports, algorithms train and resume exactly; worker processes are refused."""
+    """All modules import, and algorithms train and resume exactly; worker processes are errors."""
     done = run(tmp_path, SCRIPT, *cases)
     assert done.returncode == 0, done.stderr
 
@@ -83,7 +83,7 @@ PPO = ("+algorithm=ppo", "env=CartPole-v1", "total_steps=256", "algorithm.n_roll
     ],
 )
 def test_commands(tmp_path: Path, arguments: tuple[str, ...], code: int, text: str) -> None:
-    """Runs and rollouts work; parallel jobs are refused."""
+    """Training and rollouts work; parallel jobs raise ConfigError."""
     done = run(tmp_path, COMMAND, *arguments)
     assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done.stderr
     if code == 0:

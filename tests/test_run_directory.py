@@ -86,7 +86,7 @@ def test_where_a_new_run_may_begin(run: RunDirectory, tmp_path: Path) -> None:
 
 
 def fail_in(directory: Path, names: list[str]) -> None:
-    """Write files and end with an error."""
+    """Create empty files and raise KeyboardInterrupt."""
     for name in names:
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).touch()
@@ -98,7 +98,7 @@ def fail_in(directory: Path, names: list[str]) -> None:
 def test_a_failure_leaves_no_empty_directory(
     tmp_path: Path, name: str | None, writes: bool
 ) -> None:
-    """Directories of the user and results stay."""
+    """Existing directories and those with results are kept."""
     (tmp_path / "mine").mkdir()
     given = None if name is None else str(tmp_path / name)
     with (
@@ -114,7 +114,7 @@ def test_a_failure_leaves_no_empty_directory(
 def test_a_run_that_does_not_start_leaves_the_directory_of_the_user(
     tmp_path: Path, has_file: bool
 ) -> None:
-    """New files are removed from an empty directory, which stays the same directory."""
+    """New files are removed from a directory that was empty; the directory is kept."""
     own = tmp_path / "own"
     own.mkdir(mode=0o750)
     if has_file:
@@ -141,7 +141,7 @@ TEST = {"epoch": 2, "episodes": 4, "episode_return_mean": 7.0, "win_rate": None}
     ],
 )
 def test_the_tested_value_of_a_metric(metric: str, value: float | None) -> None:
-    """Only metrics of evaluations are tested."""
+    """Only `eval/` metrics have a value in the final test."""
     assert final_test_value({"final_test": {"best": TEST, "last": {}}}, metric) == value
 
 
@@ -149,5 +149,5 @@ def test_the_tested_value_of_a_metric(metric: str, value: float | None) -> None:
     "tests", [None, [], {"best": 3}, {"best": {**TEST, "epoch": "2"}}, {"best": {"x": [1]}}]
 )
 def test_damaged_results_of_the_test(tests: object) -> None:
-    """As without a test."""
+    """Invalid results are treated like a missing test."""
     assert final_tests({"final_test": tests}) == final_tests({}) == {}

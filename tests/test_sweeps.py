@@ -230,7 +230,7 @@ def test_an_interrupted_sweep_is_continued(
 
 
 class Ends(HydraCallback):
-    """Writes how each job ended."""
+    """Hydra callback that logs how each job ended."""
 
     def on_job_end(self, config: Any, job_return: JobReturn, **kwargs: Any) -> None:
         """Append the status and the returned value."""
@@ -245,7 +245,7 @@ def test_callbacks_of_hydra_see_failures(
     other_launcher: str,
     given: tuple[str, ...],
 ) -> None:
-    """With the exception, alone and with any launcher; only we print the error."""
+    """Callbacks receive the exception, with any launcher; Hydra prints no error."""
     maze_run.train = run_of_seed
     seeds = "seed=1,2" if given else "seed=1"
     end = "+hydra.callbacks.ends._target_=test_sweeps.Ends"
@@ -266,7 +266,7 @@ def test_a_sweep_of_any_launcher_ends_with_its_table(
     other_launcher: str,
     launcher: str,
 ) -> None:
-    """With its comparison and the failures, from what the launcher returns."""
+    """Table, comparison and failures are derived from the values that the launcher returns."""
     if launcher != "other":
         pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
     monkeypatch.chdir(tmp_path)
@@ -274,7 +274,7 @@ def test_a_sweep_of_any_launcher_ends_with_its_table(
     given["env.kwargs"] = "{render_mode: null},{no: 1},{sutton_barto_reward: true}"
     words = [f"{key}={value}" for key, value in given.items()]
     assert main(["-m", f"hydra/launcher={launcher}", "hydra.sweep.dir=s", *words]) == 2
-    if launcher == "joblib":  # Its processes would wait for further jobs.
+    if launcher == "joblib":  # idle workers would outlive the test
         importlib.import_module("joblib.externals.loky").get_reusable_executor().shutdown()
     table = list(csv.DictReader((tmp_path / "s/jobs.csv").read_text().splitlines()))
     assert [row["job"] for row in table] == [row["run_dir"] for row in table] == ["0", "1", "2"]
@@ -289,7 +289,7 @@ def test_a_sweep_of_any_launcher_ends_with_its_table(
 def test_a_launcher_of_the_same_name_is_named(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], other_launcher: str
 ) -> None:
-    """Ours runs the jobs; afterwards the other one has its name again."""
+    """Our launcher runs the jobs, and a note is printed; the other one is restored afterwards."""
     assert maze_run(*SWEEP, *LOCAL[:1], "seed=0,1") == 0
     note = f"note: hydra/launcher=local is LocalLauncher of maze_train, not {other_launcher}\n"
     assert capfd.readouterr().err.count(note) == 1

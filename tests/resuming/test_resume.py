@@ -305,7 +305,7 @@ def test_a_damaged_table_is_set_aside(half, whole, capsys):
 
 
 def test_a_table_without_rows_is_not_damaged(half, capsys):
-    """The missing epochs are reported, and the table continues."""
+    """A warning reports the missing epochs, and new rows are appended."""
     table = half / "metrics.csv"
     table.write_text(table.read_text().partition("\n")[0] + "\n")
     train(resume=half, **TO_THE_END)

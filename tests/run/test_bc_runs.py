@@ -232,7 +232,7 @@ def test_what_is_refused(tmp_path, cartpole, changes, message):
 
 
 def test_damaged_parts(tmp_path, capsys, cartpole):
-    """A damaged part raises an error or, on request, is skipped."""
+    """A damaged file of the dataset raises an error or, with `on_damaged=skip`, is skipped."""
     data = shutil.copytree(cartpole, tmp_path / "data")
     victim = sorted(data.glob("part-*"))[0]
     victim.write_bytes(victim.read_bytes()[:-3])

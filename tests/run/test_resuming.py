@@ -78,7 +78,7 @@ SECTIONS = ("checkpoint.", "tracking.", "runner.")
 
 @pytest.mark.parametrize("algorithm", list_options("algorithm"))
 def test_settings_that_may_differ(algorithm):
-    """Settings of place, length and output, and those that callbacks may change; no others."""
+    """Settings of runner, length and output, and those that callbacks may change, may differ."""
     data = {"bc": "runner.dataset", "sacfd": "algorithm.initial_demonstration_trajectories"}
     more = {data[algorithm]: "x"} if algorithm in data else {}
     config = load_config({**BASE, "algorithm": algorithm, **more})

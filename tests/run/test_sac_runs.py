@@ -85,7 +85,7 @@ def test_what_is_stored_is_what_happened(
     assert sum(map(len, happened)) == steps >= 180
     assert len(happened) == concurrency
     assert len(buffer) == min(size, steps)
-    # All of the last transitions of each environment.
+    # The buffer contains the last transitions of each environment.
     kept = len(buffer) // concurrency
     expected = {obs: told for diary in happened for obs, told in list(diary.items())[-kept:]}
     batch = buffer.sample_batch(40 * len(buffer))

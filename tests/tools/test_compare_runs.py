@@ -512,7 +512,7 @@ def test_rare_values_do_not_flatten_a_picture(
 def test_where_the_mean_of_runs_is_drawn(
     tmp_path: Path, first: int, length: int, expected: tuple[float, ...] | None
 ) -> None:
-    """From the last first step to the first last step, at a limited number of points."""
+    """The mean covers the steps that all runs have in common, at a limited number of points."""
     write_runs(tmp_path, [1.0] * length, [2.0] * max(length, 5))
     cut(tmp_path / "1", first)
     by_steps = figure_of(tmp_path).axes[0]

@@ -225,7 +225,7 @@ PRIVATE = {
 
 
 def test_paths_and_secrets_stay_here() -> None:
-    """Of texts, only allowed values, class names and `share` keys are uploaded."""
+    """Texts are uploaded only if they are allowed values, class names or keys in `share`."""
     config = load_config({"algorithm": "bc", "env": "CartPole-v1", **PRIVATE})
     settings, left_out = shared_settings(config, ["env.kwargs.known"])
     assert settings["env"]["id"] == "CartPole-v1"
