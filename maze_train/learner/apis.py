@@ -12,7 +12,6 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
 from maze_train.distributions.base import Distribution
-from maze_train.nets.actor_critic import ValueHead
 
 
 class HasPolicy(Protocol):
@@ -20,20 +19,6 @@ class HasPolicy(Protocol):
 
     policy: nn.Module
     distribution: Distribution
-
-
-class HasStateValues(Protocol):
-    """Module with a state-value critic."""
-
-    critic: nn.Module
-    value_head: ValueHead
-
-
-class HasActionValues(Protocol):
-    """Module with Q-networks."""
-
-    critics: nn.Module
-    target_critics: nn.Module
 
 
 @runtime_checkable
@@ -76,16 +61,21 @@ def check_apis(learner: str, required: Sequence[type], module_id: str, module: n
 
     Args:
         learner: Name of the learner.
-        required: Protocols from `learner.apis` that the module must implement.
+        required: Protocols from `learner.apis` that the module must implement, or base classes.
         module_id: ID of the module.
         module: The module.
     """
+    kind = type(module).__name__
     for api in required:
-        if missing := missing_names(api, module):
+        if issubclass(api, nn.Module):
+            lack = "" if isinstance(module, api) else "is not derived from it"
+        else:
+            missing = " and no ".join(missing_names(api, module))
+            lack = f"has no {missing}" if missing else ""
+        if lack:
             problem = (
-                f"{learner} only trains modules with the interface {api.__name__}, but "
-                f"{type(module).__name__} has no {' and no '.join(missing)}; "
-                "implement it, or freeze the module: add_module(..., frozen=True), "
+                f"{learner} only trains modules with the interface {api.__name__}, but {kind} "
+                f"{lack}; implement it, or freeze the module: add_module(..., frozen=True), "
                 "policies.<id>.frozen=true"
             )
             raise ConfigError("module", problem, module_id)

@@ -65,7 +65,7 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
 
     renamed_attributes = (("gradients_by_hand", "analytic_gradients"),)
     required_apis: ClassVar[tuple[type, ...]] = ()
-    """Protocols of `learner.apis` that trained modules must satisfy."""
+    """Protocols of `learner.apis`, or base classes, that trained modules must implement."""
     scheduled_settings: ClassVar[Mapping[str, Event]] = {}
     """Loss settings that can be schedules, and the events that record their values."""
     most_empty_updates: ClassVar[int] = 1

@@ -167,6 +167,9 @@ def test_frozen_modules_are_of_any_kind_and_stay_as_they_are(learner_class):
     alone = learner_class(copy.deepcopy(model), config, seed=SEED)
     learner = learner_class(copy.deepcopy(model), config, seed=SEED)
     learner.add_module("other", nn.Linear(2, 2), frozen=True)
+    required = learner_class.required_apis[0].__name__
+    with pytest.raises(ConfigError, match=f"interface {required}, but Linear is not derived from"):
+        learner.add_module("trained", nn.Linear(2, 2))
     old = learner.add_module("old", copy.deepcopy(model), frozen=True)
     for own in (alone, learner):
         learned(own, "default", experience)

@@ -29,7 +29,6 @@ from maze_train.functional.returns import (
     lambda_advantages,
     normalize_advantages,
 )
-from maze_train.learner.apis import HasPolicy, HasStateValues
 from maze_train.learner.config import Freeze, Progress
 from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
@@ -79,7 +78,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         seed: Seed for shuffling the minibatches.
     """
 
-    required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasStateValues)
+    required_apis: ClassVar[tuple[type, ...]] = (ActorCriticModel,)
     scheduled_settings: ClassVar[Mapping[str, Event]] = {
         "entropy_coef": ActorCriticEvents.entropy_coef
     }

@@ -18,7 +18,6 @@ from maze_train.core.events import Event, Statistics
 from maze_train.core.types import Tensor
 from maze_train.data.replay import Transitions
 from maze_train.functional.losses import critic_loss, critic_loss_gradient
-from maze_train.learner.apis import HasPolicy, HasTargets
 from maze_train.learner.config import Progress
 from maze_train.learner.events import LearnerEvents
 from maze_train.learner.loss_strategies import declares_gradients
@@ -55,7 +54,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         seed: Unused, because the loss is deterministic.
     """
 
-    required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
+    required_apis: ClassVar[tuple[type, ...]] = (DQNModel,)
     analytic_gradients: ClassVar[Mapping[str, object]] = {}
 
     def model(self, module_id: str) -> DQNModel:

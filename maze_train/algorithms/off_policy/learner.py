@@ -13,7 +13,7 @@ from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Tensor, TensorTree, is_on, on_device, send, tree_map
 from maze_train.data.replay import Transitions
 from maze_train.functional.losses import critic_loss
-from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
+from maze_train.learner.apis import HasTargets
 from maze_train.learner.config import Progress
 from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
@@ -135,7 +135,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         seed: Seed of the random generator for the losses.
     """
 
-    required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasActionValues, HasTargets)
+    required_apis: ClassVar[tuple[type, ...]] = (PolicyAndCritics,)
     losses: tuple[str, ...] = (CRITICS, POLICY)
     """Losses of the next gradient step."""
     _following: Sequence[tuple[str, ...]] = ()

@@ -64,6 +64,8 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         seed: Seed of the actions sampled in the losses.
     """
 
+    required_apis = (SoftActorCriticModel,)
+
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Register one optimizer each for the policy, the critics and tuned temperatures."""
         super().configure_optimizers_for_module(module_id)

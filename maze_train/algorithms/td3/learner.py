@@ -49,6 +49,8 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         seed: Seed of the target policy smoothing noise.
     """
 
+    required_apis = (TD3Model,)
+
     @property
     def updates_policy(self) -> bool:
         """Whether the next gradient step updates the policy (the last step of each interval)."""
