@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TwoProcesses(SingleProcess):
-    """Records what a run requests from its processes."""
+    """Fake of two processes that records the values to be shared."""
 
     count = local_count = 2
 
@@ -44,7 +44,7 @@ class TwoProcesses(SingleProcess):
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> TwoProcesses:
-    """Processes of all runs of a test."""
+    """Replace the processes of every run in a test, and return the substitute."""
     found = TwoProcesses()
     monkeypatch.setattr(Assembly, "processes_of", lambda self, config: found)
     return found
@@ -52,7 +52,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> TwoProcesses:
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_all_processes_draw_a_seed(processes: TwoProcesses, seed: int | None) -> None:
-    """A given seed is used, but does not change the exchanges of the processes."""
+    """A seed is drawn and shared even if another one is given, so exchanges do not differ."""
     with make_runner(load_config({**SMALL, "algorithm": "ppo", "seed": seed})) as runner:
         assert runner.config.seed == (processes.shared[0] if seed is None else seed)
     assert len(processes.shared) == 1
@@ -60,7 +60,7 @@ def test_all_processes_draw_a_seed(processes: TwoProcesses, seed: int | None) ->
 
 
 def test_runs_that_fail_leave_the_processes(processes: TwoProcesses) -> None:
-    """In the constructor, and while environments are closed."""
+    """Processes are left after errors in the constructor and while closing."""
     with pytest.raises(ConfigError, match="resume"):
         make_runner(load_config({"resume": "missing", **SMALL, "algorithm": "ppo"}))
     assert processes.has_left
@@ -73,7 +73,7 @@ def test_runs_that_fail_leave_the_processes(processes: TwoProcesses) -> None:
 
 
 def test_simulators_have_the_device_of_their_process(processes: TwoProcesses) -> None:
-    """The setting of the environment, not only of the algorithm."""
+    """`env.device` is replaced by the device of the process, as is `algorithm.device`."""
     given = {**SMALL, **CASES["ppo, simulator"], "algorithm": "ppo", "env.device": "cuda"}
     with make_runner(load_config(given)) as runner:
         assert str(runner.builder.env.simulator.device) == "cpu"
@@ -83,7 +83,7 @@ def test_simulators_have_the_device_of_their_process(processes: TwoProcesses) ->
 def test_memory_for_rollouts_of_all_processes(
     monkeypatch: pytest.MonkeyPatch, processes_: SingleProcess, rollouts: int
 ) -> None:
-    """Each of two processes has its rollout, two received rollouts, and both joined."""
+    """Each of two processes stores its rollout, two received rollouts and their concatenation."""
     needed = 4 * 4 * 2 * (8 + 1) * rollouts
     free = [needed]
     monkeypatch.setattr(contexts, "_meminfo", lambda proc: free[0])

@@ -176,7 +176,7 @@ def test_four_processes_equal_one(tmp_path: Path, settings: dict[str, Any]) -> N
 
 @pytest.mark.slow
 def test_callbacks_steer_all_processes(tmp_path: Path) -> None:
-    """Calls of environments, changed settings, and a stop by one process at a checkpoint."""
+    """Environment calls, changed settings and a stop by one process apply to all processes."""
     planet, steers = "torchrun_parts.PlanetEnv", "torchrun_parts.Steers"
     texts = {"env": f"{{_target_: {planet}}}", "callbacks": f"[{{_target_: {steers}, stops: 1}}]"}
     outcome = torchrun(tmp_path, {**PPO, **texts, "run_dir": "two"})
@@ -425,7 +425,7 @@ def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_errors_of_an_exchange(
     launched: Any, error: RuntimeError, expected: type[Exception] | None
 ) -> None:
-    """Only errors of the connection mean that another process has ended."""
+    """Only connection errors are reported as lost processes."""
 
     def fails() -> None:
         raise error
