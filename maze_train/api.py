@@ -56,8 +56,8 @@ def run_rollout(
     Raises:
         ConfigError: If a setting is invalid, or policy and environment do not match. Raised before
             anything is written.
-        Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received. Finished episodes are
-            written.
+        Interrupted: If SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 was received. Finished
+            episodes are written.
         MazeTrainError: If an environment, a policy or a worker fails. Finished episodes are
             written.
     """

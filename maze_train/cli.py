@@ -7,6 +7,7 @@
 143  terminated (SIGTERM)
 129  the terminal was closed (SIGHUP)
 138  stopped by SIGUSR1
+140  stopped by SIGUSR2
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ from maze_train.core.run_directory import WHOLE, RunDirectory
 from maze_train.core.text import shell_word
 from maze_train.core.torchrun import rank_label
 from maze_train.run.assembly import load_resumed, restarted_run
+from maze_train.training.outcome import Preempted
 
 NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
 """Settings with the name and the group of a run, and maximum length of a generated name."""
@@ -90,11 +91,13 @@ class Job(Task):
         started_in = os.getcwd()
         try:
             job.check_run_dir()
+            if self._is_restarted(job):
+                job.put("resume", AUTO)
             objective = self.check(job)()
             self.note(replace(record, objective=objective))
             job.drop_empty()
             return objective
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Preempted):
             raise
         except BaseException as error:
             report(error, self.argv, self.debug, f"{record.label}: " if job.is_sweep else "")
@@ -107,6 +110,16 @@ class Job(Task):
             raise TrainingError(failed.error) from error
         finally:
             os.chdir(started_in)  # An environment may have changed the working directory.
+
+    def _is_restarted(self, job: ComposedJob) -> bool:
+        """Return whether a launcher has restarted a preempted job, whose directory contains a run.
+
+        The sweep has checked that the directories of its jobs contain no runs.
+        """
+        given = [job.select(key) for key in ("run_dir", "resume")]
+        if self._is_here or job.directory is None or given != [None, None]:
+            return False
+        return RunDirectory(Path(job.directory)).is_run
 
     def record_of(self, job: ComposedJob) -> JobRecord:
         """Return the record of a job that has not ended."""

@@ -177,6 +177,40 @@ def test_two_at_the_same_time(
     assert not (maze_run.folder / "s/jobs.csv").exists()
 
 
+class PreemptOnce(Callback):
+    """The signal of submitit in the second epoch, the first time."""
+
+    def on_epoch_end(self, run: Any) -> None:
+        """Send the signal."""
+        note = Path(run.run_dir).parent / "preempted"
+        if run.progress.epoch == 1 and not note.exists():
+            note.touch()
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["other", "submitit_local"])
+def test_a_preempted_job_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_launcher: str, launcher: str
+) -> None:
+    """The handler of its launcher is called once a checkpoint is saved; the restart resumes."""
+    if launcher == "submitit_local":
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.chdir(tmp_path)
+    given = {**SMALL, **PPO, "env": "CartPole-v1", "algorithm.epoch_length": 1}
+    words = [f"{key}={value}" for key, value in given.items()]
+    words += ["callbacks=[{_target_: test_sweeps.PreemptOnce}]", "seed=1,2"]
+    assert main(["-m", f"hydra/launcher={launcher}", "hydra.sweep.dir=s", *words]) == 0
+    for job in range(2):
+        rows = list(csv.DictReader((tmp_path / f"s/{job}/metrics.csv").read_text().splitlines()))
+        assert [row["epoch"] for row in rows] == [str(epoch) for epoch in range(1, 7)]
+        starts = json.loads((tmp_path / f"s/{job}/environment.json").read_text())["starts"]
+        assert len(starts) == (2 if job == 0 else 1)
+    table = csv.DictReader((tmp_path / "s/jobs.csv").read_text().splitlines())
+    assert [row["error"] for row in table] == ["", ""]
+
+
 class StopOnce(Callback):
     """Callback that sends SIGINT once, in the second epoch of seed 1."""
 

@@ -2,11 +2,13 @@
 
 import signal
 
-NAMED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+NAMED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SIGNALS = tuple(signal.Signals(getattr(signal, name)) for name in NAMED if hasattr(signal, name))
 """Signals sent to all processes of a job by Ctrl-C, a closing terminal or a cluster scheduler (on
 Windows, the first two). Workers ignore these signals; the main process handles them and may save
 before it exits."""
+OF_SCHEDULER = SIGNALS[3:]
+"""Signals that cluster schedulers send before they stop or preempt a job."""
 
 CONFIG, METRICS, SUMMARY, DIGESTS = "config.yaml", "metrics.csv", "summary.json", "files.json"
 ENVIRONMENT, LOG, SERVICES = "environment.json", "run.log", "services.json"

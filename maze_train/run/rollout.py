@@ -118,7 +118,7 @@ class RolloutRunner:
         Raises:
             ConfigError: If policy, environment and settings do not match. Raised before anything is
                 written.
-            Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received.
+            Interrupted: If SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 was received.
             MazeTrainError: If an environment, a policy or a worker failed.
             RunDirectoryError: If the results cannot be written.
         """

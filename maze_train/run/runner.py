@@ -188,8 +188,8 @@ class TrainingRunner:
 
         Raises:
             ConfigError: If settings contradict each other. Raised before anything is written.
-            Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received. Raised after a
-                checkpoint was saved.
+            Interrupted: If SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 was received. Raised
+                after a checkpoint was saved.
             MazeTrainError: If training failed. Results written so far are kept.
             RunDirectoryError: If another process trains in the directory, or all checkpoints of a
                 resumed run are damaged.

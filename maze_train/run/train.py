@@ -86,8 +86,8 @@ def train(
 
     Raises:
         ConfigError: If a setting is invalid. Raised before anything is written.
-        Interrupted: If SIGINT, SIGTERM, SIGHUP or SIGUSR1 was received. Raised after a checkpoint
-            was saved.
+        Interrupted: If SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 was received. Raised
+            after a checkpoint was saved.
         MazeTrainError: If training failed.
     """
     refuse_import()

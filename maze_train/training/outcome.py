@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
-from maze_train.core.names import SIGNALS
+from maze_train.core.names import OF_SCHEDULER, SIGNALS
 from maze_train.core.notices import notify
 
 
@@ -158,13 +159,21 @@ def signal_of(error: BaseException) -> int:
     return signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
 
 
+class Preempted(SystemExit):
+    """Raised if the handler of a job scheduler, such as submitit, ends the process.
+
+    The scheduler restarts the job. A checkpoint was saved before.
+    """
+
+
 class Interruption:
     """Handles signals during a run.
 
     A signal raises `Interrupted`. Within `deferred`, the first signal is only recorded, and `check`
     raises the exception when the run can be saved. A second signal raises immediately. The context
-    manager restores the previous handlers on exit; outside the main thread, the context manager
-    has no effect.
+    manager restores the previous handlers on exit. It then calls the previous handler of a signal
+    in `OF_SCHEDULER` that ended the run, which may put the job back into the queue. Outside the
+    main thread, the context manager has no effect.
 
     Args:
         remaining: Returns the remaining time until the run can stop, as text for a message.
@@ -184,10 +193,18 @@ class Interruption:
                     self._before[number] = signal.signal(number, self._take)
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        before, self._before = self._before, {}
+        for number, handler in before.items():
             signal.signal(number, handler)
-        self._before.clear()
+        if isinstance(error, Interrupted) and error.number in OF_SCHEDULER:
+            handler = before.get(error.number)
+            owner = handler.__self__ if isinstance(handler, MethodType) else None
+            if callable(handler) and not isinstance(owner, Interruption):
+                try:
+                    handler(error.number, None)
+                except SystemExit as stop:
+                    raise Preempted(stop.code) from error
 
     def check(self) -> None:
         """Raise `Interrupted` if a signal was received."""

@@ -351,7 +351,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
 
     If a worker raises, dies or hangs, a `WorkerFailedError` is raised. With
     `on_worker_failure="restart"`, the worker may be restarted, and a warning is printed to stderr.
-    Workers ignore SIGINT, SIGTERM, SIGHUP and SIGUSR1, which the parent handles.
+    Workers ignore `SIGNALS`, which the parent handles.
 
     Args:
         crew: Factories and names of the workers.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -16,11 +18,12 @@ from hydra.plugins.launcher import Launcher
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+REQUEUED = 75
 TARGET = "hydra_plugins.other.OtherLauncher"
 
 
 class OtherLauncher(Launcher):
-    """Runs one job after the other in a forked process."""
+    """Runs one job after the other in a forked process; one that SIGUSR2 ends is started again."""
 
     def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
         """Remember everything."""
@@ -36,17 +39,24 @@ class OtherLauncher(Launcher):
             config.hydra.job.id, config.hydra.job.num = str(number), number
             receiver, sender = multiprocessing.Pipe(duplex=False)
             sent = cloudpickle.dumps((*self.sent, config, Singleton.get_state()))
-            process = multiprocessing.get_context("fork").Process(
-                target=run_there, args=(sent, sender)
-            )
-            process.start()
-            found.append(cloudpickle.loads(receiver.recv_bytes()))
-            process.join()
+            while True:
+                process = multiprocessing.get_context("fork").Process(
+                    target=run_there, args=(sent, sender)
+                )
+                process.start()
+                while not receiver.poll(0.1) and process.exitcode != REQUEUED:
+                    pass
+                if receiver.poll():
+                    found.append(cloudpickle.loads(receiver.recv_bytes()))
+                process.join()
+                if process.exitcode != REQUEUED:
+                    break
         return found
 
 
 def run_there(sent: bytes, sender: Any) -> None:
     """Run a job in its process."""
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(REQUEUED))
     context, task, config, state = cloudpickle.loads(sent)
     Singleton.set_state(state)
     keys = {"job_dir_key": "hydra.sweep.dir", "job_subdir_key": "hydra.sweep.subdir"}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import nullcontext
 
 import pytest
 
+from maze_train.core.names import OF_SCHEDULER, SIGNALS
 from maze_train.learner.parallel import SingleProcess
-from maze_train.training.outcome import Interrupted, Interruption
+from maze_train.training.outcome import Interrupted, Interruption, Preempted
 from maze_train.training.processes import CommonInterruption
-
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 
 
 def send(number):
@@ -111,3 +111,46 @@ def test_signals_of_other_processes(capsys):
             send(signal.SIGTERM)
     assert caught.value.at_once
     assert capsys.readouterr().err == ""
+
+
+def stop_at(number, saved):
+    """A run that a signal ends."""
+    interruption = Interruption()
+    with interruption, interruption.deferred():
+        send(number)
+        saved.append("checkpoint")
+        interruption.check()
+
+
+@pytest.mark.parametrize("number", OF_SCHEDULER)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_the_handler_of_a_scheduler_is_called_at_the_end(number, is_nested):
+    """Once, after the run was saved; where it ends the process, with its code."""
+    told = []
+
+    def requeue(*given):
+        told.append((given, saved.copy()))
+        raise SystemExit(75)
+
+    saved = []
+    before = signal.signal(number, requeue)
+    try:
+        with pytest.raises(Preempted) as caught, Interruption() if is_nested else nullcontext():
+            stop_at(number, saved)
+        assert told == [((number, None), ["checkpoint"])]
+        assert caught.value.code == 75
+        assert signal.getsignal(number) is requeue
+    finally:
+        signal.signal(number, before)
+
+
+def test_other_handlers_are_not_called():
+    """The signal has ended the run."""
+    told = []
+    before = signal.signal(signal.SIGTERM, lambda *given: told.append(given))
+    try:
+        with pytest.raises(Interrupted), Interruption():
+            send(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == []
