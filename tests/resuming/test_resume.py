@@ -180,7 +180,7 @@ def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
 
 
 def test_settings_are_compared_with_the_checkpoint_that_is_loaded(tmp_path, capsys):
-    """After resuming an earlier checkpoint, and if the newest checkpoint is damaged."""
+    """Settings are compared with the loaded checkpoint, which may not be the newest one."""
     run_dir = tmp_path / "run"
     start(run_dir, **ONE_EPOCH)
     train(resume=run_dir, **TWO_EPOCHS)

@@ -139,7 +139,7 @@ def test_patience_and_callbacks_stop_one_evaluation_later() -> None:
 
 @pytest.mark.parametrize("how", ["raises", "dies"])
 def test_failed_evaluations(how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A failure ends the run, which can be resumed, or is repeated in a new process."""
+    """A failed evaluation ends the run, which can be resumed, or is repeated in a new process."""
     short_run("whole", **FORK, **ASYNC, **counted())
     failing = {**FORK, **ASYNC, **counted(marker=str(Path("marker").absolute()), how=how)}
     problem = "ArithmeticError: a bug" if how == "raises" else "died in an evaluation"

@@ -71,7 +71,7 @@ def test_the_update_that_reaches_a_multiple() -> None:
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_an_evaluation_that_fails_is_repeated(at: int) -> None:
-    """Failures within an epoch, at its end, and at the end of the run."""
+    """The evaluation is repeated within an epoch, at its end, and at the end of the run."""
     short_run("whole", **STEPS, **{"evaluation.evaluators": [FailsOnce(0)]})
     with pytest.raises(CallbackError, match="ArithmeticError: a bug"):
         short_run(**STEPS, **{"evaluation.evaluators": [FailsOnce(at)]})
