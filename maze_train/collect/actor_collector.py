@@ -118,6 +118,5 @@ class ActorCollector(Collector):
         actors = self._begin()
         actors.load_state_dict({"counts": {}, "weights": None, "turn": 0, **state})
         lost, self.is_exact = actors.take_lost(), actors.is_exact
-        self.turns.load_state_dict(state["turns"])
-        self.turns.forget(torch.from_numpy(lost))
+        self.turns.load_state_dict(state["turns"], torch.from_numpy(lost))
         return lost

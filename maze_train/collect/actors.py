@@ -460,8 +460,7 @@ class DistributedActors:
         """Record which environments `[E]` of a restored actor began new episodes."""
         self._lost[actor] |= lost
         self.is_exact = self.is_exact and is_exact
-        self._turns[actor].load_state_dict(self.states[actor]["turns"])
-        self._turns[actor].forget(torch.from_numpy(lost))
+        self._turns[actor].load_state_dict(self.states[actor]["turns"], torch.from_numpy(lost))
 
     def _repair(self, failure: WorkerFailedError) -> None:
         """Restart a worker and repeat its calls, or end training.

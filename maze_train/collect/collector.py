@@ -34,14 +34,11 @@ class SingleModule:
         """Return the rollout under the id of the module."""
         return {DEFAULT_MODULE: rollout}
 
-    def forget(self, envs: Tensor) -> None:
-        """Do nothing, because there is no state."""
-
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], lost: Tensor) -> None:
         """Do nothing, because there is no state."""
 
 
@@ -383,8 +380,7 @@ class RolloutCollector(Collector):
         if self._memory is not None:
             self._memory = self._memory.clone()
             self._memory[torch.from_numpy(lost)] = 0.0
-        self.turns.load_state_dict(state["turns"])
-        self.turns.forget(torch.from_numpy(lost))
+        self.turns.load_state_dict(state["turns"], torch.from_numpy(lost))
         return lost
 
     def _env_state(self) -> dict[str, Any] | None:

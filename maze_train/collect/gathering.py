@@ -65,8 +65,7 @@ class GatheringCollector(Collector):
         state = self._processes.own_state(state)
         lost: Array = np.concatenate(self._processes.gather(self._own.load_state_dict(state)))
         self.is_exact = all(self._processes.gather(self._own.is_exact))
-        self.turns.load_state_dict(state["turns"])
-        self.turns.forget(torch.from_numpy(lost))
+        self.turns.load_state_dict(state["turns"], torch.from_numpy(lost))
         return lost
 
 

@@ -94,7 +94,7 @@ class Trajectory(_Recorded):
         return float(self.rewards.sum(dtype=np.float64))
 
 
-def trees_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
+def groups_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Return observations, actions and rewards as trees, given arrays keyed by name."""
     return {
         group: arrays[group] if group in arrays else leaves_of(arrays, group) for group in GROUPS
@@ -174,7 +174,7 @@ def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Tra
             array = checked_actions(label, array, len(array), leaf)
         arrays[key] = _converted(array, columns[key].dtype, label)
     return Trajectory(
-        **trees_of(arrays),
+        **groups_of(arrays),
         terminated=bool(trajectory.terminated),
         truncated=bool(trajectory.truncated),
         seed=None if trajectory.seed is None else int(trajectory.seed),
@@ -307,7 +307,7 @@ def joined(episodes: Sequence[Trajectory], metadata: DatasetMetadata, name: str)
     """Concatenate results of `checked_trajectory` into a part."""
     arrays = [episode.arrays for episode in episodes]
     return TrajectoryPart(
-        **trees_of({key: np.concatenate([x[key] for x in arrays]) for key in arrays[0]}),
+        **groups_of({key: np.concatenate([x[key] for x in arrays]) for key in arrays[0]}),
         lengths=np.array([episode.num_steps for episode in episodes], np.int64),
         terminated=np.array([episode.terminated for episode in episodes]),
         truncated=np.array([episode.truncated for episode in episodes]),

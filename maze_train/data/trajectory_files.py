@@ -42,8 +42,8 @@ from maze_train.data.trajectories import (
     check_content,
     check_part,
     checked_trajectory,
+    groups_of,
     joined,
-    trees_of,
 )
 from maze_train.spaces.describe import space_from_dict, space_to_dict
 
@@ -238,7 +238,7 @@ def read_part(
         if arrays.keys() != leaves.keys():
             raise ValueError(f"has the arrays {list(arrays)}, expected {list(leaves)}")
         part = TrajectoryPart(
-            **trees_of(arrays),
+            **groups_of(arrays),
             lengths=ends["lengths"].astype(np.int64),
             terminated=ends["terminated"].astype(np.bool_),
             truncated=ends["truncated"].astype(np.bool_),

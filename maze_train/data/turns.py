@@ -128,21 +128,24 @@ class TurnSplitter:
                 self._running[policy] = running
         return found
 
-    def forget(self, envs: Tensor) -> None:
-        """Drop the unfinished turns of environments whose episodes were aborted, `[E]` bool."""
-        for policy, steps in self._running.items():
-            lost = envs.repeat(len(self._policies[policy]))
-            self._running[policy] = replace(
-                steps, acts=steps.acts & ~lost, rewards=steps.rewards.masked_fill(lost, 0.0)
-            )
-
     def state_dict(self) -> dict[str, Any]:
         """Return the unfinished turns."""
         return {policy: dict(vars(steps)) for policy, steps in self._running.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore from `state`."""
-        self._running = {policy: _Steps(**columns) for policy, columns in state.items()}
+    def load_state_dict(self, state: dict[str, Any], lost: Tensor) -> None:
+        """Restore from `state`.
+
+        Args:
+            state: Result of `state_dict`.
+            lost: Environments whose episodes were aborted, `[E]` bool; their unfinished turns are
+                dropped.
+        """
+        self._running = {}
+        for policy, columns in state.items():
+            steps, envs = _Steps(**columns), lost.repeat(len(self._policies[policy]))
+            self._running[policy] = replace(
+                steps, acts=steps.acts & ~envs, rewards=steps.rewards.masked_fill(envs, 0.0)
+            )
 
     def _steps_of_agents(self, rollout: Rollout) -> tuple[dict[str, _Steps], dict[str, TensorTree]]:
         """Return the steps of each agent, and the observations after each step, `[T, E, ...]`."""

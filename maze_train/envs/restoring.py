@@ -59,7 +59,7 @@ class TrainingSlice(EnvSlice):
         return report
 
     def _begin_run(self, seed: int) -> None:
-        first, num_envs = self._settings.seeded_as or (0, self._num_envs)
+        first, num_envs = self._settings.seeded_as
         indices = range(first + self._first, first + self._first + len(self.envs))
         self._run = [EpisodeSeeds(seed, index, num_envs) for index in indices]
         self._next_seed = lambda i: self._run[i].next()

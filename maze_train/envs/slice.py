@@ -59,10 +59,10 @@ class SliceSettings:
     """Which final observations are stored and checked: of truncated episodes, of all episodes, or
     of none."""
 
-    seeded_as: tuple[int, int] | None = None
+    seeded_as: tuple[int, int] = (0, 1)
     """Index of the first environment of all slices among the environments of all processes of a
-    run, and the total number of environments. Both values determine the seeds. If None, no other
-    process has environments."""
+    run, and the total number of environments. Both values determine the seeds of a
+    `TrainingSlice`."""
 
     whole_games: bool = False
     """Whether each episode is a whole game, independent of earlier episodes: a reset never

@@ -181,7 +181,7 @@ def split(
         if layout.get("as_steps"):
             assert [part[policy].num_steps for policy in POLICIES] == [length] * 2
         kept = make()
-        kept.load_state_dict(splitter.state_dict())
+        kept.load_state_dict(splitter.state_dict(), torch.zeros(NUM_ENVS, dtype=torch.bool))
         splitter, start = kept, start + length
         for policy, rollout in part.items():
             found[policy].append(rollout)
@@ -196,6 +196,21 @@ def learning(stream: Stream, num_steps: int, seed: int) -> torch.Tensor:
         drawn = rng.random((NUM_ENVS, len(AGENTS))) < 0.5
         rows.append(np.where(np.asarray(stream.joint[t])[:, None] > 0, drawn, rows[-1]))
     return torch.from_numpy(np.stack(rows))
+
+
+def test_unfinished_turns_of_aborted_episodes_are_not_restored() -> None:
+    """The columns of other environments are unchanged."""
+    splitter, restored = (TurnSplitter(POLICIES, dict.fromkeys(AGENTS, 0)) for _ in range(2))
+    splitter.split(Stream.random(9, 26).rollout(0, 9))
+    state, lost = splitter.state_dict(), torch.zeros(NUM_ENVS, dtype=torch.bool)
+    lost[0] = True
+    restored.load_state_dict(state, lost)
+    for policy, columns in restored.state_dict().items():
+        is_lost = lost.repeat(len(POLICIES[policy]))
+        for name in ("acts", "rewards"):
+            assert state[policy][name][:, is_lost].any()
+            assert not columns[name][:, is_lost].any()
+            assert torch.equal(columns[name][:, ~is_lost], state[policy][name][:, ~is_lost])
 
 
 SOME = [7, 20, 3, 30]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from maze_train.core.step_end import is_followed_by_new
-from maze_train.core.types import Sequences, Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.core.types import Sequences, Tensor, TensorTree, rows_of, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.learner.parallel import SingleLearner
 from maze_train.nets.actor_critic import ActorCriticModel
@@ -112,11 +112,6 @@ def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
         _, state = model.policy_step(rows_of(obs, slice(t * n, (t + 1) * n)), states[-1])
         states.append(state.masked_fill(begins_after[t].unsqueeze(1), 0.0))
     return replace(rollout, hidden_states=torch.stack(states))
-
-
-def rows_of(obs: TensorTree, part: slice) -> TensorTree:
-    """Return a slice of the observations."""
-    return tree_map(lambda x: x[part], obs)
 
 
 def _parts(obs: TensorTree, rows: slice) -> list[slice]:

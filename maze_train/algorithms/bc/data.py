@@ -16,7 +16,7 @@ import torch
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import TrainingError
 from maze_train.core.types import Array, Tensor, TensorTree, tree_leaves, tree_map
-from maze_train.data.trajectories import TrajectoryPart, leaf_spaces, row_columns, trees_of
+from maze_train.data.trajectories import TrajectoryPart, groups_of, leaf_spaces, row_columns
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import checked_actions
@@ -177,7 +177,7 @@ class TransitionData:
         for name, leaf in self._leaves.items():
             if name.startswith("actions"):  # Files may not be verified.
                 checked_actions(name, arrays[name], len(numbers), leaf)
-        trees = trees_of(arrays)
+        trees = groups_of(arrays)
         actions = tree_map(torch.from_numpy, trees["actions"])
         return as_tensors(self._space, trees["obs"]), self._from_env(actions)
 

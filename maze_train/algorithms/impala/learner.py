@@ -12,14 +12,13 @@ from maze_train.algorithms.actor_critic.batch import (
     EvaluatedRollout,
     PreparedRollout,
     next_values_of,
-    rows_of,
     with_new_states,
 )
 from maze_train.algorithms.actor_critic.learner import ActorCriticEvents, ActorCriticLearner
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.core.errors import ShapeError
 from maze_train.core.events import Event, EventInterface, Statistics
-from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor, rows_of
 from maze_train.data.rollout import Rollout, select_envs
 from maze_train.functional.returns import scale_advantages
 from maze_train.functional.vtrace import importance_weights, vtrace
