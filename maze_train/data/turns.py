@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import torch
 
@@ -53,6 +53,15 @@ class _Steps:
             for name, column in vars(parts[0]).items()
         }
         return _Steps(**columns)
+
+
+class TurnOptions(TypedDict, total=False):
+    """Optional arguments of `TurnSplitter`, except `centralized`."""
+
+    multiple: int
+    as_steps: bool
+    at_end: bool
+    keeps_terminal_obs: bool
 
 
 class TurnSplitter:

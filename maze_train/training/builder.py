@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from gymnasium import Env
@@ -49,6 +49,11 @@ from maze_train.training.models import learner_with_frozen, make_model, modules_
 from maze_train.training.services import TrainerServices
 from maze_train.training.trainer import Trainer
 from maze_train.workers.backends import ThisProcess, WorkerBackend
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from maze_train.data.turns import TurnOptions
 
 MAX_IDLE = 100
 """Maximum number of consecutive rollouts in which a policy without statistics never acts."""
@@ -396,7 +401,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         stream: str = "",
         *,
         training: bool = True,
-        **turns: Any,
+        records_log_probs: bool = False,
+        **turns: Unpack[TurnOptions],
     ) -> Collector:
         """Build a collector for the environments of this process, or for actors.
 
@@ -405,7 +411,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             acting: Acting model of one or all agents.
             stream: Name of the collector's random stream.
             training: Whether calls of callbacks are made in the environments.
-            **turns: Multi-agent only: `records_log_probs` and arguments of `TurnSplitter`.
+            records_log_probs: Multi-agent only: whether rollouts contain log-probabilities.
+            **turns: Multi-agent only: arguments of `TurnSplitter`.
 
         Raises:
             ConfigError: If a rollout does not fit into memory.
@@ -435,9 +442,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if training:
             context.env_calls.in_training_envs.append(collector.make_calls)
         if self.agents is not None:
-            logs = turns.pop("records_log_probs", False)
             splitter = self.agents.turns_of(acting, **turns)
-            collector.split_turns(splitter, records_log_probs=logs)
+            collector.split_turns(splitter, records_log_probs=records_log_probs)
         return collector
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -25,6 +25,11 @@ from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
 from maze_train.training.services import TrainerServices
 from maze_train.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from maze_train.data.turns import TurnOptions
 
 
 class ActorCritic(Trainer):
@@ -119,14 +124,28 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         return {"collector": collector}
 
     def make_collector(
-        self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
+        self,
+        num_steps: int,
+        acting: nn.Module,
+        stream: str = "",
+        *,
+        training: bool = True,
+        records_log_probs: bool = False,
+        **turns: Unpack[TurnOptions],
     ) -> Collector:
         """Build a collector for the environments of this process, with the columns of the loss."""
         learner_class = locate(self.algorithm.learner_class, "algorithm.learner_class")
-        is_known = issubclass(learner_class, ActorCriticLearner)
-        turns["records_log_probs"] = is_known and learner_class.needs_old_log_probs
+        if issubclass(learner_class, ActorCriticLearner):
+            records_log_probs |= learner_class.needs_old_log_probs
         turns["multiple"] = self.algorithm.sequence_length or 1
-        return super().make_collector(num_steps, acting, stream, **turns)
+        return super().make_collector(
+            num_steps,
+            acting,
+            stream,
+            training=training,
+            records_log_probs=records_log_probs,
+            **turns,
+        )
 
     def before_training(self, trainer: Trainer) -> None:
         """Collect initial observation statistics if the model has none."""
