@@ -1,4 +1,4 @@
-"""Generator of text that repeats the code: `conf/`, the tables in `docs/`, the public names.
+"""Generate files from the code: `conf/`, the tables in `docs/` and the list of public names.
 
 `make conf` writes the files, `python docs/generate.py --check` reports those that are not current.
 An algorithm is found by its folder, so a new one needs no change here.
@@ -59,7 +59,7 @@ PUBLIC_MODULES = ("build", "config", "events", "learner", "trainer")
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The text under each field of a dataclass, joined to one line; that of a subclass wins."""
+    """Return the docstring of each field in one line; subclasses override base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -68,7 +68,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def render_yaml(cls: type) -> str:
-    """The YAML of a group option: the defaults of a dataclass, each below its text."""
+    """Return the YAML of a group option: defaults of a dataclass, with docstrings as comments."""
     target = [f"{TARGET}: {dotted_name(cls)}"] if getattr(cls, "name", "") else []
     return _generated(cls, [*target, *_yaml_lines(cls, "")])
 
@@ -76,13 +76,13 @@ def render_yaml(cls: type) -> str:
 def render_primary(
     cls: type, groups: dict[str, str], *bases: str, last: dict[str, str] | None = None
 ) -> str:
-    """The YAML of a primary configuration: its choices, and the defaults of the other fields.
+    """Return the YAML of a primary configuration: choices, and defaults of the other fields.
 
     Args:
         cls: The dataclass of the whole configuration.
         groups: Fields that are choices, each with its option; `null`: none is chosen.
         *bases: Primary configurations that it extends.
-        last: Choices whose settings replace those of all others.
+        last: Choices whose settings override all other choices.
     """
     choices = [f"  - {base}" for base in bases]
     choices += [f"  - {group}: {option}" for group, option in groups.items()]
@@ -96,7 +96,7 @@ def _generated(cls: type, lines: list[str]) -> str:
 
 
 def _yaml_lines(cls: type, indent: str, without: Collection[str] = ()) -> list[str]:
-    """Key and default of every field, each below its text; sections are indented."""
+    """Yield the lines of all fields with comments; sections are indented."""
     docs = field_docs(cls)
     lines: list[str] = []
     for field in dataclasses.fields(cls):
@@ -127,7 +127,7 @@ def render_table(cls: type, flat: bool = False) -> str:
 
 
 def _table_rows(cls: type, prefix: str, flat: bool = False) -> list[tuple[str, str, str, str]]:
-    """Key, type, default and text of every field; nested sections get dotted keys."""
+    """Yield key, type, default and docstring of each field; keys of nested sections are dotted."""
     docs = field_docs(cls)
     rows: list[tuple[str, str, str, str]] = []
     for field in dataclasses.fields(cls):
@@ -141,7 +141,7 @@ def _table_rows(cls: type, prefix: str, flat: bool = False) -> list[tuple[str, s
 
 
 def generated_files() -> dict[Path, str]:
-    """Every generated file with the text that it should have: YAML, and the public names."""
+    """Return the expected text of each generated file: YAML and the public names."""
     root = shipped_root()
     classes: dict[str, type] = {
         "env/default": EnvConfig,
@@ -177,7 +177,7 @@ def generated_files() -> dict[Path, str]:
 
 
 def generated_pages() -> dict[Path, str]:
-    """Every page of `docs/` that holds generated tables, with the text that it should have."""
+    """Return the expected text of each page of `docs/` with generated tables."""
     folder = shipped_root().parent / "docs"
     pages: dict[Path, str] = {}
     for page in sorted(folder.rglob("*.md")):
@@ -196,7 +196,7 @@ def _filled_table(match: re.Match[str]) -> str:
 
 
 def render_changeable() -> str:
-    """The settings that may change, from the metadata of their fields, as a Markdown table."""
+    """Return the mutable settings as a Markdown table, from the metadata of the fields."""
     configs = [cls for cls in public_classes("config") if vars(cls).get("name")]
     found: dict[tuple[str, str], list[str]] = {}
     for algorithm in configs:
@@ -224,12 +224,12 @@ def _changeable(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def stub_path() -> Path:
-    """The file that lists the public names: `maze_train/__init__.pyi`."""
+    """Return the stub that lists the public names, `maze_train/__init__.pyi`."""
     return Path(str(files("maze_train"))) / "__init__.pyi"
 
 
 def render_stub() -> str:
-    """The list of public names: those of algorithms are found, the others stay as they are."""
+    """Return the list of public names; names of algorithms are updated, all others are kept."""
     first, _, *lines = stub_path().read_text(encoding="utf-8").splitlines()
     found = {
         f"from {cls.__module__} import {cls.__name__} as {cls.__name__}" for cls in public_classes()
@@ -241,7 +241,7 @@ def render_stub() -> str:
 
 
 def render_events() -> str:
-    """The events of every algorithm as Markdown tables, without inherited ones."""
+    """Return the events of each algorithm as Markdown tables, without inherited events."""
     parts = []
     for group in filter(is_event_group, classes_in(_modules())):
         inherited = {event.tag for base in group.__bases__ for event in base.events()}
@@ -258,14 +258,14 @@ def render_events() -> str:
 
 
 def public_classes(*names: str) -> list[Any]:
-    """The public classes in modules of algorithms that have one of these names."""
+    """Yield the public classes in the modules of algorithms with these names."""
     return classes_in(
         m for m in _modules() if m.__name__.split(".")[-1] in (names or PUBLIC_MODULES)
     )
 
 
 def classes_in(modules: Iterable[ModuleType]) -> list[Any]:
-    """The public classes that these modules define."""
+    """Yield the public classes defined in these modules."""
     return [
         value
         for module in modules
@@ -275,12 +275,12 @@ def classes_in(modules: Iterable[ModuleType]) -> list[Any]:
 
 
 def is_event_group(cls: Any) -> bool:
-    """Whether a class declares events."""
+    """Return whether a class declares events."""
     return issubclass(cls, EventInterface)
 
 
 def _modules() -> Iterator[ModuleType]:
-    """All modules of algorithms."""
+    """Return all modules of algorithms."""
     for folder in pkgutil.iter_modules(maze_train.algorithms.__path__):
         package = importlib.import_module(f"maze_train.algorithms.{folder.name}")
         for entry in pkgutil.iter_modules(package.__path__):
@@ -288,7 +288,7 @@ def _modules() -> Iterator[ModuleType]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the generated files, or with `--check` name those that are not current.
+    """Write the generated files, or with `--check` report outdated files.
 
     Returns:
         0 if everything was written or is current, else 1.
@@ -327,19 +327,19 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _is_section(value: Any) -> bool:
-    """Whether a default is a mapping of its own settings."""
+    """Return whether a default is a mapping with its own settings."""
     return dataclasses.is_dataclass(value) and not isinstance(value, Schedule)
 
 
 def _yaml_value(value: Any) -> str:
-    """A default in YAML's flow style."""
+    """Format a default in YAML flow style."""
     entry = str(value) if isinstance(value, Schedule) else value
     listed = yaml.safe_dump([entry], default_flow_style=True, sort_keys=False, width=math.inf)
     return listed.strip()[1:-1]
 
 
 def _type_name(annotation: str) -> str:
-    """A type as its author wrote it; a choice of words as these words."""
+    """Format a type annotation; a `Literal` is formatted as its values."""
     return re.sub(
         r"Literal\[(.*?)\]",
         lambda match: " | ".join(ast.literal_eval(f"[{match[1]}]")),

@@ -1,4 +1,4 @@
-"""Hooks of the site: a reference of the public names, tabs, equations, titles of blocks.
+"""MkDocs hooks of the site: API reference, tabs, equations, titles of code blocks.
 
 Pages are written so that they read well on GitHub; what it cannot show is made here.
 """
@@ -32,11 +32,11 @@ CALLED = (
     *("StopAtReturn", "TrainingView", "Evaluator", "MetricsWriter", "MultiAgentEnv", "EnvFactory"),
     *("Trajectory", "TrajectoryWriter", "TrajectoryDataset", "ConfigError", "MazeTrainError"),
 )
-"""What people call, in the order of its page; all other names are on those of their rooms."""
+"""Names on the main page of the API reference, in order; other names are on package pages."""
 
 
 def public_names() -> dict[str, list[str]]:
-    """Dotted paths of the public names by page, as the stub of the package has them."""
+    """Return the dotted paths of the public names for each page, as in the stub of the package."""
     found = IMPORT.findall((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
     homes = {name: module for module, _, name in found}
     rooms: dict[str, list[str]] = {}
@@ -47,7 +47,7 @@ def public_names() -> dict[str, list[str]]:
 
 
 def on_config(config: Any) -> Any:
-    """Add the Python reference to the navigation, and the version to every page."""
+    """Add the API reference to the navigation, and the version to every page."""
     first, *packages = (f"api/{page}.md" for page in public_names())
     modules = [{Path(page).stem: page} for page in packages]
     reference = next(entry["Reference"] for entry in config.nav if "Reference" in entry)
@@ -58,7 +58,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages of the reference, which show the docstrings of public names."""
+    """Add the pages of the API reference, which show the docstrings of public names."""
     from mkdocs.structure.files import File  # The tests of equations do without MkDocs.
 
     for page, names in public_names().items():
@@ -70,7 +70,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Tables as their source reads on GitHub, files, commands, equations, settings, tabs."""
+    """Convert the Markdown of a page for MkDocs; the source also renders on GitHub."""
     markdown = TABLE_ROW.sub(lambda row: CODE.sub(_as_html, row[0]), markdown)
     markdown = FILE_BLOCK.sub(r'```\1 title="\2"', markdown)
     markdown = COMMANDS.sub("```console\n", markdown)
@@ -80,7 +80,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def equations(latex: str) -> str:
-    r"""Lines of LaTeX, as `$$` holds them, as MathML; `&` aligns, `\\` ends a line."""
+    r"""Convert the LaTeX lines of a `$$` block to MathML; `&` aligns, `\\` ends a line."""
     inner = re.sub(r"\\(begin|end)\{aligned\}", "", latex)
     rows = []
     for line in re.split(r"\\\\(?:\[\w+\])?", inner):
@@ -94,7 +94,7 @@ def equations(latex: str) -> str:
 
 
 def _as_tabs(text: str) -> str:
-    """Headings with what follows each, as tabs."""
+    """Convert headings and their sections to tabs."""
     _, *parts = TAB.split(text)
     tabs = []
     for title, content in zip(parts[::2], parts[1::2], strict=True):

@@ -130,16 +130,16 @@ class Recorder:
         if settings.video_dir is not None and number % settings.video_every == 0:
             path = Path(settings.video_dir, f"episode_{number:06d}_seed_{seed}.mp4")
             self._videos[i] = VideoWriter(path, self._fps)
-            self._film(i)
+            self._record_frame(i)
 
     def step(self) -> None:
         """Record the last step."""
         for i, recording in self._recordings.items():
             recording.step(self._envs, i)
         for i in self._videos:
-            self._film(i)
+            self._record_frame(i)
 
-    def _film(self, i: int) -> None:
+    def _record_frame(self, i: int) -> None:
         frame = self._envs.render(i)
         try:
             self._videos[i].add(frame)

@@ -132,7 +132,7 @@ class PushConfig(Settings):
     card: bool = True
     """Whether to write README.md (the model card). If false, an existing file is kept."""
 
-    film: str | None = None
+    video_file: str | None = None
     """Video of the policy to upload, an .mp4 file; null: the newest video of this policy from the
     rollouts of its run (`maze-run rollout run=<run> video=true`), if any."""
 
@@ -156,6 +156,8 @@ class PushConfig(Settings):
         if self.revision is not None and not BRANCH.fullmatch(self.revision):
             problem = "expected the name of a branch, of letters, digits and . _ - /, or null"
             raise ConfigError("revision", problem, self.revision)
-        if self.film is not None and not self.film.endswith(".mp4"):
-            raise ConfigError("film", "expected a file that ends in .mp4, or null", self.film)
+        if self.video_file is not None and not self.video_file.endswith(".mp4"):
+            raise ConfigError(
+                "video_file", "expected a file that ends in .mp4, or null", self.video_file
+            )
         self.run = absolute_path("run", self.run)

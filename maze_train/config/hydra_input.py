@@ -72,7 +72,7 @@ OPTIONS = (
 )  # fmt: skip
 """All options of the command: options of Hydra, and options handled before Hydra starts."""
 PATHS = re.compile(
-    r"run_dir|resume|base_run|runs?|output|output_dir|record_dir|study|film|runner\.dataset"
+    r"run_dir|resume|base_run|runs?|output|output_dir|record_dir|study|video_file|runner\.dataset"
     r"|runner\.working_dir|policies\.[^.]+(\.source)?|hydra\.sweep\.dir"
 )
 """Settings whose values are paths; the values are quoted verbatim."""

@@ -213,17 +213,17 @@ def write_repository(
     run = RunDirectory(saved.run_dir)
     found = {METRICS: run.metrics, CURVE: run.plots / CURVE}
     sources = {file: path for file, path in found.items() if lies_in(saved.run_dir, path)}
-    film = newest_video(saved) if config.film is None else Path(expanded(config.film))
-    if film is not None:
-        sources[VIDEO] = film
+    video = newest_video(saved) if config.video_file is None else Path(expanded(config.video_file))
+    if video is not None:
+        sources[VIDEO] = video
     for file, path in sources.items():
         try:
             (folder / file).write_bytes(read_regular(path, MAX_NBYTES))
         except OSError as error:
-            if file == VIDEO and config.film is None:
+            if file == VIDEO and config.video_file is None:
                 notify(f"note: the video is not uploaded: {error}")
                 continue
-            key = "film" if file == VIDEO else "run"
+            key = "video_file" if file == VIDEO else "run"
             raise ConfigError(key, f"cannot be read: {error}", str(path)) from error
     score = score_of_epoch(saved.run_dir, saved.score.get("epoch"))
     if score is not None:

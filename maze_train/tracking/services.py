@@ -38,7 +38,7 @@ from maze_train.tracking.media import animation
 from maze_train.tracking.mlflow_model import MODEL, save_model
 from maze_train.tracking.tracker import ENV_STEPS, TOTAL_S, MetricsWriter, RunInfo
 
-FILMS = "*.mp4"
+VIDEO_FILES = "*.mp4"
 """Pattern of the files in the run directory that are uploaded in addition to the best policy."""
 
 WANDB, ARTIFACTS = COPIES = ("wandb", "mlartifacts")
@@ -113,9 +113,9 @@ class ServiceWriter(MetricsWriter):
         return {} if not directory or directory.is_symlink() else _named_files(directory, "*")
 
     @property
-    def _films(self) -> dict[str, Path]:
+    def _videos(self) -> dict[str, Path]:
         """Videos below the run directory by relative name."""
-        found = {} if self._run_dir is None else _named_files(self._run_dir, FILMS)
+        found = {} if self._run_dir is None else _named_files(self._run_dir, VIDEO_FILES)
         return {name: p for name, p in found.items() if name.partition("/")[0] not in COPIES}
 
 
@@ -239,9 +239,9 @@ class WandbWriter(ServiceWriter):
         self._note_outcome(summary)
         self._run.summary.update(dict(summary))
         video = self._wandb.Video
-        films = {name[: -len(".mp4")]: video(str(path)) for name, path in self._films.items()}
-        if films:
-            self._run.log(films, step=self._env_steps)
+        videos = {name[: -len(".mp4")]: video(str(path)) for name, path in self._videos.items()}
+        if videos:
+            self._run.log(videos, step=self._env_steps)
         if policy := self._best_policy:
             artifact = self._wandb.Artifact(f"policy-{self._run.id}", type="model")
             with self._data_below():
@@ -465,7 +465,7 @@ class MLflowWriter(ServiceWriter):
             for name in outcome.keys() - numbers:
                 self._client.set_tag(self._run_id, mlflow_name(name), str(outcome[name]))
             policy = {f"{BEST}/{name}": path for name, path in self._best_policy.items()}
-            for name, path in {**policy, **self._films}.items():
+            for name, path in {**policy, **self._videos}.items():
                 folder = name.rpartition("/")[0] or None
                 self._client.log_artifact(self._run_id, str(path), folder)
             if self._model and self._is_finished and policy and self._run_dir is not None:

@@ -94,8 +94,8 @@ def observations(n: int = 20) -> np.ndarray[Any, Any]:
 
 def test_a_pushed_policy_acts_as_that_of_the_run(hub: HubServer, trained: TrainingResult) -> None:
     """A pushed policy is loaded by repository, branch or commit, also from a private repository."""
-    (film := trained.run_dir.parent / "a.mp4").write_bytes(b"film")
-    pushed = push_to_hub(trained, NAME, private=True, film=str(film))
+    (video := trained.run_dir.parent / "a.mp4").write_bytes(b"film")
+    pushed = push_to_hub(trained, NAME, private=True, video_file=str(video))
     assert pushed.name == f"hf://{NAME}"
     assert pushed.left_out == []
     assert sorted(pushed.files) == sorted(POLICY + TOLD)
@@ -452,8 +452,8 @@ def test_who_may_not_write(
         ({"repo_id": "me"}, r"repo_id = 'me': expected <owner>/<name>"),
         ({"run": "hf://me/x"}, "run = 'hf://me/x': expected the directory of a run"),
         ({"revision": "../x"}, "revision = '../x': expected the name of a branch"),
-        ({"film": "a.gif"}, r"film = 'a.gif': expected a file that ends in \.mp4"),
-        ({"film": "none.mp4"}, r"film = '.*none.mp4': cannot be read"),
+        ({"video_file": "a.gif"}, r"video_file = 'a.gif': expected a file that ends in \.mp4"),
+        ({"video_file": "none.mp4"}, r"video_file = '.*none.mp4': cannot be read"),
         ({"privat": True}, r"privat.*did you mean private\?"),
     ],
 )

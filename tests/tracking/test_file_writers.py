@@ -164,6 +164,8 @@ def test_a_run_that_ends_before_its_first_row(
     writer.sync()
     writer.finish(replace(summary, final_test={"best": test}).as_dict())
     writer.close()
+    assert not (tmp_path / "metrics.csv").exists()
+    assert (tmp_path / "summary.json").exists() == (kind is JSONSummaryWriter)
 
 
 def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     for name, value in (("WANDB_MODE", "offline"), ("MLFLOW_DISABLE_TELEMETRY", "true")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))  # MLflow stores artifacts there by default.
 
 
 @pytest.fixture
