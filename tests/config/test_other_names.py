@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from maze_train import ConfigError, RolloutConfig, TrainConfig, load_rollout_config
+from maze_train.config.commands import PushConfig
 from maze_train.config.loading import keys_of, load_config, named_option
 from maze_train.config.options import list_options
 from maze_train.config.other_names import other_names
@@ -18,11 +19,11 @@ LOCAL = {**PPO, "runner": "local"}
 
 @pytest.fixture(scope="module")
 def all_keys() -> set[str]:
-    """Return the settings of rollouts, and of training with every algorithm on `runner=local`."""
+    """Return the settings of all commands, and of every algorithm on `runner=local`."""
     runner = named_option("runner", "local")
     choices = [named_option("algorithm", name) for name in list_options("algorithm")]
     training = [keys_of(TrainConfig, {"algorithm": choice, "runner": runner}) for choice in choices]
-    return set().union(*training, keys_of(RolloutConfig, {}))
+    return set().union(*training, keys_of(RolloutConfig, {}), keys_of(PushConfig, {}))
 
 
 @pytest.mark.parametrize("key", other_names())
