@@ -203,6 +203,7 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "env.kwargs=3"), "for a shell 'env.kwargs={key: value}', in Python {"),
         ((*PPO, "model.rnn=3"), "cell, size, layers; in YAML rnn: {cell: value}, for a shell 'mod"),
         (("--config-dir", "nowhere"), "Additional config directory"),
+        (("-cp", "/my", "-cn", "mine"), "--config-path = '/my': replaces the shipped folder"),
         (
             ("hydra.job.env_set.A=b",),
             "is not in struct; to add it, write + before the override",

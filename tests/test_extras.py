@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import pytest
 
 from maze_train import MLflowWriter, WandbWriter, load_policy, push_to_hub, search
 from maze_train.core.errors import ConfigError, MissingExtraError
-from maze_train.core.targets import import_extra
+from maze_train.core.targets import _too_old, import_extra
 from maze_train.envs.factory import EnvFactory
 from maze_train.jobs import report
 
@@ -66,6 +67,18 @@ def test_each_part_names_its_extra(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingExtraError, match=rf'pip install "maze-train\[{extra}\]"'):
         call()
+
+
+def test_a_package_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that upgrades it."""
+    package = "optuna"
+    pytest.importorskip(package)
+    monkeypatch.setattr("maze_train.core.targets.metadata.version", lambda name: "2.10.1")
+    _too_old.cache_clear()
+    message = 'version 2.10.1 is too old: pip install --upgrade "optuna>=4"'
+    with pytest.raises(MissingExtraError, match=re.escape(message)):
+        import_extra(package, package, "a search")
+    _too_old.cache_clear()
 
 
 @pytest.mark.parametrize("code", BROKEN)

@@ -78,7 +78,7 @@ PATHS = re.compile(
 """Settings whose values are paths; the values are quoted verbatim."""
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 RUN_DIR_PROBLEM = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
-"""Error message for `hydra.run.dir`."""
+CONFIG_PATH_PROBLEM = "replaces the shipped folder, so it needs a complete -cn; use --config-dir"
 WITH_PLUS = "to add it, write + before the override"
 STAYS = "."
 """Default of `hydra.run.dir`: Hydra creates no directory for a single run."""
@@ -260,8 +260,7 @@ class ComposedJob:
     """
 
     def __init__(self, config: DictConfig, hydra: DictConfig | None = None) -> None:
-        names = [str(key) for key in config if key != "hydra"]
-        self._config = OmegaConf.masked_copy(config, names)
+        self._config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         self._hydra: Any = HydraConfig.get() if hydra is None else hydra
         self.is_sweep = self._hydra.mode == RunMode.MULTIRUN
         """Whether the job belongs to a sweep."""
@@ -444,6 +443,8 @@ def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
         argv: Command line as typed, to find the user's configuration folders and quote overrides.
     """
     if isinstance(error, MissingConfigException):
+        if (folder := parsed(argv).config_path) and "/" not in (error.missing_cfg_file or ""):
+            return str(ConfigError("--config-path", CONFIG_PATH_PROBLEM, folder))
         return _line_of(error, argv) + str(_missing_config(error, config_folders(argv)))
     if isinstance(error, OverrideParseException):
         return as_typed(f"{error.override}: cannot be read: {_first_line(error)}", argv)

@@ -22,7 +22,7 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze_train.config.hydra_input import CONFIGURATION_ERRORS, ComposedJob, Task, words_of
@@ -153,6 +153,7 @@ class SweepStart(Sweeper):
         is_listed = is_basic(self._config)
         if is_listed:  # Other sweepers choose jobs from earlier results.
             self._check_jobs(arguments)
+        arguments = self._without_plus(arguments)
         directory = self._claimed()
         with exclusive(directory, "sweeps in"):
             try:
@@ -162,6 +163,29 @@ class SweepStart(Sweeper):
                     resume = OmegaConf.select(self._config, "resume", default="")
                     self._task.tell_how_to_continue(resume, directory)
                 raise
+
+    def _without_plus(self, arguments: Sequence[str]) -> list[str]:
+        """Remove `++` from overrides of existing settings, so that names contain the plain keys.
+
+        Examples of such names are `hydra.job.override_dirname` and the parameters of a sweeper.
+        """
+        words = OverridesParser.create().parse_overrides(list(arguments))
+        fixed = [
+            x.input_line or "" for x in words if not (x.is_force_add() or x.is_sweep_override())
+        ]
+        base = self._context.config_loader.load_configuration(
+            self._config.hydra.job.config_name,
+            [*self._config.hydra.overrides.hydra, *fixed],
+            RunMode.MULTIRUN,
+            validate_sweep_overrides=False,
+        )
+        plain = []
+        for word, override in zip(arguments, words, strict=True):
+            section, _, name = override.key_or_group.rpartition(".")
+            node = OmegaConf.select(base, section) if section else base
+            exists = override.is_force_add() and OmegaConf.is_dict(node) and name in node
+            plain.append(word.lstrip("+") if exists else word)
+        return plain
 
     def _claimed(self) -> Path:
         """Create the sweep directory and pass its absolute path to all jobs."""

@@ -15,7 +15,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -564,11 +565,11 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
         module: Name of the module; None if identical to the package name.
 
     Raises:
-        MissingExtraError: If the package is not installed, or cannot be imported.
+        MissingExtraError: If the package is not installed, is too old, or cannot be imported.
     """
     module = module or package
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
     except Exception as error:
         # An import error within an installed package does not mean that the package is missing.
         is_missing = isinstance(error, ModuleNotFoundError) and (
@@ -576,3 +577,18 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
         )
         problem = None if is_missing else f"{type(error).__name__}: {error}"
         raise MissingExtraError(package, extra, purpose, problem) from error
+    if (problem := _too_old(package)) is not None:
+        raise MissingExtraError(package, extra, purpose, problem)
+    return found
+
+
+@cache
+def _too_old(package: str) -> str | None:
+    """Return the problem if an optional dependency is older than this package requires."""
+    requirement = re.compile(rf"{re.escape(package)}(?:\[[^]]*\])?>=([\d.]+)")
+    for needed in filter(None, map(requirement.match, metadata.requires("maze-train") or ())):
+        have = metadata.version(package)
+        oldest, given = ([int(n) for n in re.findall(r"\d+", v)[:3]] for v in (needed[1], have))
+        if given < oldest:
+            return f'version {have} is too old: pip install --upgrade "{package}>={needed[1]}"'
+    return None
