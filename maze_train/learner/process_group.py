@@ -86,12 +86,14 @@ def open_store(address: Address, count: int, timeout_s: float, listener: int | N
         listener: File descriptor of the listening socket in the process that owns it, otherwise
             None.
     """
+    from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+
     timeout = timedelta(seconds=timeout_s)
     if not address.host:
-        shared = dist.FileStore(address.name, count)  # type: ignore[attr-defined]  # not in its list
+        shared = FileStore(address.name, count)
         shared.set_timeout(timeout)
         return shared
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # not in its list of names
+    store = TCPStore(
         address.host,
         address.port,
         count,
@@ -100,7 +102,7 @@ def open_store(address: Address, count: int, timeout_s: float, listener: int | N
         wait_for_workers=False,
         master_listen_fd=listener,
     )
-    return dist.PrefixStore(address.name, store)  # type: ignore[attr-defined]
+    return PrefixStore(address.name, store)
 
 
 @contextmanager
