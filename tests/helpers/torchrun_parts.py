@@ -16,7 +16,28 @@ from maze_train import Callback, MetricsWriter, RunInfo, TrainingView
 RANK = int(os.environ.get("RANK", "0"))
 
 
-class EndsProcess(Callback):
+class OfOneRank:
+    """Has a state that only the same rank accepts."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rank of the process."""
+        return {"rank": RANK}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise an error if the state belongs to another process."""
+        if state != self.state_dict():
+            raise ValueError(f"rank {RANK} received the state of another process: {state}")
+
+
+class ZeroPolicy(OfOneRank):
+    """Policy whose actions are zero."""
+
+    def act(self, observations: Any) -> Any:
+        """Return one action per observation."""
+        return np.zeros((len(observations), 1), np.float32)
+
+
+class EndsProcess(OfOneRank, Callback):
     """Callback that sends a signal to one rank after an update, in the first attempt only.
 
     Args:
@@ -33,15 +54,6 @@ class EndsProcess(Callback):
         is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
         if is_first and self.rank == RANK and run.progress.updates == self.update:
             os.kill(os.getpid(), self.number)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rank of the process."""
-        return {"rank": RANK}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise an error if the state belongs to another process."""
-        if state != self.state_dict():
-            raise ValueError(f"rank {RANK} received the state of another process: {state}")
 
 
 class Fails(Callback):

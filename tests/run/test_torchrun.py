@@ -194,15 +194,14 @@ def test_callbacks_steer_all_processes(tmp_path: Path) -> None:
     "settings",
     [
         {**IMPALA, "algorithm.replay_size": 4},
-        {**SAC, "algorithm.epoch_length": 2, "algorithm.initial_buffer_size": 20},
         {
             **SAC,
             "algorithm.epoch_length": 2,
-            "algorithm.initial_buffer_size": 110,
-            "algorithm.initial_action_repeat": 3,
+            "algorithm.initial_buffer_size": 20,
+            "algorithm.initial_sampling_policy": "{_target_: torchrun_parts.ZeroPolicy}",
         },
     ],
-    ids=["impala", "sac", "sac, warm-up"],
+    ids=["impala", "sac"],
 )
 def test_replay_continues_after_a_kill(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Checkpoints contain the actors and warm-up policy of every process, and replay buffers."""
