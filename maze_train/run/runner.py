@@ -44,7 +44,7 @@ from maze_train.spaces.agents import agents_of
 from maze_train.tracking.run_log import RunLog
 from maze_train.tracking.tracker import MetricsWriter, RunInfo, Tracker
 from maze_train.training.builder import BuildContext, make_builder
-from maze_train.training.callbacks import Callback
+from maze_train.training.callbacks import Callback, name_of
 from maze_train.training.checkpoints import Checkpoint, CheckpointStore
 from maze_train.training.contexts import UpdateClock, UpdateProfiler, find_device, modes
 from maze_train.training.evaluators import BestModelSelection, Evaluator
@@ -258,6 +258,8 @@ class TrainingRunner:
         self.processes.check_same("resume", checkpoint and checkpoint.path.name)
         remedy = "the environments of all processes must have equal spaces"
         self.processes.check_same("env", self.builder.spaces, remedy)
+        remedy = "every process must have the same callbacks"
+        self.processes.check_same("callbacks", list(map(name_of, self.callbacks)), remedy)
         if not self.processes.is_first:
             yield RunDirectory(self.processes.first(Path))
         elif self.resumed_dir is None:

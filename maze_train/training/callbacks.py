@@ -397,7 +397,7 @@ class Callbacks:
 
     def defining(self, hook: str) -> list[str]:
         """Return the names of the callbacks that define a method."""
-        return [_name(callback) for callback in self._defining[hook]]
+        return [name_of(callback) for callback in self._defining[hook]]
 
     @contextmanager
     def running(self, last_epoch: int) -> Iterator[None]:
@@ -441,7 +441,7 @@ class Callbacks:
                 try:
                     getattr(callback, hook)(self._view)
                 except Exception as error:
-                    problem = f"{_name(callback)}.{hook} failed: {type(error).__name__}: {error}"
+                    problem = f"{name_of(callback)}.{hook} failed: {type(error).__name__}: {error}"
                     self._failure = CallbackError(problem)
                     self._failure.__cause__ = error
                     break
@@ -494,7 +494,7 @@ class Callbacks:
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the states of all callbacks in order, each with the name of its class."""
         return [
-            {"class": _name(callback), "state": deepcopy(callback.state_dict())}
+            {"class": name_of(callback), "state": deepcopy(callback.state_dict())}
             for callback in self._callbacks
         ]
 
@@ -505,7 +505,7 @@ class Callbacks:
         """
         left = list(state)
         for callback in self._callbacks:
-            name = _name(callback)
+            name = name_of(callback)
             found = next((entry for entry in left if entry["class"] == name), None)
             if found is None:
                 notify(f"callback {name} has no state in the checkpoint and starts from scratch")
@@ -559,5 +559,6 @@ class StopAtReturn(Callback):
             self._last = state["last"]
 
 
-def _name(callback: Callback) -> str:
+def name_of(callback: Callback) -> str:
+    """Return the dotted name of the class of a callback."""
     return f"{type(callback).__module__}.{type(callback).__qualname__}"

@@ -9,7 +9,7 @@ import pytest
 from called_envs import LevelEnv
 from run_cases import CASES, SMALL
 
-from maze_train import ConfigError, PooledVectorEnv, load_config
+from maze_train import ConfigError, PooledVectorEnv, StopAtReturn, load_config
 from maze_train.algorithms.off_policy import trainer as off_policy
 from maze_train.envs.calls import EnvCall, EnvCalls
 from maze_train.learner.parallel import SingleProcess
@@ -29,7 +29,11 @@ class TwoProcesses(SingleProcess):
 
     def __init__(self) -> None:
         self.shared: list[object] = []
+        self.compared: dict[str, object] = {}
         self.has_left = False
+
+    def check_same(self, key: str, value: object, remedy: str = "") -> None:
+        self.compared[key] = value
 
     def first(self, function: Callable[[], Any]) -> Any:
         self.shared.append(function())
@@ -57,6 +61,21 @@ def test_all_processes_draw_a_seed(processes: TwoProcesses, seed: int | None) ->
         assert runner.config.seed == (processes.shared[0] if seed is None else seed)
     assert len(processes.shared) == 1
     assert processes.has_left
+
+
+@pytest.mark.usefixtures("empty_directory")
+def test_all_processes_have_equal_parts(processes: TwoProcesses) -> None:
+    """Differences would mix up the exchanges of the processes."""
+    given = {**SMALL, "algorithm": "ppo", "runner.fast_dev_run": True}
+    with make_runner(load_config(given)) as runner:
+        runner.callbacks.append(StopAtReturn(1.0))
+        runner.run()
+        assert processes.compared == {
+            "configuration": runner.config_text,
+            "resume": None,
+            "env": runner.builder.spaces,
+            "callbacks": ["maze_train.training.callbacks.StopAtReturn"],
+        }
 
 
 def test_runs_that_fail_leave_the_processes(processes: TwoProcesses) -> None:
