@@ -222,8 +222,8 @@ class RayPool(RemotePool[RemoteActor]):
     data is transferred through Ray's object store, once per machine.
 
     Args:
-        crew: Factories and names of the workers.
-        place: Settings of the actors.
+        specs: Factories and names of the workers.
+        backend: Settings of the actors.
 
     Raises:
         ConfigError: If a factory cannot be sent, or the cluster cannot be reached.
@@ -231,9 +231,9 @@ class RayPool(RemotePool[RemoteActor]):
         WorkerError: If the cluster does not have the resources for the workers.
     """
 
-    def __init__(self, crew: WorkerSpecs, place: RayBackend) -> None:
-        session = place.session.acquire(place)  # Ray must be shut down after this pool.
-        super().__init__(crew, place)
+    def __init__(self, specs: WorkerSpecs, backend: RayBackend) -> None:
+        session = backend.session.acquire(backend)  # Ray must be shut down after this pool.
+        super().__init__(specs, backend)
         self._release = weakref.finalize(self, session.release)
         self._release.atexit = False  # At exit, `close` runs first and releases the session.
         self._session, self._ray = session, session.ray
@@ -241,12 +241,12 @@ class RayPool(RemotePool[RemoteActor]):
         self._numbers: dict[int, int] = {}
         self._counter = count()
         self._published: dict[int, Any] = {}
-        self._links: list[list[Span]] = [[] for _ in crew.make_workers]
-        self._steps_before = [0] * len(crew.make_workers)
+        self._links: list[list[Span]] = [[] for _ in specs.make_workers]
+        self._steps_before = [0] * len(specs.make_workers)
         self._new = ""  # Method of a running `call_new`.
         try:
             self.host = session.host
-            self._options = session.options(place, len(crew.make_workers), self)
+            self._options = session.options(backend, len(specs.make_workers), self)
         except BaseException:
             self.close()
             raise
@@ -255,8 +255,8 @@ class RayPool(RemotePool[RemoteActor]):
     def _started(self, index: int) -> RemoteActor:
         if index < len(self):
             self._steps_before[index] += self._remote[index].steps
-        content, _ = pack(self._crew.make_workers[index])
-        actor = RemoteActor(self._session, self._options[index], self._crew.names[index], index)
+        content, _ = pack(self._specs.make_workers[index])
+        actor = RemoteActor(self._session, self._options[index], self._specs.names[index], index)
         actor.make(content, self._entropy)
         return actor
 
@@ -314,7 +314,7 @@ class RayPool(RemotePool[RemoteActor]):
     def receive(self, index: int) -> Any:
         """Return the result of the oldest call of a worker; a hung worker is killed."""
         try:
-            reply = self._remote[index].receive(self._crew.calls, self.timeout_s)
+            reply = self._remote[index].receive(self._specs.calls, self.timeout_s)
         except WorkerFailedError as failure:
             if not (self._new and self.may_restart and MACHINE_LOST in failure.text):
                 raise
@@ -417,9 +417,9 @@ class RayBackend(RaySettings):
         """Whether each worker has exclusive use of a GPU."""
         return self.gpus_per_worker >= 1
 
-    def pool(self, crew: WorkerSpecs) -> WorkerPool:
+    def pool(self, specs: WorkerSpecs) -> WorkerPool:
         """Create a pool of workers in Ray actors."""
-        return RayPool(crew, self)
+        return RayPool(specs, self)
 
     def for_learners(self) -> RayBackend:
         """Return a backend for additional learners, with the CPUs and GPUs per learner."""

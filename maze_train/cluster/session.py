@@ -57,11 +57,11 @@ class RaySession:
         self._head = ""
         self._lost_since, self._next_look = math.inf, 0.0
 
-    def connect(self, place: RaySettings) -> None:
+    def connect(self, backend: RaySettings) -> None:
         """Connect to Ray. Connecting twice has no effect.
 
         Args:
-            place: Settings of the connection.
+            backend: Settings of the connection.
 
         Raises:
             ConfigError: If the cluster cannot be reached.
@@ -75,39 +75,39 @@ class RaySession:
         self._groups: dict[Any, list[dict[str, Any]]] = {}
         self._reserved: list[Any] = []
         self._is_own = not ray.is_initialized()
-        self.is_local = place.address == "local"
+        self.is_local = backend.address == "local"
         if self._is_own:
             with sigterm_kept():
-                self._start(ray, place)
+                self._start(ray, backend)
         self.ray = ray
         self._head = ray.get_runtime_context().gcs_address
         is_here = self._is_own and self.is_local
         self.host = LOOPBACK if is_here else ray.util.get_node_ip_address()
 
-    def _start(self, ray: Any, place: RaySettings) -> None:
+    def _start(self, ray: Any, backend: RaySettings) -> None:
         settings: dict[str, Any] = {
-            "log_to_driver": place.worker_output,
-            "logging_level": logging.WARNING if place.worker_output else logging.CRITICAL,
+            "log_to_driver": backend.worker_output,
+            "logging_level": logging.WARNING if backend.worker_output else logging.CRITICAL,
         }
-        if place.working_dir is not None:
-            settings["runtime_env"] = {"working_dir": place.working_dir}
+        if backend.working_dir is not None:
+            settings["runtime_env"] = {"working_dir": backend.working_dir}
         try:
-            address = find_cluster(ray, place.address)
+            address = find_cluster(ray, backend.address)
             context = ray.init(address=address, **settings)
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"{place.section}.address",
+                f"{backend.section}.address",
                 f"cannot connect to Ray ({str(error).splitlines()[0]}): expected local, to "
                 "start Ray on this machine, or the address of a running cluster (auto: RAY_ADDRESS "
                 "or a cluster on this machine); if the cluster uses a token, copy the token to "
                 "~/.ray/auth_token",
-                place.address,
+                backend.address,
             ) from error
         self.is_local = address == "local"
         resources = ray.cluster_resources()
         count = len([node for node in ray.nodes() if node["Alive"]])
         machines = f"{count} machine{'s' * (count > 1)}, {resources.get('CPU', 0):g} CPUs"
-        if address != place.address == "auto" and self.is_local:
+        if address != backend.address == "auto" and self.is_local:
             machines = f"no running cluster, started Ray on this machine: {machines}"
         dashboard = f"; dashboard: http://{context.dashboard_url}" if context.dashboard_url else ""
         logs = context.address_info["session_dir"]
@@ -141,9 +141,9 @@ class RaySession:
             return False
         return True
 
-    def acquire(self, place: RaySettings) -> RaySession:
+    def acquire(self, backend: RaySettings) -> RaySession:
         """Connect for a pool. The pool must call `release`."""
-        self.connect(place)
+        self.connect(backend)
         self._users += 1
         return self
 
@@ -161,14 +161,14 @@ class RaySession:
             with ctrl_c_waits("ending Ray"):
                 ray.shutdown()
 
-    def free_cpus(self, place: RaySettings) -> float:
+    def free_cpus(self, backend: RaySettings) -> float:
         """Return the number of CPUs for workers of a backend: reserved and free CPUs."""
         if self.is_local:
-            return available_cores() * place.cpus_per_worker  # A local Ray reserves no CPUs.
-        own = len(self._groups.get(place, ())) * place.cpus_per_worker
+            return available_cores() * backend.cpus_per_worker  # A local Ray reserves no CPUs.
+        own = len(self._groups.get(backend, ())) * backend.cpus_per_worker
         return own + float(self.ray.available_resources().get("CPU", 0.0))
 
-    def options(self, place: RaySettings, count: int, pool: object) -> list[dict[str, Any]]:
+    def options(self, backend: RaySettings, count: int, pool: object) -> list[dict[str, Any]]:
         """Return the resources and placement of the actors of a pool.
 
         All pools of a backend share one reservation, because training and evaluation environments
@@ -177,12 +177,14 @@ class RaySession:
         Raises:
             WorkerError: If the cluster does not have the resources, or the head is lost.
         """
-        common = {"num_cpus": 0, "num_gpus": place.gpus_per_worker}
+        common = {"num_cpus": 0, "num_gpus": backend.gpus_per_worker}
         if self.is_local:
             return [common] * count
-        found = self._groups.setdefault((place, id(pool)) if place.gpus_per_worker else place, [])
+        found = self._groups.setdefault(
+            (backend, id(pool)) if backend.gpus_per_worker else backend, []
+        )
         if len(found) < count:
-            group = self._reserve(place, count - len(found))
+            group = self._reserve(backend, count - len(found))
             for bundle in range(count - len(found)):
                 strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=bundle
@@ -190,25 +192,25 @@ class RaySession:
                 found.append({**common, "scheduling_strategy": strategy})
         return found[:count]
 
-    def _reserve(self, place: RaySettings, count: int) -> Any:
+    def _reserve(self, backend: RaySettings, count: int) -> Any:
         """Reserve a placement group with the CPUs and GPUs of `count` workers."""
-        bundle = {"CPU": place.cpus_per_worker, "GPU": place.gpus_per_worker}
+        bundle = {"CPU": backend.cpus_per_worker, "GPU": backend.gpus_per_worker}
         bundle = {name: amount for name, amount in bundle.items() if amount}
         try:
-            group = self.ray.util.placement_group([bundle] * count, strategy=place.placement)
+            group = self.ray.util.placement_group([bundle] * count, strategy=backend.placement)
         except self.ray.exceptions.GetTimeoutError as error:
             raise WorkerError(self.head_lost) from error
         self._reserved.append(group)
-        asked = f"{count} x {bundle} ({place.placement})"
-        ready, deadline = group.ready(), time.monotonic() + place.timeout_s
-        if self.ray.wait([ready], timeout=min(PATIENCE_S, place.timeout_s))[0]:
+        asked = f"{count} x {bundle} ({backend.placement})"
+        ready, deadline = group.ready(), time.monotonic() + backend.timeout_s
+        if self.ray.wait([ready], timeout=min(PATIENCE_S, backend.timeout_s))[0]:
             return group
         notify(f"ray: waiting for resources for {asked}; {self._room()}")
         if not self.ray.wait([ready], timeout=max(0.0, deadline - time.monotonic()))[0]:
             raise WorkerError(
                 f"the cluster has no resources for {asked} within worker_timeout_s = "
-                f"{place.timeout_s:g} seconds; {self._room()}: reduce the request with "
-                f"{place.remedy}, or add machines"
+                f"{backend.timeout_s:g} seconds; {self._room()}: reduce the request with "
+                f"{backend.remedy}, or add machines"
             )
         return group
 

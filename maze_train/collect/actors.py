@@ -123,7 +123,7 @@ class DistributedActors:
         make_env: Builds the environments of one actor; called in the worker.
         num_actors: Number of actors.
         num_envs: Number of environments per actor.
-        place: Backend of the workers; None selects this process.
+        backend: Backend of the workers; None selects this process.
         num_workers: Number of workers; 0 selects one per actor.
         can_be_restored: Whether states will be requested; None means True only if actors run in
             this process.
@@ -158,7 +158,7 @@ class DistributedActors:
         make_env: MakeActorEnv,
         num_actors: int,
         num_envs: int,
-        place: WorkerBackend | None = None,
+        backend: WorkerBackend | None = None,
         *,
         num_workers: int = 0,
         can_be_restored: bool | None = None,
@@ -179,7 +179,7 @@ class DistributedActors:
         makers = [partial(make, part, can_be_restored) for part in self.slices]
         envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
         names = worker_names("worker" if num_workers else "actor", envs)
-        self.pool = (place or ThisProcess()).pool(WorkerSpecs(makers, names, CALLS))
+        self.pool = (backend or ThisProcess()).pool(WorkerSpecs(makers, names, CALLS))
         found = self.pool.call_new("describe")
         self.spaces: tuple[Any, Any] = found[0]
         self.env_observation_space, self.single_action_space = self.spaces

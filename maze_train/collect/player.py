@@ -215,7 +215,7 @@ class PlayerPool:
         env_factory: Builds an environment.
         num_envs: Total number of environments (>= 1), rounded up to the same number per worker.
         settings: Settings of the episodes.
-        place: Backend of the workers; None selects this process.
+        backend: Backend of the workers; None selects this process.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
         report_s: See `PlayerWorker`.
         calls: List of all environment calls of the run. New calls are made before a round.
@@ -229,19 +229,19 @@ class PlayerPool:
         env_factory: MakeEnv,
         num_envs: int,
         settings: PlaySettings,
-        place: WorkerBackend | None,
+        backend: WorkerBackend | None,
         on_non_finite: str,
         report_s: float = LONGEST_S,
         calls: Sequence[EnvCall] = (),
     ) -> None:
         self._calls = calls
-        place = place or ThisProcess()
-        count = self._num_workers = place.num_workers(num_envs)
+        backend = backend or ThisProcess()
+        count = self._num_workers = backend.num_workers(num_envs)
         slots = -(-num_envs // count)
         factories = Pickled([env_factory] * slots, "env")
         names = worker_names("worker", shares(slots * count, count))
         make_worker = partial(PlayerWorker, factories, settings, on_non_finite, report_s)
-        self._pool = place.pool(WorkerSpecs([make_worker] * count, names, CALLS))
+        self._pool = backend.pool(WorkerSpecs([make_worker] * count, names, CALLS))
         self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
         self._round = 0
         self.waiting: dict[int, PlayedEpisode] = {}
@@ -347,7 +347,7 @@ class RolloutPlayer(PlayerPool):
         env_factory: Builds an environment.
         make_agent: Builds the agent of a worker.
         settings: Settings of the episodes.
-        place: Backend of the workers; None selects this process.
+        backend: Backend of the workers; None selects this process.
         num_envs: Total number of environments (>= 1), rounded up to the same number per worker.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
 
@@ -369,7 +369,7 @@ class RolloutPlayer(PlayerPool):
         env_factory: MakeEnv,
         make_agent: MakeAgent,
         settings: PlaySettings,
-        place: WorkerBackend | None = None,
+        backend: WorkerBackend | None = None,
         *,
         num_envs: int = 8,
         on_non_finite: str = "raise",
@@ -378,7 +378,7 @@ class RolloutPlayer(PlayerPool):
         if settings.video_dir is not None:
             ffmpeg_path()
         self.settings = settings
-        super().__init__(env_factory, num_envs, settings, place, on_non_finite)
+        super().__init__(env_factory, num_envs, settings, backend, on_non_finite)
         self._queue.set_up("set_agent", Pickled(make_agent, "policy"))
 
     def play(

@@ -416,7 +416,7 @@ class RayLauncher(LocalLauncher):
         check_at_least("hydra.launcher.gpus_per_job", given["gpus_per_job"], 0)
         from maze_train.cluster.pool import RayBackend  # Imported lazily, since Ray is optional.
 
-        place = RayBackend(
+        backend = RayBackend(
             given["n_jobs"],
             on_worker_failure="restart",
             max_worker_restarts=count,
@@ -428,7 +428,7 @@ class RayLauncher(LocalLauncher):
             remedy="hydra.launcher.n_jobs or hydra.launcher.cpus_per_job",
         )
         sweep_dir = os.path.abspath(str(self._config.hydra.sweep.dir))
-        return WorkerJobs(ended, place, count, [os.getcwd(), sweep_dir])
+        return WorkerJobs(ended, backend, count, [os.getcwd(), sweep_dir])
 
     def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
         """Return the function that a job runs in its process."""

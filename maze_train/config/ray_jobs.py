@@ -72,7 +72,7 @@ class WorkerJobs(JobPool[StartedJob]):
 
     Args:
         ended: Called with each job that ended.
-        place: Backend of the workers; must allow restarts.
+        backend: Backend of the workers; must allow restarts.
         n_jobs: Maximum number of parallel jobs.
         folders: Directories required by the jobs.
     """
@@ -80,21 +80,21 @@ class WorkerJobs(JobPool[StartedJob]):
     def __init__(
         self,
         ended: Callable[[StartedJob], None],
-        place: WorkerBackend,
+        backend: WorkerBackend,
         n_jobs: int,
         folders: Sequence[str],
     ) -> None:
         super().__init__(ended)
-        self._place, self._n_jobs, self._folders = place, n_jobs, folders
+        self._backend, self._n_jobs, self._folders = backend, n_jobs, folders
         self._is_killed = False
         self._pool: WorkerPool
 
     @contextmanager
     def _slots(self) -> Iterator[None]:
-        n_workers = self._place.num_workers(self._n_jobs)
+        n_workers = self._backend.num_workers(self._n_jobs)
         makers = [partial(JobWorker, self._folders)] * n_workers
         names = [f"job worker {i}" for i in range(n_workers)]
-        self._pool = self._place.pool(WorkerSpecs(makers, names, CALLS))
+        self._pool = self._backend.pool(WorkerSpecs(makers, names, CALLS))
         with closing(self._pool):
             for index in range(n_workers):
                 self._pool.call(index, "begin")

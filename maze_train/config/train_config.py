@@ -39,7 +39,7 @@ class RunnerConfig(Settings):
     name: ClassVar[str] = ""
     """Name of the runner, as in `runner=<name>`."""
 
-    place_class: ClassVar[str] = "maze_train.workers.backends.ThisProcess"
+    backend_class: ClassVar[str] = "maze_train.workers.backends.ThisProcess"
     """Dotted path of the `WorkerBackend` that creates the workers."""
 
     concurrency: int = field(default=0, metadata=NEW_RUN)
@@ -89,13 +89,13 @@ class RunnerConfig(Settings):
         check_fields(self, 0, "concurrency", "envs_per_actor", "max_wall_time_s")
         check_fields(self, 0, "torch_threads", maximum=MAX_THREADS)
 
-    def place(self) -> WorkerBackend:
+    def make_backend(self) -> WorkerBackend:
         """Create the backend of the workers from the settings of this runner."""
         shared = {field.name for field in fields(RunnerConfig)}
         own = [field.name for field in fields(self) if field.name not in shared]
         settings = {name.replace("worker_timeout", "timeout"): vars(self)[name] for name in own}
-        place: WorkerBackend = locate(self.place_class)(**settings)
-        return place
+        backend: WorkerBackend = locate(self.backend_class)(**settings)
+        return backend
 
 
 @dataclass(kw_only=True)
@@ -136,7 +136,7 @@ class LocalRunnerConfig(RemoteRunnerConfig):
     """Environments in worker processes on this machine; results are the same as with `dev`."""
 
     name: ClassVar[str] = "local"
-    place_class: ClassVar[str] = "maze_train.workers.process_pool.LocalProcesses"
+    backend_class: ClassVar[str] = "maze_train.workers.process_pool.LocalProcesses"
 
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     """Start method of worker processes."""
@@ -262,13 +262,13 @@ class TrainConfig(Settings):
         if isinstance(algorithm, GradientSettings):
             for module_id in algorithm.overrides:
                 settings[f"algorithm.overrides.{module_id}"] = algorithm.for_module(module_id)
-        for place, own in settings.items():
+        for section, own in settings.items():
             for key, value in own.values_over_time.items():
                 is_known = not isinstance(value, Schedule) or value.by != "progress"
                 if is_known or len({*value.values}) == 1:
                     continue
                 raise ConfigError(
-                    f"{place}.{key}",
+                    f"{section}.{key}",
                     "the schedule depends on the progress of the run, which is unknown if "
                     "algorithm.patience is the only limit; set total_steps, or use a constant "
                     "value or a schedule by env_steps or updates",
@@ -410,7 +410,7 @@ class RayRunnerConfig(RemoteRunnerConfig):
     """Workers as Ray actors, on one machine or a cluster; results are the same as with `dev`."""
 
     name: ClassVar[str] = "ray"
-    place_class: ClassVar[str] = "maze_train.cluster.pool.RayBackend"
+    backend_class: ClassVar[str] = "maze_train.cluster.pool.RayBackend"
 
     address: str = "auto"
     """Ray cluster: `local`: start Ray on this machine for the run; `<head>:<port>`: a running

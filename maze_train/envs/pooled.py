@@ -229,7 +229,7 @@ class PooledVectorEnv(MazeVectorEnv):
     Args:
         env_factories: One function per environment that returns a new environment; lambdas are
             allowed.
-        place: Backend of the workers, see `maze_train.workers.backends`; None selects this process.
+        backend: Backend of the workers (`maze_train.workers.backends`); None selects this process.
         copy: Whether to return copies of the observations; if False, internal buffers are returned,
             which the next step overwrites.
         step_infos: Whether to return the infos of every step; if False, only the infos of resets
@@ -254,7 +254,7 @@ class PooledVectorEnv(MazeVectorEnv):
     def __init__(
         self,
         env_factories: Sequence[Callable[[], Env]],
-        place: WorkerBackend | None = None,
+        backend: WorkerBackend | None = None,
         *,
         copy: bool = True,
         step_infos: bool = True,
@@ -269,14 +269,14 @@ class PooledVectorEnv(MazeVectorEnv):
         check_one_of("on_non_finite", on_non_finite, ON_NON_FINITE)
         if not env_factories:
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
-        place = ThisProcess() if place is None else place
+        backend = ThisProcess() if backend is None else backend
         self.can_be_restored = can_be_restored
         self.first_env, self.total_envs = first_env, total_envs
         self.keeps_terminal_obs = keeps_terminal_obs
         # Differences found by the last `load_state_dict`.
         self.differences: list[Difference] = []
         n = len(env_factories)
-        count = place.num_workers(n)
+        count = backend.num_workers(n)
         self._slices = shares(n, count)
         self._indices = range(count)
         final_obs: Literal["truncated", "all"] = "all" if keeps_terminal_obs else "truncated"
@@ -296,7 +296,7 @@ class PooledVectorEnv(MazeVectorEnv):
             for part in self._slices
         ]
         names = worker_names("worker", self._slices)
-        self._pool = place.pool(WorkerSpecs(make_workers, names, CALLS))
+        self._pool = backend.pool(WorkerSpecs(make_workers, names, CALLS))
         self._closing.callback(self._pool.close)
         try:
             self._share_memory(n)

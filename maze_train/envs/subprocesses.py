@@ -24,7 +24,7 @@ def SubprocVectorEnv(  # noqa: N802 (established name)
 
     `**settings` are arguments of `PooledVectorEnv`.
     """
-    place = LocalProcesses(
+    backend = LocalProcesses(
         n_workers, timeout_s, on_worker_failure, max_worker_restarts, start_method
     )
-    return PooledVectorEnv(env_factories, place, **settings)
+    return PooledVectorEnv(env_factories, backend, **settings)

@@ -25,13 +25,13 @@ class LearnerGroup(Learners):
     minibatch. One all-reduce per gradient step sums the gradients (see `Shard`). Only the modules
     of the first learner are saved and used for acting. The other learners are started on first use.
 
-    If `place` allows restarts, a learner that dies or hangs is restarted, and all learners repeat
+    If `backend` allows restarts, a learner that dies or hangs is restarted, and all learners repeat
     the update.
 
     Args:
         learner: The first learner.
         settings: Settings of the group; an int sets only `n_learners`.
-        place: Backend of the run's workers; None: processes on this machine.
+        backend: Backend of the run's workers; None: processes on this machine.
 
     Raises:
         ConfigError: If the modules do not support several learners, or there are too few GPUs.
@@ -41,7 +41,7 @@ class LearnerGroup(Learners):
         self,
         learner: Learner[Any, Any, Any],
         settings: LearnerGroupConfig | int = 1,
-        place: WorkerBackend | None = None,
+        backend: WorkerBackend | None = None,
     ) -> None:
         if isinstance(settings, int):
             settings = LearnerGroupConfig(n_learners=settings)
@@ -49,7 +49,7 @@ class LearnerGroup(Learners):
         self._queue: UpdateQueue | None = None
         self._others: PeerLearners | None = None
         if settings.n_learners > 1:
-            self._others = PeerLearners(learner, settings, place)
+            self._others = PeerLearners(learner, settings, backend)
 
     @property
     def n_learners(self) -> int:

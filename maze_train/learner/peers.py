@@ -189,7 +189,7 @@ class PeerLearners:
     Args:
         learner: The first learner.
         settings: Settings of the group, with more than one learner.
-        place: Backend of the run's workers; None: this process.
+        backend: Backend of the run's workers; None: this process.
 
     Attributes:
         are_equal: Whether all learners have the state of the first learner. If False, the state is
@@ -203,27 +203,27 @@ class PeerLearners:
         self,
         learner: Learner[Any, Any, Any],
         settings: LearnerGroupConfig,
-        place: WorkerBackend | None = None,
+        backend: WorkerBackend | None = None,
     ) -> None:
         self.n_learners = settings.n_learners
         self.are_equal = False
         self._learner = learner
         self._threads = settings.n_cpus_per_learner
-        self._place = (place.for_learners() if place else None) or LocalProcesses()
-        self._parcels: SharedMessages | None = None
+        self._backend = (backend.for_learners() if backend else None) or LocalProcesses()
+        self._messages: SharedMessages | None = None
         self._meeting: Rendezvous | None = None
         args, kwargs = learner.made_from
         built = args[0] if args else kwargs.get("modules", {})
         # Modules that each process creates from the constructor arguments.
         self._built = dict(built) if isinstance(built, Mapping) else {DEFAULT_MODULE: built}
         check_modules(learner, self.n_learners)
-        if not self._place.has_own_gpus:
+        if not self._backend.has_own_gpus:
             check_gpus(settings, learner.device)
 
     @property
     def pool(self) -> WorkerPool | None:
         """The workers; None if they have not been started."""
-        return None if self._parcels is None else self._parcels.pool
+        return None if self._messages is None else self._messages.pool
 
     def update(self, experience: object, progress: Progress) -> Statistics:
         """Update all learners, including the first learner.
@@ -280,13 +280,13 @@ class PeerLearners:
 
     def _start(self) -> SharedMessages:
         """Start the other learners and synchronise them with the first learner, if necessary."""
-        others = self._parcels
+        others = self._messages
         if others is None:
             self._check_threads()
-            how, ranks = (self.n_learners, self._place.timeout_s), range(1, self.n_learners)
+            how, ranks = (self.n_learners, self._backend.timeout_s), range(1, self.n_learners)
             makers = [partial(LearnerWorker, copy_maker(self._learner, r), *how) for r in ranks]
-            crew = WorkerSpecs(makers, [f"learner {rank}" for rank in ranks], CALLS)
-            self._parcels = others = SharedMessages(self._place.pool(crew))
+            specs = WorkerSpecs(makers, [f"learner {rank}" for rank in ranks], CALLS)
+            self._messages = others = SharedMessages(self._backend.pool(specs))
             self._learner.parallel = Shard(0, self.n_learners)
         while not self.are_equal:
             others.send("begin", self._beginning())
@@ -312,7 +312,7 @@ class PeerLearners:
     def _check_threads(self) -> None:
         """Raise ConfigError if a multi-threaded process would be forked, which can deadlock."""
         threads = max(self._threads, torch.get_num_threads())
-        if self._place.forks and threads > 1:
+        if self._backend.forks and threads > 1:
             raise ConfigError(
                 "runner.start_method",
                 f"does not support several learners with {threads} threads each; use forkserver, "
@@ -337,7 +337,7 @@ class PeerLearners:
         for index in range(len(pool)):
             pool.call(index, "connect", meeting.address, have_own_gpus)
         gpu = device if have_own_gpus else None
-        how = (self.n_learners, self._place.timeout_s, gpu, meeting.listener)
+        how = (self.n_learners, self._backend.timeout_s, gpu, meeting.listener)
         has_met = join(meeting.address, 0, *how)
         others_met, failed = self._receive(pool)
         failures += failed
@@ -378,11 +378,11 @@ class PeerLearners:
 
     def shutdown(self) -> None:
         """Stop the other learners; the next call that needs them restarts them."""
-        if self._parcels is not None:
+        if self._messages is not None:
             self._end_meeting()
-            self._parcels.pool.close()
-            self._parcels.close()
-        self._parcels, self.are_equal = None, False
+            self._messages.pool.close()
+            self._messages.close()
+        self._messages, self.are_equal = None, False
         self._learner.parallel = SingleLearner()
 
 

@@ -247,7 +247,7 @@ class ProcessLearners(Learners):
         processes: The processes.
         learner: The learner.
         settings: Settings of the learner group.
-        place: Not used; torchrun has started the processes.
+        backend: Not used; torchrun has started the processes.
 
     Raises:
         ConfigError: If the modules do not support several learners.
@@ -258,7 +258,7 @@ class ProcessLearners(Learners):
         processes: SingleProcess,
         learner: Learner[Any, Any, Any],
         settings: LearnerGroupConfig,
-        place: WorkerBackend,
+        backend: WorkerBackend,
     ) -> None:
         super().__init__(learner, settings)
         self._count = processes.count

@@ -192,7 +192,7 @@ class Assembly:
             context.env_calls,
             builder.model_maker(),
             context.device,
-            context.place.for_learners() or LocalProcesses(),
+            context.backend.for_learners() or LocalProcesses(),
         )
         context.closing.callback(background.close)
         return background

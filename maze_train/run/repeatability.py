@@ -75,11 +75,11 @@ def examination_of(
         builder: Builder of the algorithm.
         notify: Prints a line.
     """
-    place = builder.context.place
+    backend = builder.context.backend
     num_envs, n_episodes = builder.num_envs, config.evaluation.n_episodes
-    workers = place.num_workers(num_envs)
+    workers = backend.num_workers(num_envs)
     num_eval_envs = min(n_episodes, config.evaluation.concurrency or num_envs)
-    counts = (num_envs, num_eval_envs, 0 if isinstance(place, ThisProcess) else workers)
+    counts = (num_envs, num_eval_envs, 0 if isinstance(backend, ThisProcess) else workers)
     is_put_back = config.checkpoint.is_on and not config.checkpoint.allow_new_episodes
     work = partial(examined, builder.context.env_factory, counts, is_put_back)
     return Examination(work, notify)

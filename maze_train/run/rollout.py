@@ -207,7 +207,7 @@ class RolloutRunner:
             self.env_factory,
             policy.make_agent,
             settings,
-            config.runner.place(),
+            config.runner.make_backend(),
             num_envs=min(config.runner.concurrency, len(config.episode_seeds)),
             on_non_finite=config.on_non_finite,
         )

@@ -153,7 +153,7 @@ class TrainingRunner:
             config=config,
             algorithm=config.algorithm,
             env_factory=EnvFactory(env),
-            place=config.runner.place(),
+            backend=config.runner.make_backend(),
             seeds=self.seeds,
             device=find_device(self.processes.device(device, key), key),
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),

@@ -42,7 +42,7 @@ def build_actors(
     calls = context.env_calls.training
     make_actors = context.features.make_actors or DistributedActors
     actors: DistributedActors = make_actors(
-        make_env, num_actors, num_envs, context.place, calls=calls, **workers
+        make_env, num_actors, num_envs, context.backend, calls=calls, **workers
     )
     context.closing.callback(close_quietly, actors)
     return actors
@@ -51,14 +51,14 @@ def build_actors(
 def make_actors(builder: AlgorithmBuilder[Any]) -> DistributedActors:
     """Build the actors requested by `runner.envs_per_actor`."""
     context = builder.context
-    per_actor, place = context.config.runner.envs_per_actor, context.place
+    per_actor, backend = context.config.runner.envs_per_actor, context.backend
     num_actors = builder.num_envs // per_actor
     return build_actors(
         context,
         num_actors,
         per_actor,
-        num_workers=place.num_workers(num_actors),
-        can_be_restored=context.config.checkpoint.is_on or place.may_restart,
+        num_workers=backend.num_workers(num_actors),
+        can_be_restored=context.config.checkpoint.is_on or backend.may_restart,
     )
 
 

@@ -125,7 +125,7 @@ class BackgroundEvaluator(Evaluator):
         calls: Environment calls of the run. The evaluator takes the place of its parts.
         make_model: Builds a model with the networks of the policy.
         device: Device of this model.
-        place: Backend of the process.
+        backend: Backend of the process.
 
     Raises:
         ConfigError: On first use, if the evaluator cannot be sent to another process.
@@ -137,7 +137,7 @@ class BackgroundEvaluator(Evaluator):
         calls: EnvCalls,
         make_model: Callable[[], nn.Module],
         device: torch.device,
-        place: RemoteBackend,
+        backend: RemoteBackend,
     ) -> None:
         calls.in_evaluation_envs[:] = [self.make_calls]
         self._calls = calls.evaluation
@@ -149,7 +149,7 @@ class BackgroundEvaluator(Evaluator):
             Pickled((own, self._calls), key, remedy),
             device,
         )
-        self._place = replace(place, timeout_s=NO_LIMIT_S)
+        self._backend = replace(backend, timeout_s=NO_LIMIT_S)
         self._pool: WorkerPool | None = None
         self._is_running = False
         self._result: tuple[dict[str, float], dict[str, Any]] | None = None
@@ -205,7 +205,7 @@ class BackgroundEvaluator(Evaluator):
     def _workers(self) -> WorkerPool:
         if self._pool is None:
             specs = WorkerSpecs([self._make_worker], ["evaluation process"], CALLS)
-            self._pool = self._place.pool(specs)
+            self._pool = self._backend.pool(specs)
         return self._pool
 
     def _state_to_send(self) -> dict[str, Any] | None:

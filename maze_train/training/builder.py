@@ -98,7 +98,7 @@ class BuildContext(Generic[Config]):
         config: Settings of the run.
         algorithm: Settings of the algorithm.
         env_factory: Factory of single environments, with the device of this process.
-        place: Backend of the workers: this process, other processes, or Ray.
+        backend: Backend of the workers: this process, other processes, or Ray.
         seeds: Seeds of named random streams.
         device: Device of the learner and its models.
         run_dir: Directory of the run, which might not exist yet.
@@ -114,7 +114,7 @@ class BuildContext(Generic[Config]):
     config: RunSettings
     algorithm: Config
     env_factory: EnvFactory
-    place: WorkerBackend
+    backend: WorkerBackend
     seeds: Seeds
     device: torch.device
     run_dir: Path
@@ -141,11 +141,11 @@ class BuildContext(Generic[Config]):
         if training and self.processes.count > 1:
             total_envs, num_envs = num_envs, num_envs // self.processes.count
             first_env = num_envs * self.processes.rank
-        make = self._env_maker(self.place, training, keeps_terminal_obs=keeps_terminal_obs)
+        make = self._env_maker(self.backend, training, keeps_terminal_obs=keeps_terminal_obs)
         try:
             env = make(num_envs, first_env, total_envs)
         except EnvError as error:
-            if training or self.place.num_workers(2) > 1:
+            if training or self.backend.num_workers(2) > 1:
                 raise
             remedy = separate_processes(self.config.runner.concurrency)
             raise EnvError(
@@ -173,7 +173,7 @@ class BuildContext(Generic[Config]):
         return partial(self.make_env, training=False)
 
     def _env_maker(
-        self, place: WorkerBackend, training: bool, **settings: Any
+        self, backend: WorkerBackend, training: bool, **settings: Any
     ) -> Callable[..., MazeVectorEnv]:
         """Return `build_vector_env` without the last arguments: the numbers of environments."""
         limit, most = 0, self.config.evaluation.max_episode_steps
@@ -185,7 +185,7 @@ class BuildContext(Generic[Config]):
             build_vector_env,
             factory,
             self.env_factory.config,
-            place,
+            backend,
             self.algorithm.on_non_finite_step,
             make_other=self.features.make_vector_env,
             training=training,
@@ -247,7 +247,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         self.learners = (
             Learners(learner, settings)
             if make_group is None
-            else make_group(learner, settings, context.place)
+            else make_group(learner, settings, context.backend)
         )
         context.closing.callback(self.learners.shutdown)
 

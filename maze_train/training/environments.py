@@ -17,7 +17,7 @@ from maze_train.workers.backends import WorkerBackend
 def build_vector_env(
     factory: Callable[[], Env[Any, Any]],
     config: EnvConfig,
-    place: WorkerBackend,
+    backend: WorkerBackend,
     on_non_finite: Literal["raise", "skip"],
     num_envs: int,
     first_env: int = 0,
@@ -36,7 +36,7 @@ def build_vector_env(
     Args:
         factory: Factory of single environments, for the backend gymnasium.
         config: Settings of the environments.
-        place: Backend of the workers.
+        backend: Backend of the workers.
         on_non_finite: Reaction to non-finite values, see `algorithm.on_non_finite`.
         num_envs: Number of environments, >= 1.
         first_env: Index of the first environment, for error messages.
@@ -55,7 +55,7 @@ def build_vector_env(
             config,
             num_envs,
             training=training,
-            num_threads=place.num_workers(num_envs),
+            num_threads=backend.num_workers(num_envs),
             max_episode_steps=max_episode_steps or None,
             device=device,
             info_keys=info_keys,
@@ -64,7 +64,7 @@ def build_vector_env(
         return env
     return PooledVectorEnv(
         [factory] * num_envs,
-        place,
+        backend,
         copy=False,
         step_infos=False,
         on_non_finite=on_non_finite,

@@ -81,7 +81,7 @@ class WorkerBackend(ABC):
         return 1
 
     @abstractmethod
-    def pool(self, crew: WorkerSpecs) -> WorkerPool:
+    def pool(self, specs: WorkerSpecs) -> WorkerPool:
         """Create a pool of workers. The caller closes it."""
 
     def for_learners(self) -> RemoteBackend | None:
@@ -92,9 +92,9 @@ class WorkerBackend(ABC):
 class ThisProcess(WorkerBackend):
     """Backend with a single worker in the calling process."""
 
-    def pool(self, crew: WorkerSpecs) -> WorkerPool:
+    def pool(self, specs: WorkerSpecs) -> WorkerPool:
         """Create a pool with a worker in this process."""
-        return InlinePool(crew.make_workers)
+        return InlinePool(specs.make_workers)
 
 
 @dataclass(frozen=True)

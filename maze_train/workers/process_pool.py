@@ -341,9 +341,9 @@ class LocalProcesses(RemoteBackend):
         """Whether workers are forks of this process."""
         return self.start_method == "fork"
 
-    def pool(self, crew: WorkerSpecs) -> WorkerPool:
+    def pool(self, specs: WorkerSpecs) -> WorkerPool:
         """Create a pool of worker processes."""
-        return ProcessPool(crew, self)
+        return ProcessPool(specs, self)
 
 
 class ProcessPool(RemotePool[WorkerProcess]):
@@ -354,8 +354,8 @@ class ProcessPool(RemotePool[WorkerProcess]):
     Workers ignore `SIGNALS`, which the parent handles.
 
     Args:
-        crew: Factories and names of the workers.
-        place: Settings of the processes.
+        specs: Factories and names of the workers.
+        backend: Settings of the processes.
 
     Raises:
         ConfigError: If a factory cannot be sent.
@@ -364,12 +364,12 @@ class ProcessPool(RemotePool[WorkerProcess]):
     """
 
     @naming_limits()
-    def __init__(self, crew: WorkerSpecs, place: LocalProcesses) -> None:
-        super().__init__(crew, place)
-        self._start_method = place.start_method
-        self._preload = modules_to_preload(crew.make_workers)
+    def __init__(self, specs: WorkerSpecs, backend: LocalProcesses) -> None:
+        super().__init__(specs, backend)
+        self._start_method = backend.start_method
+        self._preload = modules_to_preload(specs.make_workers)
         self._poller = select.poll()
-        self._pages = [SharedMemory(PAGE_NBYTES) for _ in crew.make_workers]
+        self._pages = [SharedMemory(PAGE_NBYTES) for _ in specs.make_workers]
         self._start_all()
 
     @property
@@ -380,7 +380,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
     def _started(self, index: int) -> WorkerProcess:
         others = [process.conn for process in self._remote if not process.conn.closed]
         process = WorkerProcess(
-            self._crew.names[index],
+            self._specs.names[index],
             index,
             self._pages[index],
             others,
@@ -389,7 +389,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
             self._preload,
         )
         try:
-            process.send_worker(self._crew.make_workers[index])
+            process.send_worker(self._specs.make_workers[index])
         except BaseException:
             process.end()
             raise
@@ -413,7 +413,7 @@ class ProcessPool(RemotePool[WorkerProcess]):
 
     def receive(self, index: int) -> Any:
         """Return the result of the oldest call of a worker; a hung worker is killed."""
-        return self._remote[index].receive(self._crew.calls, self.timeout_s)
+        return self._remote[index].receive(self._specs.calls, self.timeout_s)
 
     def steps(self, index: int) -> int:
         """Return the number of environment steps of a worker, including steps before restarts."""

@@ -66,15 +66,15 @@ class RemotePool(WorkerPool, Generic[Remote]):
     """Pool of remote workers with a limited number of restarts.
 
     Args:
-        crew: Factories and names of the workers.
-        place: Settings of the workers.
+        specs: Factories and names of the workers.
+        backend: Settings of the workers.
     """
 
-    def __init__(self, crew: WorkerSpecs, place: RemoteBackend) -> None:
-        self.timeout_s = place.timeout_s
-        self.may_restart = place.may_restart
-        self.max_worker_restarts = place.max_worker_restarts
-        self._crew = crew
+    def __init__(self, specs: WorkerSpecs, backend: RemoteBackend) -> None:
+        self.timeout_s = backend.timeout_s
+        self.may_restart = backend.may_restart
+        self.max_worker_restarts = backend.max_worker_restarts
+        self._specs = specs
         self._remote: list[Remote] = []
         self._entropy = global_entropy()
         # The handler runs before multiprocessing joins its children, because these ignore SIGTERM.
@@ -91,7 +91,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
     def _start_all(self) -> None:
         """Start all workers; if one fails, close the pool."""
         try:
-            for index in range(len(self._crew.make_workers)):
+            for index in range(len(self._specs.make_workers)):
                 self._remote.append(self._started(index))
         except BaseException:
             self.close()

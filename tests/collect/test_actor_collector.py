@@ -58,7 +58,7 @@ def processes(n_workers, **settings):
     return LocalProcesses(n_workers=n_workers, **settings)
 
 
-PLACES = {
+BACKENDS = {
     "here": ThisProcess(),
     "2 here": TwoWorkers(),
     "1 process": processes(1),
@@ -72,14 +72,14 @@ def start(no_file_is_left):
     """Function that starts actors; they are closed after the test."""
     with ExitStack() as stack:
 
-        def start(make=ActorEnv, place=None, *, memory=False, skips=False, **settings):
-            place = place or ThisProcess()
+        def start(make=ActorEnv, backend=None, *, memory=False, skips=False, **settings):
+            backend = backend or ThisProcess()
             actors = DistributedActors(
                 partial(vector_of, make, E, skips),
                 A,
                 E,
-                place,
-                num_workers=place.num_workers(A),
+                backend,
+                num_workers=backend.num_workers(A),
                 can_be_restored=True,
             )
             stack.enter_context(closing(actors))
@@ -134,18 +134,18 @@ def assert_collects(collector, model, references, versions=(0, 1, 2)):
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"),
+    ("kind", "backend"),
     [
-        *((next(iter(KINDS)), place) for place in PLACES),
+        *((next(iter(KINDS)), backend) for backend in BACKENDS),
         *everyday(0, [(kind, "2 here") for kind in [*KINDS][1:]], are_rows=True),
         *everyday(0, [(kind, "2 processes") for kind in [*KINDS][1::2]], are_rows=True),
     ],
 )
-def test_what_is_collected_is_what_each_actor_collects(start, kind, place):
+def test_what_is_collected_is_what_each_actor_collects(start, kind, backend):
     """Rollouts and episodes match the references bit for bit, for any number of workers."""
     make, settings = KINDS[kind]
     memory = settings.get("memory", False)
-    collector, model = start(make, PLACES[place], memory=memory)
+    collector, model = start(make, BACKENDS[backend], memory=memory)
     collector.records_log_probs = kind.startswith("stacks")
     expected = References(make, memory=memory, records_log_probs=collector.records_log_probs)
     assert_collects(collector, model, expected)
@@ -165,10 +165,10 @@ def test_last_observations_and_lost_episodes(start):
     assert bool(rollout.terminated.flatten()[rollout.final_positions].any())
 
 
-@pytest.mark.parametrize("place", ["2 here", pytest.param("2 processes", marks=slow)])
-def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
+@pytest.mark.parametrize("backend", ["2 here", pytest.param("2 processes", marks=slow)])
+def test_learning_meanwhile_changes_the_next_rollout_alone(start, backend):
     """`overlap` is called once, with gradients enabled; actors keep the weights they received."""
-    collector, model = start(place=PLACES[place])
+    collector, model = start(backend=BACKENDS[backend])
     expected, calls = References(), []
 
     def overlap():
@@ -182,7 +182,7 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
 
 
 @pytest.mark.parametrize(
-    ("kind", "places"),
+    ("kind", "backends"),
     everyday(
         2,
         [
@@ -192,17 +192,17 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
         are_rows=True,
     ),
 )
-def test_a_run_goes_on_where_its_state_says(start, kind, places):
+def test_a_run_goes_on_where_its_state_says(start, kind, backends):
     """Restored actors continue bit for bit with another number of workers."""
     make, settings = KINDS[kind]
     memory = settings.get("memory", False)
-    first, second = (start(make, PLACES[place], memory=memory) for place in places)
+    first, second = (start(make, BACKENDS[backend], memory=memory) for backend in backends)
     expected = References(make, memory=memory)
     assert not second[0].load_state_dict(loads(dumps(first[0].state_dict()))).any()
     assert_collects(*first, expected)
     state = loads(dumps(first[0].state_dict()))
     assert dumps(first[0].state_dict()) == dumps(state)
-    third = start(make, PLACES[places[1]], memory=memory)
+    third = start(make, BACKENDS[backends[1]], memory=memory)
     assert not third[0].load_state_dict(state).any()
     assert_collects(*third, expected, (3, 4))
 
@@ -220,21 +220,21 @@ class Forgetful(ActorEnv):
 
 
 @pytest.mark.parametrize(
-    "place",
+    "backend",
     [ThisProcess(), pytest.param(processes(2, on_worker_failure="restart"), marks=slow)],
     ids=["here", "processes"],
 )
-def test_environments_that_can_not_be_put_back(start, place):
+def test_environments_that_can_not_be_put_back(start, backend):
     """Environments that cannot be restored raise an error or, if allowed, begin new episodes."""
-    first, model = start(Forgetful, place)
+    first, model = start(Forgetful, backend)
     first.collect_steps(model)
     state = first.state_dict()
     records = [record for actor in state["actors"] for record in actor["env"]["envs"]]
     running = [record["steps"] > 0 for record in records]
-    second, _ = start(Forgetful, place)
+    second, _ = start(Forgetful, backend)
     with pytest.raises(EnvError, match=r"could not be restored.*checkpoint\.allow_new_episodes"):
         second.load_state_dict(state)
-    third, _ = start(Forgetful, place, allow_new_episodes=True)
+    third, _ = start(Forgetful, backend, allow_new_episodes=True)
     assert third.load_state_dict(state).tolist() == running
     assert any(running)
 
@@ -249,8 +249,8 @@ def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, cap
     """Killed workers are restored and repeat the lost rollout with identical results."""
     marker = tmp_path / "failed"
     make = partial(FaultyEnv, "kill", 7, marker)
-    place = processes(n_workers, on_worker_failure="restart")
-    collector, model = start(make, place, memory=memory, on_lost=pytest.fail)
+    backend = processes(n_workers, on_worker_failure="restart")
+    collector, model = start(make, backend, memory=memory, on_lost=pytest.fail)
     expected = References(partial(FaultyEnv, "nothing", 7), memory=memory)
     assert_collects(collector, model, expected)
     assert marker.exists()
@@ -275,8 +275,8 @@ def test_a_failure_that_comes_again(start, capfd):
     seed.next()
     make = partial(FailsForSeedEnv, "raise", seed.next())
     lost = []
-    place = processes(2, on_worker_failure="restart", max_worker_restarts=9)
-    collector, model = start(make, place, on_lost=lost.append)
+    backend = processes(2, on_worker_failure="restart", max_worker_restarts=9)
+    collector, model = start(make, backend, on_lost=lost.append)
     found = [collector.collect_steps(model)[1] for _ in range(4)]
     assert sum(episodes.lost for episodes in found) == E
     assert sum(episodes.worker_restarts for episodes in found) == 2

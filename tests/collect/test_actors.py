@@ -48,7 +48,7 @@ from maze_train.workers.process_pool import LocalProcesses
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-every_place = pytest.mark.parametrize("remote", [False, pytest.param(True, marks=slow)])
+every_backend = pytest.mark.parametrize("remote", [False, pytest.param(True, marks=slow)])
 
 A = 2
 PATIENCE_S = 60.0
@@ -77,9 +77,9 @@ class Learner:
         **processes,
     ):
         processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
-        place = LocalProcesses(**processes) if remote else ThisProcess()
+        backend = LocalProcesses(**processes) if remote else ThisProcess()
         make_env = partial(vector_of, make, num_envs, skips)
-        self.actors = DistributedActors(make_env, A, num_envs, place)
+        self.actors = DistributedActors(make_env, A, num_envs, backend)
         make_model = model_maker(*self.actors.spaces, memory=memory)
         self.model = make_model()
         policy = ActorPolicy(Pickled(make_model, "model"), T, False)
@@ -307,7 +307,7 @@ def test_the_queue_is_bounded(start, queue_size, num_slots):
     learner.gather(A * num_slots)
 
 
-@every_place
+@every_backend
 def test_weights_are_used_from_the_next_rollout_on(start, remote):
     """New weights apply from the next rollout on; rollouts report the weights they used."""
     learner = start(remote=remote)
@@ -354,7 +354,7 @@ def test_idle_may_raise(start):
         expected.take(learner.gather())
 
 
-@every_place
+@every_backend
 def test_steps_of_lost_episodes_are_dropped(start, remote):
     """Rows that are not transitions are counted as dropped."""
     learner = start(partial(FaultyEnv, "lost", 4), skips=True, remote=remote)
@@ -484,7 +484,7 @@ def test_environments_that_can_not_be_built(start, tmp_path):
 # -- closing, state ----------------------------------------------------------------------------
 
 
-@every_place
+@every_backend
 def test_closing(start, tmp_path, remote):
     """Actors can be closed at any time and repeatedly; steps in flight are counted as dropped."""
     learner = start(remote=remote)

@@ -31,7 +31,7 @@ from maze_train.core.errors import WorkerError
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-every_place = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slow)])
+every_backend = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slow)])
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_more_pairs_than_expected(start):
         assert rollouts.take(12, first) == expected
 
 
-@every_place
+@every_backend
 def test_lost_pairs(start, n_workers):
     """A pair is lost if either of its episodes is lost; other pairs are not affected."""
     make = partial(SpoiltEnv, "reward")
@@ -103,7 +103,7 @@ def test_lost_pairs(start, n_workers):
             assert pair.lost == (one or other)
 
 
-@every_place
+@every_backend
 def test_results_of_an_earlier_policy_are_dropped(start, n_workers):
     """Unread results of an earlier policy are dropped; an iteration keeps its initial policy."""
     expected = {version: expected_pairs(UnequalEnv, 7, version=version) for version in (1, 2)}
@@ -122,7 +122,7 @@ def test_results_of_an_earlier_policy_are_dropped(start, n_workers):
     assert rollouts.take(iteration=3) == expected_pairs(UnequalEnv, iteration=3, version=2)
 
 
-@every_place
+@every_backend
 def test_what_is_called_meanwhile_may_raise(start, n_workers):
     """Exceptions of the `idle` callback propagate; the workers continue with the next iteration."""
     rollouts = start(UnequalEnv, n_workers)

@@ -46,7 +46,7 @@ SHORT_S = 1.0
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-every_place = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slow)])
+every_backend = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slow)])
 
 
 def player_of(make, make_agent=random_agent, settings=RECORDED, **more):
@@ -219,7 +219,7 @@ def test_memory_that_is_used_again():
 # -- failures ------------------------------------------------------------------------------------
 
 
-@every_place
+@every_backend
 def test_lost_episodes(start, n_workers):
     """Lost episodes have no trajectory, or raise an error that names the seed."""
     make = partial(FailsForSeedEnv, "lost", 4)
@@ -270,7 +270,7 @@ def fails(observation):
     raise KeyError("speed")
 
 
-@every_place
+@every_backend
 def test_a_policy_that_raises(start, n_workers):
     """An error of a policy names policy, seed and step."""
     player = start(
@@ -433,7 +433,7 @@ def test_few_episodes_are_begun_ahead():
         assert sum(steps) == player.steps_made == 300 + 99 * 2
 
 
-@every_place
+@every_backend
 def test_episodes_that_wait_are_kept(start, n_workers):
     """Finished episodes are kept when playing is interrupted, until the next call takes them."""
     make = partial(PictureEnv, endless=(9,))
@@ -489,7 +489,7 @@ def test_an_interrupt_costs_no_later_episode(where):
             assert take(player, range(8)) == play_alone(PictureEnv, random_agent, range(8))
 
 
-@every_place
+@every_backend
 def test_episodes_that_are_not_wanted_any_more(start, n_workers):
     """A second call of `play` cancels the first; its results are discarded."""
     player = start(UnequalEnv, n_workers=n_workers)

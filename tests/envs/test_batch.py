@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
-from toy_envs import FORKS, PLACES, CountingEnv, workers
+from toy_envs import BACKENDS, FORKS, CountingEnv, workers
 
 from maze_train import EnvConfig, EnvFactory, RolloutEvaluator, SequentialVectorEnv
 from maze_train.collect.collector import RolloutCollector
@@ -87,7 +87,7 @@ def of_columns(factories: Any, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("info_keys", [None, ["deep/count", "t"]])
-@pytest.mark.parametrize("make", [*PLACES, of_columns])
+@pytest.mark.parametrize("make", [*BACKENDS, of_columns])
 def test_infos_are_read_before_the_reset(make: Any, info_keys: Any) -> None:
     """Infos are read before the reset, even if an environment reuses arrays, lists or dicts."""
     expected = {"is_success": 1, "t": 3} | ({"deep/count": 3} if make is not of_columns else {})
@@ -125,7 +125,7 @@ class Telling(CountingEnv):
 CLIP = {"_target_": "gymnasium.wrappers.ClipReward", "min_reward": -1, "max_reward": 1}
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 @pytest.mark.parametrize("info_keys", [None, ["episode", "id", "_w"]])
 def test_no_key_is_taken(make: Any, info_keys: Any) -> None:
     """Info values belong to their episode, in training and in evaluations."""

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_envs import (
     ALL,
+    BACKENDS,
     FORKS,
     OTHER_MODES,
-    PLACES,
     CountingEnv,
     LivesEnv,
     SpoiltEnv,
@@ -51,7 +51,7 @@ def run(vector, steps):
 pytestmark = FORKS
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 @sweep(
     "spoilt",
     [

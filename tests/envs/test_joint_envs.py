@@ -11,7 +11,7 @@ import pytest
 from agent_envs import Heaps, Script
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
-from toy_envs import FORKS, PLACES, assert_equal_steps, assert_same, here
+from toy_envs import BACKENDS, FORKS, assert_equal_steps, assert_same, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv, RandomResetWrapper, Turn
 from maze_train.collect.uniform import UniformPolicy
@@ -231,7 +231,7 @@ def steps(vector: Any, count: int, obs: Any = None, seed: int = 0) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["Heaps", "LuckyHeaps"])
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_running_episodes_go_on_elsewhere(make: Any, name: str) -> None:
     """Restored episodes continue bit for bit, even after agents have joined.
 

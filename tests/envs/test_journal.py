@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from cases import everyday, sweep
 from toy_envs import (
+    BACKENDS,
     FORKS,
-    PLACES,
     CountingEnv,
     FailingEnv,
     JitterEnv,
@@ -193,7 +193,7 @@ def test_options_belong_to_the_first_episode():
             one.state_dict()
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_an_environment_that_differs(make):
     """A replay that differs raises an error or, if allowed, begins a new episode."""
     factories = [CountingEnv, lambda: JitterEnv(length=9), CountingEnv]
@@ -219,7 +219,7 @@ def test_an_environment_that_differs(make):
         assert two.step([0, 0, 0])[1].tolist() == [5.0, 1.0, 5.0]
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 @sweep(
     "case",
     [
@@ -252,7 +252,7 @@ class RoundedEnv(CountingEnv):
         return (exact + self.error).astype(self.observation_space.dtype)
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 @sweep(
     "case",
     [
@@ -282,7 +282,7 @@ def test_a_difference_within_rounding(make, case, capsys):
         assert one.is_exact
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 @sweep("env", [CountingEnv, OwnStateEnv])
 def test_steps_are_counted_on(make, env):
     """After a restore, errors name the step of the episode."""
@@ -449,7 +449,7 @@ def test_the_longest_episodes_are_not_kept(monkeypatch):
         assert_go_on_equally(one, [two], 20)
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_own_state_instead_of_actions(make):
     """With `state_dict`, no action is replayed: the journal begins at the state."""
     factories = [EnvFactory.from_any(OwnStateEnv, length=40)] * 2
@@ -480,7 +480,7 @@ def test_own_state_keeps_endless_episodes_short():
             assert vector._journal.nbytes == 0
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_own_state_that_is_not_plain(make):
     """A state with unsupported types raises an error with its path, in any process."""
     with make([lambda: OwnStateEnv(extra={1, 2})]) as vector:

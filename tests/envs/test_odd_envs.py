@@ -10,7 +10,7 @@ from agent_envs import Heaps
 from cases import sweep
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from toy_envs import ALL, FORKS, OTHER_MODES, PLACES, CountingEnv, here
+from toy_envs import ALL, BACKENDS, FORKS, OTHER_MODES, CountingEnv, here
 
 from maze_train import train
 from maze_train.collect.recording import frames_per_second
@@ -92,7 +92,7 @@ def numbers(vector):
     return seen
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 @sweep("forms", [FORMS, *([form] for form in OTHER_SPACES)])
 def test_unusual_forms_give_the_same_numbers(forms, make):
     """Lists, scalars, other dtypes, read-only and reused arrays are accepted."""
@@ -107,7 +107,7 @@ class NoMetadata(CountingEnv):
     metadata = None
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_environments_without_metadata(make):
     """Environments without metadata are supported, also in wrappers and vector environments."""
     with make([NoMetadata]) as plain, make([CountingEnv]) as usual:
@@ -181,7 +181,7 @@ class Counter(CountingEnv):
         return {"left": 4 - self.t - ended, "made": np.array([self.t, self.t])}
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 @pytest.mark.parametrize("truncate", [False, True])
 def test_counters_that_end_one_beyond_their_space(make, truncate):
     """The final observation is clipped to the nearest category; other values raise an error."""

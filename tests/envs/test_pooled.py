@@ -17,8 +17,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import (
     ALL,
+    BACKENDS,
     FORKS,
-    PLACES,
     START_METHODS,
     AwkwardEnv,
     CountingEnv,
@@ -99,7 +99,7 @@ def test_processes_change_no_number(make, case):
         assert_same_infos(*infos)
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_reset(make):
     """The drawn seed is available as `root_seed`, and options are passed to every environment."""
     with make([CountingEnv] * 2) as vector:
@@ -172,7 +172,7 @@ def test_samples_of_the_action_space_are_actions(make, space):
                 np.testing.assert_allclose(vector.step(leaves)[1], expected)
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_buffers_and_copies(make):
     """Observations share a buffer unless copies are requested; both are valid after closing."""
     for copy in (False, True):
@@ -203,7 +203,7 @@ def test_wrong_actions(make):
                 vector.step(actions)
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_infos(make):
     """Final infos are always returned; numbers become float, and arrays may differ in length."""
     with make([lambda i=i: OddInfoEnv(i) for i in range(3)]) as vector:
@@ -217,7 +217,7 @@ def test_infos(make):
         assert vector.step([0, 0])[4] == {}
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 @pytest.mark.parametrize(
     "order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 2, 2), (3, 2, 1), (3, 1, 2)]
 )
@@ -234,7 +234,7 @@ def test_infos_may_be_mappings_or_not(make, order):
         assert found.tolist() == [kinds[i] for i in order]
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_exceptions_name_environment_seed_and_step(make):
     """Errors name environment, seed and step; an error in a worker also ends all workers."""
     with make([CountingEnv, FailingEnv]) as vector:
@@ -254,7 +254,7 @@ def test_exceptions_name_environment_seed_and_step(make):
         assert vector.closed is (make is workers)
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_construction_errors(make):
     """Errors of factories name the index of the environment."""
     env = CountingEnv()

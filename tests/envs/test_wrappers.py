@@ -8,7 +8,7 @@ import pytest
 from cases import sweep
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
-from toy_envs import FORKS, PLACES, AwkwardEnv, CountingEnv, NestedEnv, here
+from toy_envs import BACKENDS, FORKS, AwkwardEnv, CountingEnv, NestedEnv, here
 
 from maze_train import ConfigError, EnvConfig, EnvFactory, SelectEntriesWrapper, SpaceError
 from maze_train.core.errors import EnvError
@@ -147,7 +147,7 @@ def test_stack_by_key():
     assert ObservationStackWrapper(masked, 2).metadata["frame_stack"] == {"x": 2}
 
 
-@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("make", BACKENDS)
 def test_stacks_keep_their_promise_in_vector_environments(make):
     """Within an episode, older frames are the newer frames of the previous step."""
     node = {"_target_": OURS + "ObservationStackWrapper", "n": 3}

@@ -288,8 +288,8 @@ def third_party(factories: Any, mode: Any = AutoresetMode.SAME_STEP) -> Any:
     return third_party_env(SyncVectorEnv(factories, autoreset_mode=mode), **AS_IN_TRAINING)
 
 
-PLACES = [here, pytest.param(workers, marks=pytest.mark.slow)]
-ALL = [*PLACES, third_party]
+BACKENDS = [here, pytest.param(workers, marks=pytest.mark.slow)]
+ALL = [*BACKENDS, third_party]
 OTHER_MODES = [
     pytest.param(partial(third_party, mode=mode), id=mode.name)
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)

@@ -42,7 +42,7 @@ slow = pytest.mark.slow
 FORKSERVER = pytest.param("forkserver", marks=[slow, pytest.mark.exhaustive])
 RAY = pytest.param("ray", marks=[slow, pytest.mark.exhaustive, pytest.mark.ray])
 REMOTE = [pytest.param("fork", marks=slow), RAY]
-PLACES = ["here", *REMOTE, pytest.param("forkserver", marks=slow)]
+BACKENDS = ["here", *REMOTE, pytest.param("forkserver", marks=slow)]
 
 
 def elsewhere(cases: Iterable[str], on_ray: Iterable[str]) -> list[Any]:
@@ -60,14 +60,14 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
 
     def start(where: str = "fork", first: str = "", n: int = N, **settings: Any) -> Any:
         settings = {"timeout_s": PATIENCE_S, **settings}
-        place: Any = ThisProcess()
+        backend: Any = ThisProcess()
         if where == "ray":
-            place = RayBackend(cpus_per_worker=0.1, **settings)
+            backend = RayBackend(cpus_per_worker=0.1, **settings)
         elif where != "here":
-            place = LocalProcesses(start_method=where, **settings)
+            backend = LocalProcesses(start_method=where, **settings)
         names = [f"toy {i}" for i in range(n)]
         make = partial(ToyWorker, tmp_path, first)
-        pools.append(place.pool(WorkerSpecs([make] * n, names, {"fail": "a trick"})))
+        pools.append(backend.pool(WorkerSpecs([make] * n, names, {"fail": "a trick"})))
         return pools[-1]
 
     yield start
@@ -93,7 +93,7 @@ def closed_in_order(folder: Path) -> set[int]:
 # -- every pool ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", BACKENDS)
 def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
     """Workers return results in the order of their calls, and each is closed once."""
     pool = start(where)
@@ -141,7 +141,7 @@ def test_global_generators(start: Any, where: str) -> None:
     assert len(set(values)) == len(values) == 2 * 2 * 4
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", BACKENDS)
 def test_memory_that_is_written_here(
     start: Any, where: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,7 +176,7 @@ def test_memory_that_is_written_here(
     other.close()
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", BACKENDS)
 def test_what_travels(start: Any, where: str) -> None:
     """Large arguments, lambdas and objects of local classes can be sent."""
     pool = start(where, n=1)
@@ -189,7 +189,7 @@ def test_what_travels(start: Any, where: str) -> None:
     assert pool.receive(0)[1].value.value == 5
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", BACKENDS)
 def test_calls_that_are_cancelled(start: Any, where: str) -> None:
     """Results of cancelled calls are None, running or pending; later calls are not affected."""
     pool = start(where)
@@ -440,9 +440,9 @@ from maze_train.workers.process_pool import LocalProcesses
 if __name__ == "__main__":
     on_ray = sys.argv[1] == "ray"
     local = LocalProcesses(2, start_method="spawn" if on_ray else sys.argv[1])
-    place = RayBackend(2, address="local") if on_ray else local
+    backend = RayBackend(2, address="local") if on_ray else local
     make = partial(ToyWorker, Path(sys.argv[2]), "")
-    pool = place.pool(WorkerSpecs([make] * 2, ["toy 0", "toy 1"]))
+    pool = backend.pool(WorkerSpecs([make] * 2, ["toy 0", "toy 1"]))
     services = [int(pid) for pid in os.listdir("/proc") if stat(pid)[1:2] == [str(os.getpid())]]
     print(*pool.call_all("process"), *services * on_ray, flush=True)
     pool.call(0, "walk", 10**9, 0.01)

@@ -297,7 +297,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     @property
     def n_loader_workers(self) -> int:
         """Number of threads that load minibatches: the number of workers, or 0 for one worker."""
-        workers = self.context.place.num_workers(sys.maxsize)
+        workers = self.context.backend.num_workers(sys.maxsize)
         return workers if workers > 1 else 0
 
     def prepare(self, model: nn.Module) -> None:

@@ -363,7 +363,7 @@ class ESDistributedRollouts(PlayerPool):
         num_envs: Total number of environments, >= 1, rounded up to the same number per worker.
         noise_table: The noise table.
         settings: Settings of the members of a population.
-        place: Backend of the workers; None: this process.
+        backend: Backend of the workers; None: this process.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
         calls: See `PlayerPool`.
 
@@ -379,7 +379,7 @@ class ESDistributedRollouts(PlayerPool):
         num_envs: int,
         noise_table: SharedNoiseTable,
         settings: MemberSettings,
-        place: WorkerBackend | None = None,
+        backend: WorkerBackend | None = None,
         *,
         on_non_finite: str = "raise",
         calls: Sequence[EnvCall] = (),
@@ -388,7 +388,7 @@ class ESDistributedRollouts(PlayerPool):
         self._draws: PairDraws | None = None
         self._writer: WeightsWriter | None = None
         super().__init__(
-            env_factory, num_envs, PlaySettings(), place, on_non_finite, REPORT_S, calls
+            env_factory, num_envs, PlaySettings(), backend, on_non_finite, REPORT_S, calls
         )
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:

@@ -208,7 +208,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
             self.num_slots,
             table,
             settings,
-            context.place,
+            context.backend,
             on_non_finite=config.on_non_finite_step,
             calls=context.env_calls.training,
         )
