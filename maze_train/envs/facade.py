@@ -1,19 +1,94 @@
-"""Infos in the format of Gymnasium's vector environments: one array per key, and a mask.
+"""Gymnasium's interface of vector environments: calls, errors, and infos as arrays with masks.
 
-Vector environments of maze_train return this format; adapters parse it.
+Vector environments of maze_train return infos in this format; adapters parse it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector import VectorEnv
 
+from maze_train.core.conversion import Scalar
+from maze_train.core.errors import EnvError, ShapeError, WorkerError
 from maze_train.core.step_end import DROPPED, StepBatch, is_transition
 
 if TYPE_CHECKING:
     from maze_train.core.types import Array
+
+
+class NumberError(ShapeError, ValueError):
+    """Wrong shape of actions or number of values; a ValueError, as in Gymnasium."""
+
+
+class ClosedError(WorkerError, ClosedEnvironmentError):
+    """A vector environment is used after `close`."""
+
+
+class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
+    """Calls of the single environments of a vector environment, as in Gymnasium."""
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every environment, or read an attribute; call between steps.
+
+        Args:
+            name: Name of the method or attribute of the environment or one of its wrappers.
+            *args: Arguments of the method.
+            **kwargs: Keyword arguments of the method.
+
+        Returns:
+            One result per environment.
+
+        Raises:
+            AttributeError: If an environment in this process has no such attribute.
+            EnvError: If calls are not supported; a WorkerError if the call fails in a worker.
+        """
+        self._check_not_stepping(f"call({name!r})")
+        return tuple(self._call_envs(name, args, kwargs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every environment; see `call`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every environment; call between steps.
+
+        Restarted workers and restored states do not repeat the change; `run.set_env_attr` in a
+        callback does.
+
+        Args:
+            name: Name of the attribute.
+            values: One value per environment as a list or tuple, or one value for all.
+
+        Raises:
+            ShapeError: If the number of values differs from the number of environments.
+            EnvError: See `call`.
+        """
+        self._check_not_stepping(f"set_attr({name!r})")
+        every = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(every) != self.num_envs:
+            raise NumberError(f"set_attr: {len(every)} values for {self.num_envs} environments")
+        self._set_attrs(name, every)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return the rendered frame of every environment."""
+        return self.call("render")
+
+    def _call_envs(self, name: str, args: Any, kwargs: Any) -> Sequence[Any]:
+        """Call a method of every environment."""
+        raise EnvError(f"call({name!r}): not supported by {type(self).__name__}")
+
+    def _set_attrs(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of every environment."""
+        raise EnvError(f"set_attr({name!r}): not supported by {type(self).__name__}")
+
+    @abstractmethod
+    def _check_not_stepping(self, call: str) -> None:
+        """Raise EnvError between `step_async` and `step_wait`, and after `close`."""
 
 
 def infos_of(batch: StepBatch[Array], num_envs: int) -> dict[str, Any]:
@@ -84,20 +159,29 @@ def _is_number(value: Any) -> bool:
     return type(value) in (float, bool) or isinstance(value, (np.number, np.ndarray))
 
 
+def infos_by_key(infos: Any, num_envs: int) -> dict[Any, Any]:
+    """Return infos in Gymnasium's format, from this format or from one dict per environment."""
+    return dict(infos) if isinstance(infos, Mapping) else columns_of(enumerate(infos), num_envs)
+
+
 def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
     """Extract the info of environment i from Gymnasium's infos.
 
     Args:
-        infos: One array per key, nested for dicts, with the mask of environments that have a value
-            under `_key`; or one dict per environment.
+        infos: One array or tensor per key, nested for dicts, with the mask of environments that
+            have a value under `_key`; or one dict per environment.
         i: Index of the environment.
         num_envs: Number of environments.
     """
     if not isinstance(infos, Mapping):
         return dict(infos[i]) if isinstance(infos[i], Mapping) else {}
     found = {}
-    for key, value in infos.items():
-        mask: Any = infos.get(f"_{key}")
+    arrays: dict[Any, Any] = {
+        key: np.asarray(value) if isinstance(value, Scalar) and value.shape else value
+        for key, value in infos.items()
+    }
+    for key, value in arrays.items():
+        mask: Any = arrays.get(f"_{key}")
         is_given = not is_mask(mask, num_envs) or mask[i]
         names_mask = str(key)[:1] == "_" and str(key)[1:] in infos and is_mask(value, num_envs)
         if is_given and not names_mask:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector import VectorEnv
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, EnvError
@@ -46,6 +47,8 @@ CALLS = {
     "begin_anew": "a reset",
     "make_calls": f"calls of {CALL_ENVS}",
     "restore": "replaying episodes",
+    "call_envs": "a call",
+    "set_attrs": "setting an attribute",
     "own_states": "saving the state of its environments",
     "load_own_states": "loading the state of its environments",
     "busy_s": "reporting its time",
@@ -211,7 +214,7 @@ LONG_EPISODES = (
 )
 
 
-class PooledVectorEnv(MazeVectorEnv):
+class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
     """Vector environment whose environments are stepped by the workers of a backend.
 
     Stepping environments sequentially in this process is easiest to debug, and fastest for steps of
@@ -432,6 +435,12 @@ class PooledVectorEnv(MazeVectorEnv):
         if self._journal is not None:
             self._journal.called(len(calls))
 
+    def _call_envs(self, name: str, args: Any, kwargs: Any) -> Sequence[Any]:
+        return [*chain(*self._call_each("call_envs", [(name, args, kwargs)] * len(self._slices)))]
+
+    def _set_attrs(self, name: str, values: Sequence[Any]) -> None:
+        self._call_each("set_attrs", [(name, values[x.start : x.stop]) for x in self._slices])
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environments and stop the workers; kill workers that do not stop in time."""
         self._closing.close()
@@ -495,8 +504,6 @@ class PooledVectorEnv(MazeVectorEnv):
 
     def _checked_journal(self, call: str) -> Journal:
         """Return the journal. Raise EnvError if the state cannot be accessed."""
-        if self.closed:
-            raise EnvError(f"{call} was called after close()")
         self._check_not_stepping(call)
         if self._journal is None:
             raise EnvError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -165,6 +165,16 @@ class TrainingSlice(EnvSlice):
         """Make the calls that are due after k actions of a record."""
         if record.calls_at:
             self._make_calls(i, record.calls + bisect_right(record.calls_at, k))
+
+    def call_envs(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Call a method of every environment, or read an attribute; return the results."""
+        found = [env.get_wrapper_attr(name) for env in self.envs]
+        return [value(*args, **kwargs) if callable(value) else value for value in found]
+
+    def set_attrs(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of every environment."""
+        for env, value in zip(self.envs, values, strict=True):
+            env.set_wrapper_attr(name, value)
 
     def own_states(self) -> list[dict[str, Any] | None] | str:
         """Return the state of each environment (None if not supported), or an error message."""

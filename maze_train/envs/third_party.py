@@ -27,7 +27,7 @@ from maze_train.envs.batch import episode_end, required_keys
 from maze_train.envs.building import close_all, closed_on_error
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.facade import info_of
+from maze_train.envs.facade import info_of, infos_by_key
 from maze_train.envs.lives import AtariLives
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.simulated import simulator_of
@@ -150,7 +150,7 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
         if frame_stack is not None:
             metadata["frame_stack"] = frame_stack
         self._describe(*spaces, num_envs, metadata)
-        self.metadata["autoreset_mode"] = self.mode
+        self.metadata["autoreset_mode"] = self.autoreset_mode = self.mode
         self._lives = AtariLives(name, num_envs) if atari_training else None
         self._keys = None if info_keys is None else required_keys(info_keys, self.agents)
         self._observation = FlatView(spaces[0])
@@ -193,8 +193,6 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
         Raises:
             EnvError: If the environment raises or returns an invalid value.
         """
-        if self.closed:
-            raise EnvError("reset() was called after close()")
         self._check_not_stepping("reset()")
         columns, infos = self._reset_envs(self._seed_for(seed, options), options)
         self._resetting = np.zeros(self.num_envs, np.bool_)
@@ -329,7 +327,7 @@ class SameStepVectorEnv(ThirdPartyVectorEnv):
             obs, infos = self._env.reset(seed=backends.seed_for(self._env, seed), options=options)
         except BaseException as error:
             raise self._fault("reset()", error) from error
-        return self._columns(self._observation.read(obs)), dict(infos)
+        return self._columns(self._observation.read(obs)), infos_by_key(infos, self.num_envs)
 
     def _step_envs(self, actions: Columns) -> StepBatch[Array]:
         """Step all environments, and convert the results."""
@@ -337,6 +335,7 @@ class SameStepVectorEnv(ThirdPartyVectorEnv):
             obs, rewards, *flags, infos = self._env.step(self._action.build(actions))
         except BaseException as error:
             raise self._fault("step()", error) from error
+        infos = infos_by_key(infos, self.num_envs)
         numbers = np.array(rewards, np.float64)
         terminated, truncated = (np.array(flag, np.bool_) for flag in flags)
         shapes = [row.shape for row in (numbers, terminated, truncated)]
@@ -359,6 +358,14 @@ class SameStepVectorEnv(ThirdPartyVectorEnv):
 
     def _make_call(self, call: EnvCall) -> None:
         call.make_in_vector(self._env, self.num_envs)
+
+    def _call_envs(self, name: str, args: Any, kwargs: Any) -> Sequence[Any]:
+        own: Any = self._env
+        return tuple(own.render() if name == "render" else own.call(name, *args, **kwargs))
+
+    def _set_attrs(self, name: str, values: Sequence[Any]) -> None:
+        own: Any = self._env
+        own.set_attr(name, list(values))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close and release the environment; some threads stop only after the release."""

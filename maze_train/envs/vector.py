@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,11 +16,11 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from maze_train.core.errors import EnvError, ShapeError, SpaceError
+from maze_train.core.errors import EnvError, SpaceError
 from maze_train.core.seeding import draw_seed
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.calls import EnvCall, new_calls
-from maze_train.envs.facade import infos_of
+from maze_train.envs.facade import CallableEnvs, ClosedError, NumberError, infos_of
 from maze_train.envs.types import Space
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.autoreset import AutoresetMode
@@ -38,7 +38,7 @@ ArrayTree: TypeAlias = "Array | dict[str, Array]"
 StepResult: TypeAlias = "tuple[ArrayTree, npt.NDArray[np.float64], Array, Array, dict[str, Any]]"
 
 
-class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
+class MazeVectorEnv(CallableEnvs):
     """Base class of vector environments that step into `StepBuffers`.
 
     Autoreset mode is SAME_STEP: when an episode ends, the returned observation is the first of the
@@ -198,7 +198,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Finish the step started by `step_async`."""
 
     def _check_not_stepping(self, call: str) -> None:
-        if self._is_stepping and not self.closed:
+        if self.closed:
+            raise ClosedError(f"{call} was called after close()")
+        if self._is_stepping:
             raise EnvError(
                 f"{call} was called between step_async() and step_wait(): call step_wait() first"
             )
@@ -301,7 +303,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             metadata: Metadata, see `maze_train.envs.monitoring.described_metadata`.
         """
         self.num_envs = num_envs
-        self.metadata = {**metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.autoreset_mode = AutoresetMode.SAME_STEP
+        self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
         self.env_observation_space = observation_space
         self.single_observation_space = flat_space(observation_space)
         self.observation_space = batched(self.single_observation_space, num_envs)
@@ -326,6 +329,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
             raise SpaceError(f"reset(seed={seed!r}): expected an integer >= 0, or None")
         self.root_seed = draw_seed() if seed is None else int(seed)
+        VectorEnv.reset(self, seed=seed)  # Seeds `np_random`.
         return self.root_seed
 
     def _put_actions(self, actions: Any) -> None:
@@ -343,7 +347,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             part = np.asarray(parts[key])
             name = f"actions[{key!r}]" if key else "actions"
             if part.shape != column.shape:
-                raise ShapeError(f"{name} has shape {part.shape}, expected {column.shape}")
+                raise NumberError(f"{name} has shape {part.shape}, expected {column.shape}")
             if part.dtype.kind == "f" and column.dtype.kind != "f":
                 raise SpaceError(f"{name} has dtype {part.dtype}, its space has {column.dtype}")
             column[...] = part

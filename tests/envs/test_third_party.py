@@ -7,13 +7,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.core.seeding import distinct_seeds
 from maze_train.envs.backends import autoreset_mode
+from maze_train.envs.facade import info_of
 from maze_train.envs.third_party import third_party_env
 
 MODES = list(AutoresetMode)
@@ -200,6 +202,59 @@ def test_transitions_are_those_of_our_own(mode, make, nested):
     for mine, theirs in zip(found, reference, strict=True):
         assert len(mine) >= (40 if mode is NEXT_STEP else 60)
         assert mine == theirs[: len(mine)]
+
+
+class AsList(VectorWrapper):
+    """Infos as one dict per environment, as by Gymnasium's `DictInfoToList`."""
+
+    def told(self, *result: Any) -> Any:
+        return (*result[:-1], [info_of(result[-1], i, N) for i in range(N)])
+
+    def reset(self, **given: Any) -> Any:
+        return self.told(*self.env.reset(**given))
+
+    def step(self, actions: Any) -> Any:
+        return self.told(*self.env.step(actions))
+
+
+class AsTensors(AsList):
+    """Infos as tensors, as by Gymnasium's `NumpyToTorch`."""
+
+    def told(self, *result: Any) -> Any:
+        def tensors(infos: Any) -> Any:
+            if isinstance(infos, dict):
+                return {key: tensors(value) for key, value in infos.items()}
+            return infos if infos.dtype == object else torch.as_tensor(infos)
+
+        return (*result[:-1], tensors(result[-1]))
+
+
+class AsRows(AsList):
+    """`final_info` as an array of dicts, as before Gymnasium 1.0."""
+
+    def told(self, *result: Any) -> Any:
+        infos = dict(result[-1])
+        if "final_info" in infos:
+            rows = [info_of(infos["final_info"], i, N) for i in range(N)]
+            infos["final_info"] = np.array(rows, object)
+        return (*result[:-1], infos)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("wrapper", [AsList, AsTensors, AsRows])
+def test_infos_may_have_other_formats(mode, wrapper):
+    """The infos of ended episodes are the same."""
+    found = []
+    for wrap in (wrapper, VectorWrapper):
+        vector = third_party_env(wrap(scripted(mode, nested=False)))
+        vector.reset(seed=0)
+        ends = []
+        for _ in range(20):
+            vector.step_async(np.zeros(N, np.int64))
+            ends += [(end.env, dict(end.info)) for end in vector.receive().ends]
+        found.append(ends)
+    assert found[0] == found[1]
+    assert found[0]
 
 
 def test_reset_begins_anew():
