@@ -22,10 +22,10 @@ help: ## List the targets.
 train: $(VENV)/.installed ## Train PPO on CartPole-v1; ARGS are additional overrides.
 	$(BIN)/maze-run $(RUN) $(ARGS)
 
-test: $(VENV)/.installed-test ## Run the default tests on all cores, as in CI; ARGS replaces the arguments of pytest.
+test: $(VENV)/.installed-test ## Run the default tests on all cores; ARGS replaces the arguments of pytest.
 	$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL) -m "not exhaustive")
 
-test-all: $(VENV)/.installed-test ## Run all tests on all cores.
+test-all: $(VENV)/.installed-test ## Run all tests on all cores, as in CI.
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-core: $(VENV)/.installed-test-core ## Run the tests of platforms without worker processes.
