@@ -218,7 +218,8 @@ class LearnerModules(dict[str, nn.Module]):
                     "pass the settings to add_module"
                 )
                 raise ConfigError("algorithm.overrides", problem, module_id)
-        self.overrides: dict[str, Mapping[str, Any]] = dict(overrides)
+        self.overrides: dict[str, Mapping[str, Any]] = {}
+        self._given: dict[str, Mapping[str, Any]] = {}  # With modules that were added later.
         self._progress = Progress()
         self._values: dict[str, dict[str, Tensor]] = {}
         self.change_settings(config)
@@ -251,12 +252,16 @@ class LearnerModules(dict[str, nn.Module]):
         return config
 
     def change_settings(self, config: OptimizerSettings) -> None:
-        """Replace the settings of the algorithm; overrides of modules are kept.
+        """Replace the settings of the algorithm; overrides of modules added later are kept.
 
         Raises:
             ConfigError: If an override is unknown, cannot be set per module, or is invalid.
         """
         self._config = config
+        overrides, given = config.gradient_settings().overrides, self._given
+        self.overrides = {
+            key: {**given.get(key, {}), **overrides.get(key, {})} for key in {**overrides, **given}
+        }
         self._own_settings = {
             module_id: config.for_module(module_id, own)
             for module_id, own in self.overrides.items()
@@ -271,7 +276,8 @@ class LearnerModules(dict[str, nn.Module]):
         """
         if overrides:
             own = self._config.for_module(module_id, overrides)
-            self.overrides[module_id], self._own_settings[module_id] = overrides, own
+            self._given[module_id] = self.overrides[module_id] = overrides
+            self._own_settings[module_id] = own
         self.set_schedules(self._progress)
 
     def known(self, module_id: str) -> nn.Module:
@@ -357,6 +363,7 @@ class LearnerModules(dict[str, nn.Module]):
         """Remove a module and its settings; does nothing if the module does not exist."""
         self.pop(module_id, None)
         self.overrides.pop(module_id, None)
+        self._given.pop(module_id, None)
         self._own_settings.pop(module_id, None)
         self._configs.pop(module_id, None)
         self._values.pop(module_id, None)

@@ -268,7 +268,8 @@ class TrainingView:
         metrics `settings/<name>`.
 
         Args:
-            key: Dotted name, such as `algorithm.entropy_coef`; fields marked `IN_RUN` may change.
+            key: Dotted name, such as `algorithm.entropy_coef`, or `algorithm.overrides.wolf.lr` for
+                a single module; fields marked `IN_RUN` may change.
             value: New value, as in a configuration, including schedules such as `linear_0.001`.
 
         Raises:

@@ -148,7 +148,8 @@ class Trainer(ABC):
         """Change a setting of the algorithm; see `TrainingView.set`."""
         limits = self.limits
         is_limited = limits.total_steps or limits.max_wall_time_s or self._last_epoch
-        self.settings.change(key, value, bool(is_limited), self.learners.change_settings)
+        apply, modules = self.learners.change_settings, self.learners.first.modules
+        self.settings.change(key, value, bool(is_limited), apply, modules)
 
     @property
     def stepping(self) -> RolloutCollector | None:

@@ -283,6 +283,12 @@ OF_AGENTS: dict[str, dict[str, Any]] = {
     "ppo": {},
     "a2c": {"model.normalization.mode": "running", "model.normalization.n_steps": 20},
     "ppo, memory": RECURRENT,
+    "ppo, changes": changing(
+        (2, "overrides.first.lr", 1e-4),
+        (3, "overrides.referee.max_grad_norm", 0.1),
+        (3, "lr", 5e-4),
+        (5, "overrides.first.lr", {"points": [[0, 1e-3], [500, 1e-4]], "by": "env_steps"}),
+    ),
     "ppo, actors": {**RECURRENT, "runner.envs_per_actor": 1},
     "sac": {**FEW, "algorithm.n_step_returns": 3},
     "dqn": {

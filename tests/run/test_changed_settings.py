@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from own_callbacks import Changes
+from run_cases import FORK, ONE_EPOCH, assert_same_training, go_on, start
 from short_runs import PPO, rows, short_run
 
 from maze_train import Callback, CallbackError, ConfigError, train
+from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
@@ -28,6 +31,12 @@ CONSTANT = {"algorithm.lr": 1e-3}
         (PPOAlgorithmConfig(), "clip_range", -1, r"^algorithm.clip_range = -1.*> 0"),
         (PPOAlgorithmConfig(), "lr", "linear_1", r"the length of the run is unknown"),
         (PPOAlgorithmConfig(lr_scheduler={"_target_": "x"}, lr=1), "lr", 2, "lr_scheduler changes"),
+        (PPOAlgorithmConfig(), "overrides.cat.lr", 1, "no such module; .* their policy"),
+        (PPOAlgorithmConfig(), "overrides.wolf.optimizer", "x", "may not change while a run"),
+        (PPOAlgorithmConfig(), "overrides.wolf.lr", -1, r"^algorithm.overrides.wolf.lr = -1"),
+        (PPOAlgorithmConfig(), "overrides.wolf.lr", "linear_1", "the length of the run is unk"),
+        (PPOAlgorithmConfig(), "overrides.wolf", {"lr": 1}, "may not change while a run trains"),
+        (ESAlgorithmConfig(), "overrides.wolf.lr", 1, "overrides = .*unknown"),
         (SACAlgorithmConfig(), "entropy_coef", 2, "tuned by algorithm.entropy_tuning"),
         (
             SACAlgorithmConfig(entropy_tuning=False),
@@ -41,7 +50,7 @@ def test_what_may_not_change(config: Any, key: str, value: Any, message: str) ->
     """The error states the reason and the settings that may change."""
     settings = ChangedSettings(config)
     with pytest.raises(ConfigError, match=message):
-        settings.change(f"algorithm.{key}", value, has_progress=False)
+        settings.change(f"algorithm.{key}", value, has_progress=False, module_ids=["wolf"])
     with pytest.raises(ConfigError, match=r"expected one of .*max_grad_norm"):
         settings.change("evaluation.interval", 1, has_progress=True)
     assert settings.current is config
@@ -64,6 +73,39 @@ def test_what_is_given_for_a_resumed_run_wins() -> None:
     assert again.load_state_dict(settings.state_dict())
     assert again.current == PPOAlgorithmConfig(lr=3.0, target_kl=0.3)
     assert list(again.metrics(Progress())) == ["settings/target_kl"]
+
+
+def test_settings_of_modules() -> None:
+    """They replace the shared settings of one module, and resume with the changes."""
+    given = PPOAlgorithmConfig(lr=1.0, overrides={"wolf": {"entropy_coef": 0.5}})
+    settings, modules = ChangedSettings(given), ["wolf", "sheep"]
+    for name, value in (("wolf.lr", 2.0), ("wolf.entropy_coef", 0.1), ("sheep.lr", "linear_8")):
+        settings.change(f"algorithm.overrides.{name}", value, True, module_ids=modules)
+    wanted = {"wolf": {"entropy_coef": 0.1, "lr": 2.0}, "sheep": {"lr": "linear_8"}}
+    assert settings.current == PPOAlgorithmConfig(lr=1.0, overrides=wanted)
+    assert settings.metrics(Progress(fraction=0.25)) == {
+        "settings/sheep/lr": 6.0,
+        "settings/wolf/entropy_coef": 0.1,
+        "settings/wolf/lr": 2.0,
+    }
+    again = ChangedSettings(given)
+    assert not again.load_state_dict(settings.state_dict())
+    assert again.current == settings.current
+
+
+@pytest.mark.parametrize("learners", [{}, {**FORK, "learner_group.n_learners": 2}])
+def test_learners_use_the_settings_of_modules(learners: dict[str, Any], tmp_path: Path) -> None:
+    """Resumed runs and several learners repeat them."""
+    start("agents: ppo, changes", tmp_path / "whole", **learners)
+    start("agents: ppo, changes", tmp_path / "run", **ONE_EPOCH, **learners)
+    go_on(resume=str(tmp_path / "run"), **{"algorithm.n_epochs": 4})
+    assert_same_training(tmp_path / "run", tmp_path / "whole")
+    last = rows(tmp_path / "whole")[-1]
+    assert 1e-4 < float(last["settings/first/lr"]) < 1e-3
+    assert last["train/referee/learning_rate"] == "0.0005"
+    assert float(last["train/first/learning_rate"]) == pytest.approx(
+        float(last["settings/first/lr"]), rel=0.2
+    )
 
 
 @pytest.mark.usefixtures("empty_directory")
