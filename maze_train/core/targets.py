@@ -587,7 +587,10 @@ def _too_old(package: str) -> str | None:
     """Return the problem if an optional dependency is older than this package requires."""
     requirement = re.compile(rf"{re.escape(package)}(?:\[[^]]*\])?>=([\d.]+)")
     for needed in filter(None, map(requirement.match, metadata.requires("maze-train") or ())):
-        have = metadata.version(package)
+        try:
+            have = metadata.version(package)
+        except metadata.PackageNotFoundError:  # A folder in the search path.
+            return None
         oldest, given = ([int(n) for n in re.findall(r"\d+", v)[:3]] for v in (needed[1], have))
         if given < oldest:
             return f'version {have} is too old: pip install --upgrade "{package}>={needed[1]}"'
