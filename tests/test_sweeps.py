@@ -575,3 +575,13 @@ def test_signals_that_were_blocked_stay_blocked() -> None:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before | {signal.SIGUSR1}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_names_of_a_sweep_contain_plain_keys(maze_run: CommandLine) -> None:
+    """Keys of existing settings have no `++`, which Hydra requires for other keys."""
+    given = ("env.kwargs.x=1,2", "algorithm.lr=0.5", "+seed=3", "+tracking.name=a")
+    subdir = "hydra.sweep.subdir=${hydra.job.override_dirname}"
+    assert maze_run(*SWEEP, *given, subdir) == 0
+    rows = list(csv.DictReader((maze_run.folder / "s/jobs.csv").read_text().splitlines()))
+    shared = "algorithm.lr=0.5,algorithm=ppo,env=CartPole-v1,seed=3,tracking.name=a"
+    assert [row["run_dir"] for row in rows] == [f"++env.kwargs.x={x},{shared}" for x in (1, 2)]

@@ -173,9 +173,11 @@ class SweepStart(Sweeper):
         fixed = [
             x.input_line or "" for x in words if not (x.is_force_add() or x.is_sweep_override())
         ]
+        given = OmegaConf.to_container(self._config.hydra.overrides.hydra)
+        assert isinstance(given, list)
         base = self._context.config_loader.load_configuration(
             self._config.hydra.job.config_name,
-            [*self._config.hydra.overrides.hydra, *fixed],
+            [*given, *fixed],
             RunMode.MULTIRUN,
             validate_sweep_overrides=False,
         )
