@@ -1,4 +1,4 @@
-"""Removal of passwords and tokens from texts that are stored or sent to a service."""
+"""Redaction of passwords and tokens in strings that are stored or sent to a service."""
 
 from __future__ import annotations
 
