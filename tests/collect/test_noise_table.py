@@ -56,7 +56,7 @@ def test_vectors_end_inside_the_table(index, dim):
 
 
 @pytest.mark.parametrize("dim", [1, 3, 9, 10])
-def test_every_backend_is_as_likely(dim):
+def test_every_place_is_as_likely(dim):
     """Start indices are uniform over all valid positions; a single index is a Python int."""
     small = SharedNoiseTable(10, 0)
     small.close()
