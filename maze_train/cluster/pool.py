@@ -71,7 +71,7 @@ class RemoteActor(RemoteWorker):
         self._handle = self._handle.options(**options).remote(index)
 
     def make(self, content: bytes, entropy: int) -> None:
-        """Create the worker in the actor, and seed the global random generators of the process."""
+        """Create the worker in the actor, and seed the global generators of the process."""
         self._made = self._handle.make.remote(content, sys.path, entropy)
 
     def call(self, method: str, content: bytes, numbers: list[int], sent: list[Span]) -> None:

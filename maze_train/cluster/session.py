@@ -58,7 +58,7 @@ class RaySession:
         self._lost_since, self._next_look = math.inf, 0.0
 
     def connect(self, backend: RaySettings) -> None:
-        """Connect to Ray. Connecting twice has no effect.
+        """Connect to Ray. Connecting again has no effect.
 
         Args:
             backend: Settings of the connection.

@@ -108,7 +108,7 @@ class WeightsWriter(_SharedWeights):
 
     Args:
         model: The model.
-        memory: Writable memory of `weights_nbytes(model)` bytes.
+        memory: Writable memory, `weights_nbytes(model)` bytes.
     """
 
     def __init__(self, model: nn.Module, memory: Buffer) -> None:
@@ -436,7 +436,7 @@ class ActorWorker(Worker):
         return written
 
     def state_dict(self, actor: int) -> dict[str, Any]:
-        """Return the state of an actor's environments and random generators."""
+        """Return the state of an actor's environments and random number generators."""
         return self._collectors[actor].state_dict()
 
     def close(self) -> None:

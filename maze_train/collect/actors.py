@@ -515,7 +515,7 @@ class DistributedActors:
             memory.close()
 
     def close(self) -> None:
-        """Stop the actors. Steps in flight count as dropped. Closing twice has no effect."""
+        """Stop the actors. Steps in flight count as dropped. Closing again has no effect."""
         try:
             self.pool.close()
         finally:

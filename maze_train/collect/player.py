@@ -322,7 +322,7 @@ class PlayerPool:
             )
 
     def close(self) -> None:
-        """Close the environments and remove unfinished videos. Closing twice has no effect."""
+        """Close the environments and remove unfinished videos. Closing again has no effect."""
         self._pool.close()
 
 
@@ -415,7 +415,7 @@ class RolloutPlayer(PlayerPool):
         return self._play(self._next_round(), range(total), task_of, limit_of, on_step)
 
     def close(self) -> None:
-        """Close the environments and remove unfinished videos. Closing twice has no effect."""
+        """Close the environments and remove unfinished videos. Closing again has no effect."""
         super().close()
         video_dir = self.settings.video_dir
         if video_dir is not None:

@@ -225,7 +225,7 @@ class VideoWriter:
             raise self._failure(self._messages(self._process) or str(error)) from error
 
     def close(self) -> None:
-        """Finish the file. Closing twice has no effect.
+        """Finish the file. Closing again has no effect.
 
         Raises:
             RunDirectoryError: If the file cannot be written. Incomplete files are removed.

@@ -32,7 +32,7 @@ class UniformPolicy:
         self._generator = np.random.default_rng()
 
     def reset(self, seed: int) -> None:
-        """Begin an episode, and seed the random generators (seed >= 0)."""
+        """Begin an episode, and seed the random number generators (seed >= 0)."""
         seeds = Seeds(seed)
         self._action.space.seed(seeds.integer("actions") % 2**31)
         self._generator = seeds.generator("legal actions")

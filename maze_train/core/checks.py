@@ -156,7 +156,7 @@ def check_fields(settings: object, minimum: float, *keys: str, maximum: float = 
 
 
 class RenamedAttributes:
-    """Base class that rejects subclasses with attributes under names of earlier versions.
+    """Base class that rejects subclasses that define attributes by their former names.
 
     Raises:
         ConfigError: When a subclass with such an attribute is defined.

@@ -17,7 +17,7 @@ Rows = TypeVar("Rows", npt.NDArray[Any], "Tensor")
 
 
 class StepEnd(IntEnum):
-    """Codes of the column `end`, uint8; codes up to TRUNCATED mark transitions."""
+    """Codes in the column `end`, uint8; codes up to TRUNCATED mark transitions."""
 
     RUNNING = 0
     """The episode continues."""

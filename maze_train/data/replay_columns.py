@@ -255,7 +255,7 @@ class KeptObservations:
         self._begin += self._count_before(position)
 
     def drop_from(self, position: int) -> None:
-        """Drop all observations at a position and later positions."""
+        """Drop all observations from a position onward."""
         self._end = self._begin + self._count_before(position)
 
     def gather(self, positions: Array, keys: Iterable[str] | None = None) -> dict[str, Tensor]:

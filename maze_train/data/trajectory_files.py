@@ -445,7 +445,7 @@ class TrajectoryWriter:
         self._content, self._episodes, self._nbytes = content, [], 0
 
     def close(self) -> None:
-        """Write the buffered episodes and release the lock. Closing twice has no effect.
+        """Write the buffered episodes and release the lock. Closing again has no effect.
 
         Raises:
             DatasetError: If writing fails. The writer remains open.

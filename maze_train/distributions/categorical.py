@@ -113,7 +113,7 @@ class CategoricalFamily(Distribution):
 
     @abstractmethod
     def _pick(self, log_probs: Tensor, actions: Tensor) -> Tensor:
-        """Sum over choices the table entries selected by `actions`, [...]."""
+        """Sum the table entries selected by `actions` over all choices, [...]."""
 
     def _entropy(self, log_probs: Tensor) -> Tensor:
         return -weighted(log_probs.exp(), log_probs).sum(self.table_dims)

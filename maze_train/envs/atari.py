@@ -51,7 +51,7 @@ class AtariPreprocessing(Wrapper):
     The game does not have to be reloaded, which would take 60 ms.
 
     Args:
-        env: A game created with `frameskip=1` and any `obs_type`. The game must not have wrappers,
+        env: A game created with `frameskip=1` and any `obs_type`. The game must not be wrapped,
             because the emulator is called directly.
         noop_max: Maximum number of no-op frames at the beginning, >= 0.
         frame_skip: Frames per step, >= 1.

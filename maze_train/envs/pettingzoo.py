@@ -98,7 +98,7 @@ def without_checks(env: Any) -> Any:
 
 
 def is_cycle(env: Any) -> bool:
-    """Whether a `ParallelEnv` was converted from an `AECEnv` that has no wrappers except checks."""
+    """Whether a `ParallelEnv` was converted from an `AECEnv` without wrappers other than checks."""
     conversions = importlib.import_module("pettingzoo.utils.conversions")
     is_converted = type(env) is conversions.aec_to_parallel_wrapper
     return is_converted and without_checks(env.aec_env) is env.unwrapped

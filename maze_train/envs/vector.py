@@ -414,7 +414,7 @@ class StepBuffers:
 
     @staticmethod
     def columns(observation: FlatView, action: FlatView, n: int) -> Columns:
-        """Return the columns of the buffers; `over` requires memory of `columns.nbytes` bytes."""
+        """Return the columns of the buffers; `over` requires `columns.nbytes` bytes."""
         views = {"obs": observation, "final_obs": observation, "actions": action}
         found: dict[str, Spec] = {}
         for name, view in views.items():

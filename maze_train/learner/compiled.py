@@ -65,7 +65,7 @@ class CompiledNetworks(Compiled[Batch]):
         self._calls: WeakKeyDictionary[nn.Module, list[CompiledCall]] = WeakKeyDictionary()
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
-        """Return the loss of a module, 0-d, with a graph."""
+        """Return the loss of a module, 0-d, with its autograd graph."""
         module = self._modules[module_id]
         if module not in self._calls:
             parts = [part for part in module.modules() if not CompiledCall.is_used_by(part)]
@@ -94,7 +94,7 @@ class CompiledLosses(Compiled[Batch]):
         )
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
-        """Return the loss of a module, 0-d, with a graph."""
+        """Return the loss of a module, 0-d, with its autograd graph."""
         try:
             loss, records = self._compiled(module_id, batch)
         except PARTS.unsupported as error:

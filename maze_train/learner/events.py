@@ -21,7 +21,7 @@ class LearnerEvents(EventInterface, prefix="train"):
 
 
 class OwnerStatistics(Statistics):
-    """Wrapper of statistics that adds the name of an owner to each metric.
+    """Wrapper for statistics that adds the owner's name to each metric.
 
     Args:
         statistics: Statistics that receive the values.

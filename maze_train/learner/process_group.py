@@ -187,7 +187,7 @@ def start_group(
                 timeout=timedelta(seconds=timeout_s),
             )
     finally:
-        sys.excepthook = hook  # PyTorch wraps the hook at each call.
+        sys.excepthook = hook  # PyTorch wraps the hook on each call.
 
 
 def leave() -> None:

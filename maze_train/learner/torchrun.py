@@ -57,7 +57,7 @@ class TorchrunProcesses(SingleProcess):
 
     All processes have identical learners, replay buffers and counters. Experience and statistics
     are exchanged, so every process learns from the experience of all environments, and `Shard`
-    sums the weighted gradients. Only environments and global random generators differ.
+    sums the weighted gradients. Only environments and global random number generators differ.
 
     Args:
         variables: Environment variables set by torchrun.

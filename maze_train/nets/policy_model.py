@@ -356,7 +356,7 @@ def build_policy(
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         seed: Seed of the initial weights; the global generator is not affected.
-        policy_wrapper: Wrapper of the policy, such as rules for some observations:
+        policy_wrapper: Wrapper for the policy, such as rules for some observations:
             `{_target_: my_package.MyWrapper, key: value}`, called with the `PolicyModel`. The
             wrapper must return a module with the attribute `distribution` and the method
             `policy_params(obs)`, or, if recurrent, with the method `policy_step(obs, state)` and

@@ -53,8 +53,8 @@ class Findings:
 def examine(make_env: MakeEnv) -> Findings:
     """Play an episode prefix alone and beside a different episode, and compare the results.
 
-    Environments that are not deterministic, or that use global random generators, are not checked
-    for shared state.
+    Environments that are not deterministic, or that use global random number generators, are not
+    checked for shared state.
 
     Args:
         make_env: Builds an environment.
@@ -163,7 +163,7 @@ def row_of(envs: EnvSlice) -> bytes:
 
 
 def global_states() -> dict[str, Any]:
-    """Return the states of the global random generators by name."""
+    """Return the states of the global random number generators by name."""
     legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     states: dict[str, Any] = {
         "random": random.getstate(),

@@ -79,7 +79,7 @@ class Probe(Generic[T]):
         return self._result
 
     def close(self) -> None:
-        """Kill the process and all its children. Closing twice has no effect."""
+        """Kill the process and all its children. Closing again has no effect."""
         if self.is_over:
             return
         self._conn.close()

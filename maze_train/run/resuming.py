@@ -331,7 +331,7 @@ def has_moved(
 
 
 def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list[str]) -> None:
-    """Check that changed limits are above the completed steps and epochs.
+    """Check that changed limits exceed the completed steps and epochs.
 
     Raises:
         ConfigError: If `total_steps` or `algorithm.n_epochs` is too small.

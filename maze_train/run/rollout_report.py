@@ -252,7 +252,7 @@ class RolloutProgress:
     Args:
         total: Episodes to play.
         mode: See `Display`.
-        clock: Time in seconds, any origin.
+        clock: Time in seconds, with an arbitrary origin.
     """
 
     def __init__(

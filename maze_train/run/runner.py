@@ -330,7 +330,7 @@ class TrainingRunner:
         if earlier is not None and resumed is not None:
             earlier.restore(trainer, resumed)
         with interruption, contextlib.closing(tracker):
-            with generators_kept():  # Custom writers may use the random generators.
+            with generators_kept():  # Custom writers may use the random number generators.
                 tracker.start()
             self._begin(run, log, store, resumed, leftover)
             selection.write_best()

@@ -52,7 +52,7 @@ Inputs: TypeAlias = "dict[str, Tensor]"
 Function: TypeAlias = "Callable[[Inputs], dict[str, Array]]"
 
 DESCRIPTION = "maze_train.json"
-"""Name of the JSON description: ONNX metadata entry, or extra file of the archive."""
+"""Name of the JSON description: ONNX metadata entry, or extra file in the archive."""
 
 PURPOSE = "format=onnx"
 

@@ -384,7 +384,7 @@ def push(config: PushConfig, token: str | None = None) -> PushedPolicy:
                 folder_path=folder,
                 revision=config.revision,
                 commit_message=title_of(saved, settings),
-                # Delete files of an earlier push that are not replaced.
+                # Delete files from an earlier push unless they are replaced.
                 delete_patterns=[file for file in OWN_FILES if file not in files],
             )
         except Exception as error:  # Raised by huggingface_hub or its HTTP library.

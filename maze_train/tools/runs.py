@@ -42,7 +42,7 @@ NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "chec
 COMPARED = ("python", *PACKAGES)
 """Python and the packages whose versions are compared."""
 SHORT_COMMIT, SHORT_DIGEST = 10, 6
-"""Number of displayed characters for commits and digests of changes."""
+"""Number of characters displayed for commits and digests of changes."""
 
 SELECTING = ("n_episodes", "opponents", "metric", "mode")
 """Evaluation settings that determine how the best policy is selected."""

@@ -167,7 +167,7 @@ class ConsoleWriter(MetricsWriter):
         console: Console to print to; None: standard output.
         line_interval_s: Minimum time between two lines in seconds, >= 0; the final line is always
             printed.
-        clock: Returns the time in seconds, with any origin.
+        clock: Returns the time in seconds, with an arbitrary origin.
 
     Raises:
         ConfigError: If `mode` is invalid.

@@ -89,7 +89,7 @@ class EvaluationWorker(Worker):
         Args:
             weights: Weights of the model.
             calls: All environment calls so far.
-            seed: Seed of the global random generators.
+            seed: Seed of the global random number generators.
             state: State of the evaluator to restore first; None: keep the current state.
         """
         self._context.seed_generators(seed)

@@ -315,8 +315,8 @@ class TrainingView:
 class Callback:
     """Base class of callbacks. Subclasses override some methods; the defaults do nothing.
 
-    Callbacks may use the global random generators without affecting training. If a callback raises
-    an exception, a checkpoint is saved and the run ends with a `CallbackError`.
+    Callbacks may use the global random number generators without affecting training. If a callback
+    raises an exception, a checkpoint is saved and the run ends with a `CallbackError`.
 
     Raises:
         ConfigError: If a subclass defines an unknown method `on_...`.
@@ -452,7 +452,8 @@ class Callbacks:
         """Raise the pending exception of a callback; call while the training state is consistent.
 
         Raises:
-            CallbackError: If a callback raised an exception. The message names class and method.
+            CallbackError: If a callback raised an exception. The message names the class
+                and the method.
         """
         if self._failure is not None:
             raise self._failure
@@ -461,8 +462,8 @@ class Callbacks:
         """Raise the pending exception of a callback in any process; see `check`.
 
         Raises:
-            CallbackError: If a callback raised an exception. The message names class and method, or
-                refers to the process.
+            CallbackError: If a callback raised an exception. The message names the class
+                and the method, or refers to the process.
         """
         if self and self._trainer.processes.largest(self.has_failed):
             self.check()

@@ -291,7 +291,7 @@ class UpdateClock:
 
     Args:
         notify: Prints the note about long updates.
-        clock: Time in seconds, any origin.
+        clock: Time in seconds, with an arbitrary origin.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class WorkerContext:
         self.steps += steps
 
     def seed_generators(self, seed: int) -> None:
-        """Seed the global random generators; does nothing in the main process.
+        """Seed the global random number generators; does nothing in the main process.
 
         Args:
             seed: Seed, >= 0; combined with the index of the worker.
@@ -158,7 +158,7 @@ class PrivateMemory:
         self._on_close = on_close
 
     def close(self) -> None:
-        """Release the memory. Closing twice has no effect."""
+        """Release the memory. Closing again has no effect."""
         if self._on_close is not None:
             self._on_close(self)
 
@@ -188,7 +188,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def call(self, index: int, method: str, *args: object) -> None:
-        """Start a method of a worker without waiting for the result.
+        """Call a method of a worker without waiting for the result.
 
         Args:
             index: Index of the worker.
@@ -261,7 +261,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def stop(self, index: int) -> None:
-        """Stop a worker. Stopping twice has no effect."""
+        """Stop a worker. Stopping again has no effect."""
 
     @abstractmethod
     def restart(self, failure: WorkerFailedError, description: str, outlook: str) -> None:
@@ -278,7 +278,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop all workers. Closing twice has no effect."""
+        """Stop all workers. Closing again has no effect."""
 
     def call_all(self, method: str, *args: object) -> list[Any]:
         """Call a method of every worker, and return the results in order of the workers.
@@ -477,7 +477,7 @@ class SharedMemory:
     def close(self) -> None:
         """Close the file descriptor. The memory can no longer be sent to workers.
 
-        Existing mappings remain valid. Closing twice has no effect.
+        Existing mappings remain valid. Closing again has no effect.
         """
         if self.descriptor >= 0:
             os.close(self.descriptor)

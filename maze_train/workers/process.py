@@ -156,7 +156,7 @@ def process_main(
         inherited: Pipe ends inherited from the parent by `fork`; this function closes them.
         index: Index of the worker.
         parent: Process id of the caller.
-        entropy: Seed of the global random generators, combined with the index of the worker.
+        entropy: Seed of the global random number generators, combined with the index of the worker.
     """
     survive_signals()
     for other in inherited:
@@ -233,7 +233,7 @@ class ProcessContext(WorkerContext):
             return None
 
     def seed_generators(self, seed: int) -> None:
-        """Seed the global random generators with `seed` and the index of the worker."""
+        """Seed the global random number generators with `seed` and the index of the worker."""
         seed_generators(seed, self.index)
 
     def count(self, steps: int = 0) -> None:
@@ -314,7 +314,7 @@ IMPORTING, MAKING, CALLING = range(3)
 
 
 def set_up_packages(entropy: int, index: int, phase: int) -> None:
-    """Limit the threads of a worker, and seed the global random generators.
+    """Limit the threads of a worker, and seed the global random number generators.
 
     Without seeding, all forked workers would sample the same random numbers as their parent.
 

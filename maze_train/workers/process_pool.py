@@ -82,7 +82,7 @@ class WorkerProcess(RemoteWorker):
         page: Memory shared with the process; remains valid after the process ends.
         others: Pipes to other processes, closed in a forked process.
         start_method: `forkserver`, `spawn` or `fork`.
-        entropy: Seed of the global random generators, combined with the index of the worker.
+        entropy: Seed of the global random number generators, combined with the index of the worker.
         preload: Modules for a newly started fork server to import once.
     """
 

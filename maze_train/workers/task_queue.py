@@ -17,7 +17,7 @@ CALLS_AHEAD = 2
 """Number of pending calls per worker; more than one keeps workers busy between calls."""
 
 MAX_RAISES = 2
-"""Number of exceptions of an episode after which the run ends."""
+"""Maximum number of exceptions per episode before the run ends."""
 
 MAX_DEATHS = 3
 """Number of workers that die or hang during a task after which the run ends."""

@@ -1,4 +1,4 @@
-"""Learner and trainer of A2C."""
+"""Learner and trainer for A2C."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
 
 
 class A2C(ActorCritic):
-    """Trainer of A2C, which alternates between rollouts and gradient steps; see `A2CLearner`."""
+    """Trainer for A2C, which alternates between rollouts and gradient steps; see `A2CLearner`."""

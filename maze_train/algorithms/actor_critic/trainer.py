@@ -1,4 +1,4 @@
-"""Trainer and builder of A2C and PPO."""
+"""Trainer and builder for A2C and PPO."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ Config = TypeVar("Config", bound=ActorCriticConfig)
 
 
 class ActorCriticBuilder(AlgorithmBuilder[Config]):
-    """Builder of on-policy actor-critics.
+    """Builder for on-policy actor-critics.
 
     Args:
         context: Configuration, seeds, device and factories of the run.

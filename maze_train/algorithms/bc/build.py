@@ -1,4 +1,4 @@
-"""Builder of behavioral cloning: reads and checks the dataset."""
+"""Builder for behavioral cloning: reads and checks the dataset."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class _Cloning:
 
 
 class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
-    """Builder of behavioral cloning: policies for the spaces of a dataset, data and losses.
+    """Builder for behavioral cloning: policies for the spaces of a dataset, data and losses.
 
     The environment, if any, is used only for evaluations. Without an environment, the policy is
     selected by the validation loss.

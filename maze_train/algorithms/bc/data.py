@@ -329,7 +329,7 @@ class BatchLoader:
         self._ahead.clear()
 
     def close(self) -> None:
-        """Stop the workers. Closing twice has no effect."""
+        """Stop the workers. Closing again has no effect."""
         self._drop_ahead()
         if self._workers is not None:
             self._workers.shutdown(wait=True)

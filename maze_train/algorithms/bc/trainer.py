@@ -1,4 +1,4 @@
-"""Trainer of behavioral cloning, and validation on held-out episodes."""
+"""Trainer for behavioral cloning, with validation on held-out episodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ gradient step."""
 
 
 class BCTrainer(Trainer):
-    """Trainer of behavioral cloning: gradient steps on minibatches of recorded transitions.
+    """Trainer for behavioral cloning: gradient steps on minibatches of recorded transitions.
 
     Each use of a recorded step for training counts as one step.
 

@@ -143,7 +143,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
 
 
 class DQN(OffPolicy):
-    """Trainer of DQN with epsilon-greedy exploration; see `DQNLearner`."""
+    """Trainer for DQN with epsilon-greedy exploration; see `DQNLearner`."""
 
     algorithm_config: DQNAlgorithmConfig
 

@@ -95,7 +95,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         modules: The policy, or the policies of a multi-agent environment by id.
         config: Settings.
         device: `cpu`.
-        seed: Unused, because the noise is in the experience.
+        seed: Unused, because the experience contains the noise.
 
     Source: Salimans et al. (2017), arXiv:1703.03864, section 2 and algorithm 2.
     """

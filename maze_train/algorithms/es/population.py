@@ -70,7 +70,7 @@ class SharedNoiseTable:
         self._lay_over(*state)
 
     def close(self) -> None:
-        """Release the memory. Closing twice has no effect.
+        """Release the memory. Closing again has no effect.
 
         The values remain valid while this object or a view exists.
         """
@@ -104,7 +104,7 @@ class SharedNoiseTable:
             A view of the table, [dim] float32, which must not be modified.
 
         Raises:
-            ShapeError: If the vector exceeds the table.
+            ShapeError: If the vector is longer than the table.
         """
         last = self._last_index(dim)
         if not 0 <= index <= last:
@@ -455,7 +455,7 @@ class ESDistributedRollouts(PlayerPool):
                 yield ESRolloutResult(pair, task_of(2 * pair).noise_index, members)
 
     def close(self) -> None:
-        """Close the environments. Closing twice has no effect."""
+        """Close the environments. Closing again has no effect."""
         super().close()
         if self._writer is not None:
             self._weights.close()

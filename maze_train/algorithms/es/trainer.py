@@ -49,7 +49,7 @@ pairs."""
 
 
 class ESTrainer(Trainer):
-    """Trainer of evolution strategies, which alternates population evaluations and updates.
+    """Trainer for evolution strategies, which alternates population evaluations and updates.
 
     In each update, the pairs 0, 1, 2, ... of the iteration are used until `n_rollouts_per_update`
     episodes and `n_timesteps_per_update` steps are reached. Pairs with a lost episode are skipped.

@@ -30,7 +30,7 @@ from maze_train.workers.backends import Pickled
 
 
 class IMPALA(Trainer):
-    """Trainer of IMPALA, which uses actor rollouts in the order in which they are finished.
+    """Trainer for IMPALA, which uses actor rollouts in the order in which they are finished.
 
     During updates, actors in other processes continue to collect with the last broadcast weights.
     See `ImpalaLearner`.
@@ -117,7 +117,7 @@ class IMPALA(Trainer):
 
 
 class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
-    """Builder of IMPALA: actors, learner and replay buffers."""
+    """Builder for IMPALA: actors, learner and replay buffers."""
 
     @cached_property
     def source(self) -> DistributedActors:

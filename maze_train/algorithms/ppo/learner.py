@@ -253,4 +253,4 @@ def minibatch_indices(
 
 
 class PPO(ActorCritic):
-    """Trainer of PPO, which alternates rollouts and optimization epochs; see `PPOLearner`."""
+    """Trainer for PPO, which alternates rollouts and optimization epochs; see `PPOLearner`."""

@@ -26,7 +26,7 @@ from maze_train.nets.critics import constant
 
 
 class SAC(OffPolicy):
-    """Trainer of SAC; see `SACLearner`."""
+    """Trainer for SAC; see `SACLearner`."""
 
 
 class SACEvents(PolicyAndCriticsEvents):

@@ -83,7 +83,7 @@ def build_soft_actor_critic(
     seed: int,
     num_critics: int = CRITICS,
 ) -> SoftActorCriticModel:
-    """Build the networks of SAC.
+    """Build the networks for SAC.
 
     Defaults of null settings: see `build_policy_and_critics`, and a squashed Gaussian for Box
     actions.

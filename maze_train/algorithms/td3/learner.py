@@ -105,7 +105,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
 
 
 class TD3(OffPolicy):
-    """Trainer of TD3 with exploration noise; see `TD3Learner`."""
+    """Trainer for TD3 with exploration noise; see `TD3Learner`."""
 
     algorithm_config: TD3AlgorithmConfig
 

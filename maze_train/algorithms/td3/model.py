@@ -72,7 +72,7 @@ def build_td3(
     num_critics: int = 2,
     noise_stddev: float | Schedule = 0.1,
 ) -> TD3Model:
-    """Build the networks of TD3.
+    """Build the networks for TD3.
 
     Args:
         config: Model settings; see `build_policy_and_critics` for defaults.
