@@ -55,7 +55,7 @@ class JobWorker(Worker):
                 )
 
     def run(self, job: Pickled[ProcessJob]) -> JobRecord:
-        """Run a job and return its record; if cancelled, signal the job and wait for its end."""
+        """Run a job and return its record; if cancelled, signal the job and wait for it to end."""
         ended: list[StartedJob] = []
         pool = LocalJobs(ended.append, 1, start_method="spawn", beat=self._context.count)
         with suppress(CallCancelledError):

@@ -1,4 +1,4 @@
-"""Reading of the configuration of a run, which may be untrusted.
+"""Read the configuration of a run, which may be untrusted.
 
 Parsing takes bounded time and memory and executes no code. A name in the configuration is only
 imported if this user signed the file (see `signature`), if the name is a class of this package,

@@ -220,7 +220,7 @@ class JobPool(ABC, Generic[Started]):
                 raise
 
     def _end(self, number: int) -> None:
-        """Forward a signal to the jobs and wait for their end; a third signal kills the jobs."""
+        """Forward a signal to the jobs and wait for them to end; a third signal kills them."""
         self.is_ending = True
         for times in count():
             try:

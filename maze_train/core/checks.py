@@ -25,7 +25,7 @@ UNKNOWN = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})", re.ASCII)
 """Matches an undefined `~user` or variable in an expanded path."""
 
 NAMES_A_RUN = ("run", "resume", "base_run")
-"""Settings in which `latest` refers to the run that started last."""
+"""Settings in which `latest` refers to the most recently started run."""
 
 MAX_THREADS = 1024
 """Maximum number of threads or processes in a setting; the OS rejects much larger values."""
@@ -44,7 +44,7 @@ def absolute_path(key: str, name: str) -> str:
 
     An absolute path remains valid if an environment changes the working directory. Hub repositories
     (`hf://...`) and Minari datasets (`minari:...`) are returned unchanged. In settings of a run,
-    `latest` and `latest@<version>` refer to the run in `outputs/` that started last.
+    `latest` and `latest@<version>` refer to the most recently started run in `outputs/`.
 
     Raises:
         ConfigError: If the name is empty, contains an undefined variable or user, or is not a valid

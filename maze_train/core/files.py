@@ -380,7 +380,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
             if error.errno not in missing:
                 raise RunDirectoryError(f"{path} cannot be locked: {error}") from error
             release = bool
-        with suppress(OSError):  # The content is only informational.
+        with suppress(OSError):  # The content is for information only.
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
             os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode())

@@ -18,7 +18,7 @@ FINAL = "final"
 """Version of the policy in the latest checkpoint; this version has no separate folder."""
 
 OUTPUTS, LATEST = "outputs", "latest"
-"""Default parent directory of runs, and name of the link to the run that started last. The file
+"""Default parent directory of runs, and name of the link to the most recently started run. The file
 `latest` in a directory of checkpoints contains the name of the checkpoint to resume."""
 
 CURVE = "learning_curve.png"

@@ -1,4 +1,4 @@
-"""Redaction of passwords and tokens in strings that are stored or sent to a service."""
+"""Redact passwords and tokens in strings that are stored or sent to a service."""
 
 from __future__ import annotations
 

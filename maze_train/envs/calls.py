@@ -270,7 +270,7 @@ class EnvCalls:
 
     @property
     def added(self) -> str:
-        """Description of the added calls, equal only for equal calls."""
+        """Description of the added calls; different calls have different descriptions."""
         return repr([(exact(asdict(call)), evaluate) for call, evaluate in self._added])
 
     def make(self) -> None:

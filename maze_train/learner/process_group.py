@@ -175,7 +175,7 @@ def start_group(
         RuntimeError: If a member does not join.
     """
     hook = sys.excepthook
-    # With this variable, failed operations raise an error instead of ending the process.
+    # If this variable is set, failed operations raise an error instead of ending the process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     try:
         with network_of(host):

@@ -11,7 +11,7 @@ from maze_train.core.torch_private import FUSED_ADAM, FUSED_ADAMW, STEP_HOOKS
 from maze_train.core.types import Tensor
 
 LEAST = 5e-324
-"""Smallest positive float. Multiplying this value by 1 gives 0 if subnormal numbers are flushed."""
+"""Smallest positive float; multiplying by 1 gives 0 if subnormal numbers are flushed to zero."""
 
 
 WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step")

@@ -155,8 +155,8 @@ class RecurrentNetwork(nn.Module):
     def _with_eraser(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Extend the weights of a layer for inputs from `_Timeline.marked`.
 
-        The first mark adds the input bias in real rows. The second mark closes the gates in erasing
-        rows. The other inputs of erasing rows are zero, so h and c become exactly zero, and no
+        The first marker column adds the input bias in real rows. The second one closes the gates in
+        reset rows. The other inputs of reset rows are zero, so h and c become exactly zero, and no
         gradient passes.
         """
         w_input, w_state, b_input, b_state = weights
@@ -180,7 +180,7 @@ def _run(
 
 
 class _Timeline:
-    """Inserts rows that reset the recurrent state (erasing rows) into sequences.
+    """Inserts rows that reset the recurrent state (reset rows) into sequences.
 
     Fused kernels do not support resets within a sequence. Each environment has a separate timeline,
     so the length increases by the maximum number of resets of an environment.
@@ -208,7 +208,7 @@ class _Timeline:
         return zeros.index_copy(0, self.places, x.flatten(0, 1)).view(self.length, self.n, -1)
 
     def marked(self, x: Tensor) -> Tensor:
-        """Append two columns: (1, 0) in real rows, (0, 1) in erasing rows."""
+        """Append two columns: (1, 0) in real rows, (0, 1) in reset rows."""
         return torch.cat([x, self.marks], dim=-1)
 
     def gather(self, x: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class Probe(Generic[T]):
         if self.is_over:
             return
         self._conn.close()
-        if self._process.exitcode is None:  # The ID of an ended process may have been reused.
+        if self._process.exitcode is None:  # The ID of a terminated process may have been reused.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid or 0, signal.SIGKILL)
             self._process.kill()  # The process might have no process group yet.

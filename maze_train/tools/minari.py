@@ -1,4 +1,4 @@
-"""Writing of Minari datasets through the public interface of Minari."""
+"""Write Minari datasets through Minari's public API."""
 
 from __future__ import annotations
 

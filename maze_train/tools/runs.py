@@ -1,4 +1,4 @@
-"""Reading of runs for a comparison, and statistics over runs.
+"""Read runs for a comparison, and compute statistics over runs.
 
 Source: Agarwal, Schwarzer, Castro, Courville, Bellemare (2021), Deep Reinforcement Learning at the
 Edge of the Statistical Precipice, arXiv:2108.13264, sections 4.1 and 4.3.

@@ -67,7 +67,7 @@ def animation(frames: Array, fps: float) -> bytes:
     check_positive("fps", fps)
     pictures = [Image.fromarray(f[..., 0] if f.shape[-1] == 1 else f[..., :3]) for f in frames]
     file = BytesIO()
-    duration_ms = max(20, round(1000.0 / fps))  # Viewers slow down shorter frames.
+    duration_ms = max(20, round(1000.0 / fps))  # Viewers play shorter frames too slowly.
     how: dict[str, Any] = {"append_images": pictures[1:], "duration": duration_ms, "loop": 0}
     pictures[0].save(file, "GIF", save_all=True, **how)
     return file.getvalue()

@@ -30,7 +30,7 @@ class Limits:
     max_wall_time_s: float = 0.0
 
     def reached(self, env_steps: int, wall_time_s: float, last_epoch: int, epochs: int) -> str:
-        """Return the name of the reached limit, excluding patience, or an empty string.
+        """Return the name of the limit that was reached, excluding patience, or an empty string.
 
         Args:
             env_steps: Environment steps so far.

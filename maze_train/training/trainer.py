@@ -324,7 +324,7 @@ class Trainer(ABC):
         self._epoch_began_s, self._epoch_began_steps = self.wall_time_s, self.env_steps
 
     def _limit_reached(self, last_epoch: int = 0, epochs: int = -1) -> str:
-        """Return the name of the reached limit, or an empty string.
+        """Return the name of the limit that was reached, or an empty string.
 
         Args:
             last_epoch: Epoch after which training ends; 0: none.
