@@ -214,6 +214,7 @@ LONG_EPISODES = (
 )
 
 
+# skrl recognises vector environments by their direct base class.
 class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
     """Vector environment whose environments are stepped by the workers of a backend.
 

@@ -13,7 +13,6 @@ from maze_train.collect.actors import DistributedActors
 from maze_train.core.types import Array
 from maze_train.envs.building import close_quietly
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
-from maze_train.training.environments import build_vector_env
 from maze_train.training.features import ActorParts
 from maze_train.workers.backends import ThisProcess
 
@@ -29,16 +28,7 @@ def build_actors(
         num_envs: Number of environments per actor.
         **workers: Further arguments of `DistributedActors`.
     """
-    make_env = partial(
-        build_vector_env,
-        context.env_factory,
-        context.env_factory.config,
-        ThisProcess(),
-        context.algorithm.on_non_finite_step,
-        num_envs,
-        make_other=context.features.make_vector_env,
-        info_keys=context.config.tracking.info_keys,
-    )
+    make_env = partial(context.env_maker(ThisProcess()), num_envs, device="cpu")
     calls = context.env_calls.training
     make_actors = context.features.make_actors or DistributedActors
     actors: DistributedActors = make_actors(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
-from gymnasium import Env
 from torch import nn
 
 from maze_train.collect.collector import Collector, RolloutCollector
@@ -21,7 +20,7 @@ from maze_train.core.targets import locate
 from maze_train.envs.building import close_quietly
 from maze_train.envs.calls import EnvCalls
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, cap_on_episodes, env_name
+from maze_train.envs.factory import EnvFactory, env_name
 from maze_train.envs.faults import separate_processes
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
@@ -51,8 +50,6 @@ from maze_train.training.trainer import Trainer
 from maze_train.workers.backends import ThisProcess, WorkerBackend
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from maze_train.data.turns import TurnOptions
 
 MAX_IDLE = 100
@@ -141,9 +138,9 @@ class BuildContext(Generic[Config]):
         if training and self.processes.count > 1:
             total_envs, num_envs = num_envs, num_envs // self.processes.count
             first_env = num_envs * self.processes.rank
-        make = self._env_maker(self.backend, training, keeps_terminal_obs=keeps_terminal_obs)
+        make = self.env_maker(self.backend, training=training)
         try:
-            env = make(num_envs, first_env, total_envs)
+            env = make(num_envs, first_env, total_envs, keeps_terminal_obs=keeps_terminal_obs)
         except EnvError as error:
             if training or self.backend.num_workers(2) > 1:
                 raise
@@ -169,31 +166,28 @@ class BuildContext(Generic[Config]):
         With `evaluation.asynchronous`, the function is called in the process of the evaluations.
         """
         if self.config.evaluation.asynchronous:
-            return self._env_maker(ThisProcess(), training=False)
+            return self.env_maker(ThisProcess(), training=False)
         return partial(self.make_env, training=False)
 
-    def _env_maker(
-        self, backend: WorkerBackend, training: bool, **settings: Any
+    def env_maker(
+        self, backend: WorkerBackend, *, training: bool = True
     ) -> Callable[..., MazeVectorEnv]:
-        """Return `build_vector_env` without the last arguments: the numbers of environments."""
-        limit, most = 0, self.config.evaluation.max_episode_steps
-        factory: Callable[[], Env[Any, Any]] = self.env_factory
-        if not training:
-            limit = cap_on_episodes(self.config.env, most)
-            factory = BoundedEnvFactory(self.env_factory.for_evaluation(), most)
+        """Return `build_vector_env` without the arguments that are the same for a whole run.
+
+        Args:
+            backend: Backend of the workers of the environments.
+            training: See `make_env`.
+        """
         return partial(
             build_vector_env,
-            factory,
-            self.env_factory.config,
+            self.env_factory if training else self.env_factory.for_evaluation(),
             backend,
             self.algorithm.on_non_finite_step,
             make_other=self.features.make_vector_env,
-            training=training,
-            max_episode_steps=limit,
+            max_episode_steps=self.config.evaluation.max_episode_steps,
             can_be_restored=training and self.config.checkpoint.is_on,
             device=self.device,
             info_keys=self.config.tracking.info_keys,
-            **settings,
         )
 
 
@@ -394,30 +388,32 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             calls=self.context.env_calls.evaluation,
         )
 
+    @property
+    def records_log_probs(self) -> bool:
+        """Whether rollouts of multi-agent training contain log-probabilities."""
+        return False
+
+    @property
+    def turn_options(self) -> TurnOptions:
+        """Arguments of `TurnSplitter` for multi-agent training."""
+        return {}
+
     def make_collector(
-        self,
-        num_steps: int,
-        acting: nn.Module,
-        stream: str = "",
-        *,
-        training: bool = True,
-        records_log_probs: bool = False,
-        **turns: Unpack[TurnOptions],
+        self, num_steps: int, acting: nn.Module, *, training: bool = True
     ) -> Collector:
         """Build a collector for the environments of this process, or for actors.
 
         Args:
             num_steps: Steps per environment and rollout; fewer in a dry run.
             acting: Acting model of one or all agents.
-            stream: Name of the collector's random stream.
-            training: Whether calls of callbacks are made in the environments.
-            records_log_probs: Multi-agent only: whether rollouts contain log-probabilities.
-            **turns: Multi-agent only: arguments of `TurnSplitter`.
+            training: Whether to collect for training; otherwise for initial statistics, with other
+                random streams and without calls of callbacks in the environments.
 
         Raises:
             ConfigError: If a rollout does not fit into memory.
         """
         context, config = self.context, self.config
+        stream = "" if training else "normalization/"
         # Third-party vector environments take one seed for all environments.
         is_shared = config.env.backend == "gymnasium" or context.processes.is_first
         stream = stream if is_shared else context.processes.stream(stream)
@@ -442,8 +438,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if training:
             context.env_calls.in_training_envs.append(collector.make_calls)
         if self.agents is not None:
-            splitter = self.agents.turns_of(acting, **turns)
-            collector.split_turns(splitter, records_log_probs=records_log_probs)
+            splitter = self.agents.turns_of(acting, **self.turn_options)
+            collector.split_turns(splitter, records_log_probs=self.records_log_probs)
         return collector
 
     @property
@@ -505,9 +501,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         collector: Collector | None = None
         idle = 0
         while few := {key for key, own in waiting.items() if own.is_waiting}:
-            collector = collector or self.make_collector(
-                num_steps, acting, "normalization/", training=False
-            )
+            collector = collector or self.make_collector(num_steps, acting, training=False)
             experience, episodes = collector.collect(acting)
             episodes.check_steps(" before training")
             idle = 0 if few & experience.keys() else idle + 1

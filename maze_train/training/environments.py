@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from gymnasium import Env
 
-from maze_train.envs.config import EnvConfig
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, cap_on_episodes
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.workers.backends import WorkerBackend
 
 
 def build_vector_env(
-    factory: Callable[[], Env[Any, Any]],
-    config: EnvConfig,
+    factory: EnvFactory,
     backend: WorkerBackend,
     on_non_finite: Literal["raise", "skip"],
     num_envs: int,
@@ -24,8 +22,7 @@ def build_vector_env(
     total_envs: int = 0,
     *,
     make_other: Callable[..., MazeVectorEnv] | None = None,
-    training: bool = True,
-    max_episode_steps: int = 0,
+    max_episode_steps: int | None = None,
     can_be_restored: bool = True,
     keeps_terminal_obs: bool = False,
     device: torch.device | str = "cpu",
@@ -34,36 +31,37 @@ def build_vector_env(
     """Build vector environments on the backend of the run's workers.
 
     Args:
-        factory: Factory of single environments, for the backend gymnasium.
-        config: Settings of the environments.
+        factory: Settings of the environments, and whether they are used for training. Wrappers
+            that change rewards or episode ends are applied only in training.
         backend: Backend of the workers.
         on_non_finite: Reaction to non-finite values, see `algorithm.on_non_finite`.
         num_envs: Number of environments, >= 1.
         first_env: Index of the first environment, for error messages.
         total_envs: See `MazeVectorEnv`.
         make_other: Creates environments for backends other than gymnasium; see `BuildFeatures`.
-        training: Whether the environments are used for training. Wrappers that change rewards or
-            episode ends are applied only in training.
-        max_episode_steps: Maximum episode length for other backends; 0: no limit.
+        max_episode_steps: Maximum episode length in evaluations, see `BoundedEnvFactory`.
         can_be_restored: Whether the environments must support saving and restoring their state.
         keeps_terminal_obs: Whether final observations of terminated episodes are stored.
         device: Device of a simulator.
         info_keys: Keys of final infos to report.
     """
+    training = factory.training
     if make_other is not None:
+        limit = 0 if training else cap_on_episodes(factory.config, max_episode_steps)
         env = make_other(
-            config,
+            factory.config,
             num_envs,
             training=training,
             num_threads=backend.num_workers(num_envs),
-            max_episode_steps=max_episode_steps or None,
+            max_episode_steps=limit or None,
             device=device,
             info_keys=info_keys,
         )
         env.first_env, env.keeps_terminal_obs = first_env, keeps_terminal_obs
         return env
+    make_env = factory if training else BoundedEnvFactory(factory, max_episode_steps)
     return PooledVectorEnv(
-        [factory] * num_envs,
+        [make_env] * num_envs,
         backend,
         copy=False,
         step_infos=False,

@@ -27,8 +27,6 @@ from maze_train.training.services import TrainerServices
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from maze_train.data.turns import TurnOptions
 
 
@@ -123,29 +121,17 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
             collector = make_league(self, collector, model, opponents)
         return {"collector": collector}
 
-    def make_collector(
-        self,
-        num_steps: int,
-        acting: nn.Module,
-        stream: str = "",
-        *,
-        training: bool = True,
-        records_log_probs: bool = False,
-        **turns: Unpack[TurnOptions],
-    ) -> Collector:
-        """Build a collector for the environments of this process, with the columns of the loss."""
+    @property
+    def records_log_probs(self) -> bool:
+        """Whether the loss uses the log-probabilities at collection time."""
         learner_class = locate(self.algorithm.learner_class, "algorithm.learner_class")
-        if issubclass(learner_class, ActorCriticLearner):
-            records_log_probs |= learner_class.needs_old_log_probs
-        turns["multiple"] = self.algorithm.sequence_length or 1
-        return super().make_collector(
-            num_steps,
-            acting,
-            stream,
-            training=training,
-            records_log_probs=records_log_probs,
-            **turns,
-        )
+        is_known = issubclass(learner_class, ActorCriticLearner)
+        return is_known and learner_class.needs_old_log_probs
+
+    @property
+    def turn_options(self) -> TurnOptions:
+        """Pad the turns to whole sequences."""
+        return {"multiple": self.algorithm.sequence_length or 1}
 
     def before_training(self, trainer: Trainer) -> None:
         """Collect initial observation statistics if the model has none."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from gymnasium import Env
@@ -46,6 +46,9 @@ from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
 from maze_train.training.services import TrainerServices
 from maze_train.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from maze_train.data.turns import TurnOptions
 
 
 class OffPolicy(Trainer):
@@ -312,17 +315,19 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             and member_of(models[policy], "update_targets")  # Other models are never trained.
         }
 
+    @property
+    def turn_options(self) -> TurnOptions:
+        """Continue the columns of earlier rollouts, as in the replay buffer."""
+        return {"at_end": True, "keeps_terminal_obs": self.keeps_terminal_obs}
+
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Return the collector, the replay buffers and the warm-up policy."""
         acting: Any = model
         if self.config.checkpoint.is_on:
             size = readable_nbytes(self._buffer_nbytes)
             notify(f"note: checkpoints include the replay buffer (up to {size})")
-        kept = self.keeps_terminal_obs
-        collector = self.make_collector(
-            self.algorithm.n_rollout_steps, acting, at_end=True, keeps_terminal_obs=kept
-        )
-        collector.keeps_terminal_obs |= kept
+        collector = self.make_collector(self.algorithm.n_rollout_steps, acting)
+        collector.keeps_terminal_obs |= self.keeps_terminal_obs
         return {
             "collector": collector,
             "replay_buffers": self._buffers,
