@@ -269,16 +269,14 @@ class LearnerModules(dict[str, nn.Module]):
         self.set_schedules(self._progress)
 
     def set_overrides(self, module_id: str, overrides: Mapping[str, Any] | None) -> None:
-        """Set the overridden settings of a module.
+        """Set the overrides of a module in addition to those of the algorithm's settings.
 
         Raises:
             ConfigError: If a setting is unknown, cannot be set per module, or is invalid.
         """
         if overrides:
-            own = self._config.for_module(module_id, overrides)
-            self._given[module_id] = self.overrides[module_id] = overrides
-            self._own_settings[module_id] = own
-        self.set_schedules(self._progress)
+            self._given[module_id] = overrides
+        self.change_settings(self._config)
 
     def known(self, module_id: str) -> nn.Module:
         """Return a module by ID.

@@ -198,6 +198,22 @@ def test_a_removed_module_leaves_no_settings():
     assert learner.config_of("b") is learner.config_of("c")
 
 
+def test_overrides_in_the_settings_apply_to_a_module_that_is_added_again():
+    """Before and after a change of settings; overrides of `add_module` are added to them."""
+
+    class WithWeight(LineLearner):
+        settings_class = Weighted
+
+    overrides = {"b": {"lr": 0.5}}
+    learner = WithWeight({"a": make_module(0), "b": make_module(1)}, overrides=overrides)
+    for given, weight in (({"weight": 2.0}, 2.0), (None, 1.0)):
+        learner.remove_module("b")
+        learner.add_module("b", make_module(1), overrides=given)
+        for _ in range(2):
+            assert vars(learner.config_of("b")).items() >= {"lr": 0.5, "weight": weight}.items()
+            learner.modules.change_settings(learner.config)
+
+
 def test_the_state_of_other_modules_is_refused():
     """The error explains which modules to add or remove before loading."""
     learner = LineLearner({"a": make_module(0)})
