@@ -154,7 +154,7 @@ class BackgroundEvaluator(Evaluator):
         self._is_running = False
         self._result: tuple[dict[str, float], dict[str, Any]] | None = None
         self._state = deepcopy(own.state_dict())  # Before the pending evaluation.
-        self._has_state = False  # Whether the process has this state.
+        self._has_state = False  # Whether the process has the newest state.
         self.pending: PendingEvaluation | None = None
 
     def begin(self, policy: nn.Module, epoch: int, env_steps: int) -> None:
@@ -187,10 +187,11 @@ class BackgroundEvaluator(Evaluator):
         """Evaluate the current weights and wait for the metrics; `join` is not affected."""
         if self.pending is not None:
             self._wait(self.pending)
-        kept, self._result = self._result, None
+        before = self._state, self._result
+        self._state, self._result = self._newest_state, None
         now = PendingEvaluation(0, 0, len(self._calls), copy_of_weights(policy))
         metrics, _ = self._wait(now)
-        self._result, self._has_state = kept, False
+        (self._state, self._result), self._has_state = before, False
         return metrics
 
     def make_calls(self) -> None:
@@ -208,10 +209,15 @@ class BackgroundEvaluator(Evaluator):
             self._pool = self._backend.pool(specs)
         return self._pool
 
+    @property
+    def _newest_state(self) -> dict[str, Any]:
+        """State after the pending evaluation, if it has finished, otherwise before it."""
+        return self._state if self._result is None else self._result[1]
+
     def _state_to_send(self) -> dict[str, Any] | None:
-        """Return the state if the process does not have it yet, otherwise None."""
+        """Return the newest state if the process does not have it yet, otherwise None."""
         has_state, self._has_state = self._has_state, True
-        return None if has_state else self._state
+        return None if has_state else self._newest_state
 
     def _start(self, pending: PendingEvaluation) -> None:
         calls = self._calls[: pending.num_calls]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cases import everyday
 from killed_runs import run_in_child
 from run_cases import FORK, HEAPS, assert_same_training, go_on, settings
 from short_runs import rows, short_run, summary
+from torch import nn
 
 from maze_train import Callback, ConfigError, Evaluator, load_policy
 from maze_train.core.errors import WorkerError
+from maze_train.envs.calls import EnvCalls
+from maze_train.training.background import BackgroundEvaluator
+from maze_train.workers.process_pool import LocalProcesses
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 ASYNC = {"evaluation.asynchronous": True}
@@ -152,6 +159,22 @@ def test_failed_evaluations(how: str, capsys: pytest.CaptureFixture[str]) -> Non
     short_run("restarted", **failing, **{"runner.on_worker_failure": "restart"})
     assert rows("restarted") == rows("whole")
     assert "and the evaluation is repeated" in capsys.readouterr().err
+
+
+def test_an_additional_evaluation_leaves_the_pending_one_unchanged() -> None:
+    """The state of the evaluator is the one without the additional evaluation."""
+    model, cpu = nn.Linear(1, 1), torch.device("cpu")
+    make_model, processes = partial(nn.Linear, 1, 1), LocalProcesses(start_method="fork")
+    with closing(
+        BackgroundEvaluator(Counted(), EnvCalls(), make_model, cpu, processes)
+    ) as background:
+        for epoch in (1, 2, 3):
+            background.begin(model, epoch, epoch)
+            assert background.evaluate(model)["own/made"] == epoch + 1
+            background.make_calls()
+            joined = background.join()
+            assert joined is not None
+            assert joined[0].epoch == joined[1]["own/made"] == epoch
 
 
 @pytest.mark.parametrize("moment", everyday(1, ["rollout", "update", "writing", "saving"]))
