@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
@@ -90,6 +90,20 @@ allowed."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HAS_HOOKS = all(hasattr(nn.Module(), name) for name in HOOKS)
+
+
+def cpu_backend(group: object) -> object:
+    """Return the CPU backend of a process group, or None if it has none.
+
+    PyTorch before 2.8 destroys a process group while holding the GIL, which is a deadlock if a
+    thread of gloo still has to free a tensor. If the caller keeps the backend, the threads are
+    joined when the backend is freed, without the GIL. See
+    https://github.com/pytorch/pytorch/pull/154976.
+    """
+    get = found("_get_backend", group)
+    with suppress(RuntimeError):  # The group only has a backend for GPUs.
+        return None if get is None else get(torch.device("cpu"))
+    return None
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from maze_train.core.files import claim_temporary
+from maze_train.core.torch_private import cpu_backend
 from maze_train.workers.pool import LOOPBACK
 
 GLOO_NETWORK = "GLOO_SOCKET_IFNAME"
@@ -193,5 +194,7 @@ def start_group(
 def leave() -> None:
     """Leave the process group, which the other learners detect; a second call has no effect."""
     if dist.is_initialized():
+        backend = cpu_backend(dist.group.WORLD)
         with suppress(RuntimeError):
             dist.destroy_process_group()
+        del backend  # After the group; see `cpu_backend`.

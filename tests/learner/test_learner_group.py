@@ -777,3 +777,25 @@ def test_a_learner_of_tensors_has_to_say_how_they_are_shared_out():
         pytest.raises(TrainingError, match="of the type Tensor cannot be sharded"),
     ):
         update(1)
+
+
+LEAVES = """
+import sys
+import torch
+import torch.distributed as dist
+from maze_train.learner.process_group import Address, join, leave
+sys.setswitchinterval(60)
+for number in range(300):
+    assert join(Address(f"{sys.argv[1]}/{number}"), 0, 1, 30.0, None)
+    for _ in range(3):
+        dist.all_gather_object([None], number)
+        dist.all_reduce(torch.zeros(4))
+    leave()
+"""
+
+
+@slow
+def test_leaving_does_not_wait_for_a_thread_that_frees_a_tensor(tmp_path):
+    """Threads of gloo require the GIL to free tensors."""
+    command = [sys.executable, "-W", "ignore", "-c", LEAVES, str(tmp_path)]
+    subprocess.run(command, check=True, timeout=60)
