@@ -6,7 +6,8 @@ import importlib.util
 import pickle
 import re
 import sys
-from typing import TYPE_CHECKING
+from importlib.metadata import PackageNotFoundError
+from typing import TYPE_CHECKING, NoReturn
 
 import gymnasium
 import pytest
@@ -79,6 +80,19 @@ def test_a_package_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(MissingExtraError, match=re.escape(message)):
         import_extra(package, package, "a search")
     _too_old.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["requires", "version"])
+def test_without_metadata_the_version_is_not_checked(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This package or the optional package is a folder in the search path."""
+
+    def missing(name: str) -> NoReturn:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(f"maze_train.core.targets.metadata.{name}", missing)
+    assert _too_old.__wrapped__("optuna") is None
 
 
 @pytest.mark.parametrize("code", BROKEN)

@@ -28,6 +28,15 @@ for case in sys.argv[1:]:
     resumed = train(resume=str(run_dir), **{"algorithm.n_epochs": 2})
     assert resumed.summary.exact and len(resumed.history) == 2
     load_policy(run_dir)
+class Failing(maze_train.MetricsWriter):
+    def start(self, run):
+        raise ConfigError("writer", "fails")
+try:
+    train("CartPole-v1", "ppo", writers=[Failing()])
+except ConfigError as error:
+    assert "writer: fails" in str(error), error
+else:
+    raise AssertionError(Failing)
 refused = {"runner": "local"}, {"evaluation.asynchronous": True}, {"learner_group.n_learners": 2}
 for setting in refused:
     try:

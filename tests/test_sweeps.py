@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["maze_run", "other_launcher"]
 
-SWEEP = ("-m", "algorithm=ppo", "env=CartPole-v1", "hydra.sweep.dir=s")
+ENV = "env=CartPole-v1"
+SWEEP = ("-m", "algorithm=ppo", ENV, "hydra.sweep.dir=s")
 LOCAL = ("hydra/launcher=local", "hydra.launcher.n_jobs=2")
 FORK = multiprocessing.get_context("fork")
 PATIENCE_S = 60.0
@@ -577,11 +578,58 @@ def test_signals_that_were_blocked_stay_blocked() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_names_of_a_sweep_contain_plain_keys(maze_run: CommandLine) -> None:
-    """Keys of existing settings have no `++`, which Hydra requires for other keys."""
-    given = ("env.kwargs.x=1,2", "algorithm.lr=0.5", "+seed=3", "+tracking.name=a")
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (
+            (ENV, "env.kwargs.x=1,2", "algorithm.lr=0.5", "+seed=3", "+tracking.name=a"),
+            [
+                f"++env.kwargs.x={x},algorithm.lr=0.5,algorithm=ppo,{ENV},seed=3,tracking.name=a"
+                for x in (1, 2)
+            ],
+        ),
+        (
+            (f"{ENV},Acrobot-v1", "env.max_episode_steps=9", "runner=dev,local"),
+            [
+                f"++env.max_episode_steps=9,algorithm=ppo,env={env},runner={runner}"
+                for env in ("CartPole-v1", "Acrobot-v1")
+                for runner in ("dev", "local")
+            ],
+        ),
+        (
+            ("--config-dir=.", "-cn=parameters", "env.max_episode_steps=9"),
+            [
+                f"++env.max_episode_steps=9,algorithm=ppo,env={env}"
+                for env in ("CartPole-v1", "Acrobot-v1")
+            ],
+        ),
+        (
+            ("experiment=ppo/CartPole-v1,ppo/Acrobot-v1", "env.max_episode_steps=9"),
+            [
+                f"++env.max_episode_steps=9,algorithm=ppo,experiment=ppo/{env}"
+                for env in ("CartPole-v1", "Acrobot-v1")
+            ],
+        ),
+        (
+            (ENV, "runner=dev,local", "runner.concurrency=1"),
+            [
+                f"algorithm=ppo,{ENV},runner.concurrency=1,runner={runner}"
+                for runner in ("dev", "local")
+            ],
+        ),
+    ],
+    ids=["values", "environments", "parameters", "experiments", "runners"],
+)
+def test_names_of_a_sweep_contain_plain_keys(
+    maze_run: CommandLine, given: tuple[str, ...], names: list[str]
+) -> None:
+    """Keys that exist in the configurations of all jobs have no `++`; other keys require it."""
+    parameters = {"env": "CartPole-v1,Acrobot-v1"}
+    text = json.dumps(
+        {"defaults": ["train", "_self_"], "hydra": {"sweeper": {"params": parameters}}}
+    )
+    (maze_run.folder / "parameters.yaml").write_text(text)
     subdir = "hydra.sweep.subdir=${hydra.job.override_dirname}"
-    assert maze_run(*SWEEP, *given, subdir) == 0
-    rows = list(csv.DictReader((maze_run.folder / "s/jobs.csv").read_text().splitlines()))
-    shared = "algorithm.lr=0.5,algorithm=ppo,env=CartPole-v1,seed=3,tracking.name=a"
-    assert [row["run_dir"] for row in rows] == [f"++env.kwargs.x={x},{shared}" for x in (1, 2)]
+    assert maze_run("-m", "algorithm=ppo", "hydra.sweep.dir=s", *given, subdir) == 0
+    rows = csv.DictReader((maze_run.folder / "s/jobs.csv").read_text().splitlines())
+    assert [row["run_dir"] for row in rows] == names

@@ -17,6 +17,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.experimental.callback import Callback
@@ -165,28 +166,25 @@ class SweepStart(Sweeper):
                 raise
 
     def _without_plus(self, arguments: Sequence[str]) -> list[str]:
-        """Remove `++` from overrides of existing settings, so that names contain the plain keys.
+        """Remove `++` from overrides of settings that exist in all jobs, so that names are plain.
 
         Examples of such names are `hydra.job.override_dirname` and the parameters of a sweeper.
         """
-        words = OverridesParser.create().parse_overrides(list(arguments))
-        fixed = [
-            x.input_line or "" for x in words if not (x.is_force_add() or x.is_sweep_override())
-        ]
+        loader, words = self._context.config_loader, self._parsed(arguments)
         given = OmegaConf.to_container(self._config.hydra.overrides.hydra)
         assert isinstance(given, list)
-        base = self._context.config_loader.load_configuration(
-            self._config.hydra.job.config_name,
-            [*given, *fixed],
-            RunMode.MULTIRUN,
-            validate_sweep_overrides=False,
-        )
-        plain = []
-        for word, override in zip(arguments, words, strict=True):
-            section, _, name = override.key_or_group.rpartition(".")
-            node = OmegaConf.select(base, section) if section else base
-            exists = override.is_force_add() and OmegaConf.is_dict(node) and name in node
-            plain.append(word.lstrip("+") if exists else word)
+        kept = [x for x in words if not x.is_force_add()]
+        is_group = loader.get_group_options
+        kept = [x for x in kept if not x.is_sweep_override() or is_group(x.key_or_group)]
+        [choices] = BasicSweeper.split_arguments(kept, None)
+        name = self._config.hydra.job.config_name
+        jobs = [loader.load_configuration(name, [*given, *own], RunMode.RUN) for own in choices]
+        plain, own_words = [], words[len(words) - len(arguments) :]
+        for word, override in zip(arguments, own_words, strict=True):
+            section, _, key = override.key_or_group.rpartition(".")
+            nodes = [OmegaConf.select(job, section) if section else job for job in jobs]
+            exists = all(OmegaConf.is_dict(node) and key in node for node in nodes)
+            plain.append(word.lstrip("+") if override.is_force_add() and exists else word)
         return plain
 
     def _claimed(self) -> Path:
@@ -240,9 +238,7 @@ class SweepStart(Sweeper):
 
     def _jobs(self, arguments: Sequence[str]) -> Iterator[Sequence[str]]:
         """Yield the overrides of each job."""
-        loader, params = self._context.config_loader, self._config.hydra.sweeper.params or {}
-        words = [*(f"{key}={value}" for key, value in params.items()), *arguments]
-        overrides = OverridesParser.create(config_loader=loader).parse_overrides(words)
+        loader, overrides = self._context.config_loader, self._parsed(arguments)
         for override in overrides:
             if override.is_discrete_sweep() and not [*override.sweep_string_iterator()]:
                 text = (override.input_line or "").partition("=")[2]
@@ -253,6 +249,13 @@ class SweepStart(Sweeper):
                 raise ConfigError(override.key_or_group, problem, text)
         [jobs] = BasicSweeper.split_arguments(overrides, None)
         yield from jobs
+
+    def _parsed(self, arguments: Sequence[str]) -> list[Override]:
+        """Return the parameters of the sweeper, followed by the overrides of the command line."""
+        params = OmegaConf.select(self._config, "hydra.sweeper.params") or {}
+        words = [*(f"{key}={value}" for key, value in params.items()), *arguments]
+        parser = OverridesParser.create(config_loader=self._context.config_loader)
+        return parser.parse_overrides(words)
 
 
 def job_config(

@@ -331,12 +331,13 @@ def results_directory(key: str, name: str | None, default_parent: Path) -> Itera
 
 
 def remove_content(directory: Path) -> None:
-    """Remove all files and folders in a directory, but not the directory."""
+    """Remove the files and folders in a directory, except open files on Windows."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
 
 
 @contextmanager

@@ -586,11 +586,11 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
 def _too_old(package: str) -> str | None:
     """Return the problem if an optional dependency is older than this package requires."""
     requirement = re.compile(rf"{re.escape(package)}(?:\[[^]]*\])?>=([\d.]+)")
-    for needed in filter(None, map(requirement.match, metadata.requires("maze-train") or ())):
-        try:
-            have = metadata.version(package)
-        except metadata.PackageNotFoundError:  # A folder in the search path.
-            return None
+    try:
+        needs, have = metadata.requires("maze-train") or (), metadata.version(package)
+    except metadata.PackageNotFoundError:  # A folder in the search path.
+        return None
+    for needed in filter(None, map(requirement.match, needs)):
         oldest, given = ([int(n) for n in re.findall(r"\d+", v)[:3]] for v in (needed[1], have))
         if given < oldest:
             return f'version {have} is too old: pip install --upgrade "{package}>={needed[1]}"'

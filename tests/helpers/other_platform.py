@@ -28,11 +28,11 @@ MISSING: dict[Any, tuple[str, ...]] = {
 DIRECTORIES = ("supports_dir_fd", "supports_fd", "supports_follow_symlinks")
 
 
-REPLACE, OPEN, KILL = os.replace, os.open, os.kill
+REPLACE, OPEN, KILL, UNLINK = os.replace, os.open, os.kill, os.unlink
 
 
 def hide() -> None:
-    """Remove modules and names, refuse to open directories, and to replace open files."""
+    """Remove modules and names, refuse to open directories, and to replace or remove open files."""
     for name in MODULES:
         sys.modules[name] = None  # type: ignore[assignment]
     for module, names in MISSING.items():
@@ -42,6 +42,7 @@ def hide() -> None:
         setattr(os, name, set())
     changed: Any = os
     changed.replace = changed.rename = replace_closed
+    changed.unlink = changed.remove = unlink_closed
     changed.open, changed.kill = open_file, kill_this
     shutil._use_fd_functions = False  # type: ignore[attr-defined]
     sys.platform = "other"
@@ -52,9 +53,21 @@ def replace_closed(source: Any, target: Any, **how: Any) -> None:
     if any(value is not None for value in how.values()):
         raise NotImplementedError("dir_fd unavailable on this platform")
     for path in (source, target):
-        if is_open(path):
-            raise PermissionError(13, "The process cannot access the file", str(path))
+        check_closed(path)
     REPLACE(source, target)
+
+
+def unlink_closed(path: Any, **how: Any) -> None:
+    """Remove a file if it is closed, or if it is a temporary file, opened for removal."""
+    if sys._getframe(1).f_globals["__name__"] != "tempfile":
+        check_closed(path)
+    UNLINK(path, **how)
+
+
+def check_closed(path: Any) -> None:
+    """Raise an error if this process has a file open."""
+    if is_open(path):
+        raise PermissionError(13, "The process cannot access the file", str(path))
 
 
 def open_file(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
