@@ -144,8 +144,9 @@ class Resumption:
             has_table: Whether the table must have a row for each epoch.
         """
         run = RunDirectory(self.directory)
+        # The checkpoint contains the rows that wait for the results of an evaluation.
+        last_epoch = checkpoint.epoch - len(checkpoint.state.get("rows", ()))
         try:
-            last_epoch = checkpoint.epoch - len(checkpoint.state.get("rows", ()))
             rows = run.rows(last_epoch)
         except RunDirectoryError as error:
             self._has_damaged_metrics = True

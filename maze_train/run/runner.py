@@ -289,14 +289,13 @@ class TrainingRunner:
         """
         config, leftover, is_first = self.config, run.results, self.processes.is_first
         parts = self._assembly.parts_of(self.processes)
-        settings = {"mode": selection_mode(self.builder), "settings": self.config_text}
-        store = parts.make_store(run.checkpoints, config.checkpoint, **settings)
+        mode, text = selection_mode(self.builder), self.config_text
+        store = parts.make_store(run.checkpoints, config.checkpoint, mode=mode, settings=text)
         earlier = self.resumption
         resumed = None if earlier is None else earlier.load(store, config)
         past = earlier.past_rows(resumed, config.tracking.csv) if earlier and resumed else ()
-        selection = build_selection(self.builder, model, run, self.config_text)
-        info = self._run_info(run, resumed, past)
-        tracker = Tracker(writers, info)
+        selection = build_selection(self.builder, model, run, text)
+        tracker = Tracker(writers, self._run_info(run, resumed, past))
         profiler = UpdateProfiler(config.tracking.profile if is_first else None, run.profile)
         clock = UpdateClock(self._notify_once)
         around = [clock.update, profiler.around]

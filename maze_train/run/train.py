@@ -94,14 +94,16 @@ def train(
     settings = {
         SHORT.get(name, name): value for name, value in {**settings, **(overrides or {})}.items()
     }
-    given: dict[str, Any]
     if isinstance(env, TrainConfig):
-        return _train_as_is(env, algorithm is None and not settings)
+        if algorithm is not None or settings:
+            problem = "a TrainConfig takes no other arguments; use dataclasses.replace(config, ...)"
+            raise ConfigError("train", problem)
+        return make_runner(env).run()
     if isinstance(env, Mapping) and env.keys() & {*TrainConfig.hints(), PRESETS}:
-        given = {} if algorithm is None else {"algorithm": algorithm}
-        settings = merged(env, {**given, **settings})
+        named = {} if algorithm is None else {"algorithm": algorithm}
+        settings = merged(env, {**named, **settings})
         env, algorithm = settings.pop("env", None), settings.pop("algorithm", None)
-    given = {} if env is None else {"env": env}  # Not needed for datasets.
+    given: dict[str, Any] = {} if env is None else {"env": env}  # Not needed for datasets.
     if not isinstance(env, str | Mapping | None):
         given["env"] = _changed(EnvFactory.from_any(env).config)
     if algorithm is None and settings.get("resume") not in (None, AUTO):
@@ -115,18 +117,6 @@ def train(
     if algorithm is not None or settings.get(PRESETS) is None:
         given["algorithm"] = algorithm or "ppo"
     return make_runner(load_config({**given, **settings})).run()
-
-
-def _train_as_is(config: TrainConfig, is_alone: bool) -> TrainingResult:
-    """Train with a complete configuration.
-
-    Raises:
-        ConfigError: If other arguments are given (`is_alone` is False).
-    """
-    if not is_alone:
-        problem = "a TrainConfig accepts no other arguments; use dataclasses.replace(config, ...)"
-        raise ConfigError("train", problem)
-    return make_runner(config).run()
 
 
 def _changed(config: EnvConfig) -> dict[str, Any]:
