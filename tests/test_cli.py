@@ -103,6 +103,8 @@ def test_what_is_given_is_what_the_runner_gets(
     [
         ((), "algorithm: choose one: algorithm=<name>\n  a2c     Synchronous advantage"),
         (("algorithm=ppo",), "env: choose one: env=<registered id> or env._target_="),
+        (("algoritm=ppo",), "algoritm = 'ppo': unknown; did you mean algorithm? allowed: env"),
+        (("algorithm=ppo", "evn=X-v0"), "evn = 'X-v0': unknown; did you mean env? allowed: env"),
         (("algorithm=pp0",), "algorithm = 'pp0': no such option; did you mean ppo? available:\n"),
         (("experiment=ppo/Cartpole-v1",), "did you mean ppo/CartPole-v1?"),
         (("algorithm=ppo", "env=CartPole-v7"), "no such environment; did you mean CartPole-v1"),

@@ -25,6 +25,7 @@ from maze_train.core.conversion import (
     join,
     key_of_field,
     subclass_named,
+    unknown_key,
     written,
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
@@ -158,6 +159,9 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
     """
     values = nested_values(TrainConfig, node)
     if values.get("algorithm") is None:
+        allowed = field_of_key(TrainConfig)
+        for key in (key for key in values if key not in allowed):  # It may be misspelt.
+            raise unknown_key(key, values[key], allowed)
         raise choose_one("algorithm")
     return load_settings(TrainConfig, values)
 
