@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
 import numpy as np
@@ -124,8 +124,8 @@ class EnvCall:
             ConfigError: If the method or attribute does not exist.
         """
         layers = list(layers_of(env))
-        inner: Any = layers[-1]
-        if any(map(self._is_in, layers)) or not callable(getattr(inner, "call", None)):
+        inner = layers[-1]
+        if any(map(self._is_in, layers)) or not isinstance(inner, CallableSingleEnvs):
             self.make(env)
         elif not all(inner.call("has_wrapper_attr", self.name)):
             raise self.unknown([*layers, *getattr(inner, "envs", [])[:1]])
@@ -158,6 +158,19 @@ class EnvCall:
         listed = f"; it has {', '.join(known)}" if known else ""
         problem = f"{name} and its wrappers have no such {kind}{did_you_mean(near)}{listed}"
         return ConfigError(self.key, problem, self.name)
+
+
+@runtime_checkable
+class CallableSingleEnvs(Protocol):
+    """Vector environment with single environments, such as Gymnasium's `SyncVectorEnv`."""
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Sequence[Any]:
+        """Call a method of every environment, or read an attribute; return all results."""
+        ...
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every environment."""
+        ...
 
 
 def layers_of(env: Any) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from maze_train.core.step_end import (
 from maze_train.envs import backends, faults
 from maze_train.envs.batch import episode_end, required_keys
 from maze_train.envs.building import close_all, closed_on_error
-from maze_train.envs.calls import EnvCall
+from maze_train.envs.calls import CallableSingleEnvs, EnvCall
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.facade import info_of, infos_by_key
 from maze_train.envs.lives import AtariLives
@@ -360,12 +360,19 @@ class SameStepVectorEnv(ThirdPartyVectorEnv):
         call.make_in_vector(self._env, self.num_envs)
 
     def _call_envs(self, name: str, args: Any, kwargs: Any) -> Sequence[Any]:
-        own: Any = self._env
-        return tuple(own.render() if name == "render" else own.call(name, *args, **kwargs))
+        if name == "render":
+            frames: Any = self._env.render()
+            return (None,) * self.num_envs if frames is None else frames
+        inner = self._env.unwrapped
+        if not isinstance(inner, CallableSingleEnvs):
+            return super()._call_envs(name, args, kwargs)
+        return inner.call(name, *args, **kwargs)
 
     def _set_attrs(self, name: str, values: Sequence[Any]) -> None:
-        own: Any = self._env
-        own.set_attr(name, list(values))
+        inner = self._env.unwrapped
+        if not isinstance(inner, CallableSingleEnvs):
+            return super()._set_attrs(name, values)
+        return inner.set_attr(name, list(values))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close and release the environment; some threads stop only after the release."""

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from toy_envs import FORKS
 
 from maze_train import SequentialVectorEnv, SubprocVectorEnv
@@ -24,10 +24,21 @@ def other(makers):
     return third_party_env(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
 
 
-MAKES = [SequentialVectorEnv, partial(SubprocVectorEnv, n_workers=2, start_method="fork"), other]
+def wrapped(makers):
+    """Return an adapter of a wrapped vector environment."""
+    env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    return third_party_env(VectorWrapper(env))
 
 
-@pytest.mark.parametrize("make", MAKES, ids=["sequential", "processes", "third-party"])
+MAKES = {
+    "sequential": SequentialVectorEnv,
+    "processes": partial(SubprocVectorEnv, n_workers=2, start_method="fork"),
+    "third-party": other,
+    "third-party, wrapped": wrapped,
+}
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_calls_and_attributes(make):
     """Values of all environments in order; one value for all, or one per environment."""
     with make(MAKERS) as env:
@@ -56,6 +67,17 @@ def test_calls_and_attributes(make):
             use()
 
 
+def test_vector_environments_without_single_environments():
+    """Calls are not supported, and frames are None without a render mode."""
+    inner = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
+    with third_party_env(inner) as env:
+        for use in (partial(env.call, "gravity"), partial(env.set_attr, "gravity", 1.0)):
+            with pytest.raises(EnvError, match=r"\('gravity'\): not supported by"):
+                use()
+        with pytest.warns(UserWarning, match="render"):
+            assert env.render() == (None, None)
+
+
 def test_videos_are_recorded(tmp_path):
     """By Gymnasium's wrapper for vector environments."""
     pytest.importorskip("moviepy")
@@ -69,7 +91,7 @@ def test_videos_are_recorded(tmp_path):
     assert len([*tmp_path.glob("*.mp4")]) == 1
 
 
-@pytest.mark.parametrize("make", MAKES[:2], ids=["sequential", "processes"])
+@pytest.mark.parametrize("make", ["sequential", "processes"])
 def test_a_replay_loop_stores_what_gymnasium_gives(make):
     """Observations before and after each step, with final observations and episode infos."""
 
@@ -88,7 +110,7 @@ def test_a_replay_loop_stores_what_gymnasium_gives(make):
         env.close()
         return found, lengths
 
-    found, lengths = transitions(make(MAKERS))
+    found, lengths = transitions(MAKES[make](MAKERS))
     for before, after, rewards, terminated in found:
         assert not (before == after).all(axis=1).any()
         assert rewards.tolist() == [1.0] * 3
