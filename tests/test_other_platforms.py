@@ -17,6 +17,8 @@ import importlib, pkgutil
 from pathlib import Path
 import maze_train
 from maze_train import ConfigError, load_policy, train
+from maze_train.core.files import one_at_a_time, process_runs
+from maze_train.workers.backends import available_cores
 from run_cases import settings
 for module in pkgutil.walk_packages(maze_train.__path__, "maze_train."):
     if not module.name.endswith("__main__"):
@@ -45,6 +47,8 @@ for setting in refused:
         assert "runner: worker processes require Linux or macOS" in str(error), error
     else:
         raise AssertionError(setting)
+with one_at_a_time(Path()):
+    assert available_cores() > 0 and process_runs(1)
 """
 
 COMMAND = """

@@ -110,20 +110,23 @@ def test_a_failure_leaves_no_empty_directory(
     assert len(list(tmp_path.iterdir())) == (2 if writes and not str(name).startswith("m") else 1)
 
 
-@pytest.mark.parametrize("has_file", [False, True])
+@pytest.mark.parametrize(
+    ("given", "written"), [([], []), (["notes.txt"], []), ([], ["config.yaml"])]
+)
 def test_a_run_that_does_not_start_leaves_the_directory_of_the_user(
-    tmp_path: Path, has_file: bool
+    tmp_path: Path, given: list[str], written: list[str]
 ) -> None:
-    """New files are removed from a directory that was empty; the directory is kept."""
+    """New files are removed from a directory that was empty, unless the settings were written."""
     own = tmp_path / "own"
     own.mkdir(mode=0o750)
-    if has_file:
-        (own / "notes.txt").touch()
+    for name in given:
+        (own / name).touch()
     before = own.stat()
     with pytest.raises(KeyboardInterrupt), RunDirectory.new(str(own), tmp_path) as run:
-        fail_in(run.path, ["metrics.csv", "best/policy.pt"])
+        fail_in(run.path, [*written, "metrics.csv", "best/policy.pt"])
     assert (own.stat().st_ino, own.stat().st_mode) == (before.st_ino, before.st_mode)
-    left = {"notes.txt", "metrics.csv", "best", ".lock"} if has_file else set()
+    kept = {*given, *written}
+    left = {*kept, "metrics.csv", "best", ".lock"} if kept else set()
     assert {path.name for path in own.iterdir()} == left
 
 

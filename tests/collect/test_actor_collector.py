@@ -28,7 +28,7 @@ from rollouts_compared import assert_same_rollouts
 
 from maze_train.collect.actor_collector import ActorCollector
 from maze_train.collect.actors import DistributedActors
-from maze_train.collect.collector import RolloutCollector
+from maze_train.collect.collector import RolloutCollector, SingleModule
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError, WorkerError
 from maze_train.core.seeding import EpisodeSeeds, Seeds
@@ -224,8 +224,11 @@ class Forgetful(ActorEnv):
     [ThisProcess(), pytest.param(processes(2, on_worker_failure="restart"), marks=slow)],
     ids=["here", "processes"],
 )
-def test_environments_that_can_not_be_put_back(start, backend):
-    """Environments that cannot be restored raise an error or, if allowed, begin new episodes."""
+def test_environments_that_can_not_be_put_back(start, backend, monkeypatch):
+    """Environments that cannot be restored raise an error or, if allowed, begin new episodes.
+
+    The unfinished turns of aborted episodes are dropped.
+    """
     first, model = start(Forgetful, backend)
     first.collect_steps(model)
     state = first.state_dict()
@@ -235,8 +238,16 @@ def test_environments_that_can_not_be_put_back(start, backend):
     with pytest.raises(EnvError, match=r"could not be restored.*checkpoint\.allow_new_episodes"):
         second.load_state_dict(state)
     third, _ = start(Forgetful, backend, allow_new_episodes=True)
+    told = []
+    monkeypatch.setattr(
+        SingleModule, "load_state_dict", lambda own, state, lost: told.append(lost.tolist())
+    )
     assert third.load_state_dict(state).tolist() == running
     assert any(running)
+    *of_actors, of_all = told
+    assert of_all == running
+    times = 2 if isinstance(backend, ThisProcess) else 1  # here, also in the actors themselves
+    assert sum(map(sum, of_actors)) == times * sum(running)
 
 
 # -- failures ----------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ from actor_envs import ACTIONS, ActorEnv, stacked_env
 from rollouts_compared import assert_same_rollouts
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
-from maze_train.collect.collector import RolloutCollector
+from maze_train.collect.collector import RolloutCollector, SingleModule
+from maze_train.collect.gathering import GatheringCollector
 from maze_train.core.errors import SpaceError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.third_party import third_party_env
+from maze_train.learner.parallel import RANKS, SingleProcess
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.spaces.describe import unflatten_value
@@ -216,10 +218,28 @@ class Forgetful(ActorEnv):
         return super().observe(*args) + self.offset
 
 
+class NotedTurns(SingleModule):
+    """Turns that store which episodes were aborted."""
+
+    def load_state_dict(self, state, lost):
+        """Store `lost`."""
+        self.lost = lost.tolist()
+
+
+class TwoProcesses(SingleProcess):
+    """Two processes with equal values."""
+
+    count = 2
+
+    def gather(self, value):
+        """Return the value of each process."""
+        return [value, value]
+
+
 def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
     """Loss of episodes on restore raises an error unless allowed; then only these are reset.
 
-    The recurrent state of lost episodes is reset; others continue.
+    The recurrent state and the turns of lost episodes are reset; others continue.
     """
     env = SequentialVectorEnv([Forgetful] * B)
     model = make_model(env, RecurrentConfig(cell="gru", size=4))
@@ -231,7 +251,11 @@ def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
     with pytest.raises(EnvError, match=r"environment 2 .*checkpoint\.allow_new_episodes"):
         RolloutCollector(again, T, env_seed=5, action_seed=7).load_state_dict(state)
     second = RolloutCollector(again, T, env_seed=5, action_seed=7, allow_new_episodes=True)
-    assert second.load_state_dict(state).tolist() == [False, False, True]
+    second.turns, both = NotedTurns(), GatheringCollector(TwoProcesses(), second)
+    both.turns = NotedTurns()
+    aborted = both.load_state_dict({RANKS: [state] * 2})
+    assert aborted.tolist() == both.turns.lost == [False, False, True] * 2
+    assert second.turns.lost == [False, False, True]
     assert second.episodes.returns.tolist() == [100.0, 100.0, 0.0]
     rollout, _ = second.collect_steps(model)
     assert torch.equal(rollout.hidden_states[0, :2], state["memory"][:2])

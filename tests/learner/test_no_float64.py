@@ -10,8 +10,14 @@ from no_float64 import SimulatedMps
 
 MPS = {"algorithm.device": "mps", "checkpoint.interval": 0, **run_cases.TWO_EPOCHS}
 RUNS = {
-    "ppo": {"algorithm.lr": "linear_0.01", "algorithm.entropy_coef": "linear_0.01"},
+    "ppo": {
+        "algorithm.lr": "linear_0.01",
+        "algorithm.entropy_coef": "linear_0.01",
+        "algorithm.optimizer": {"_target_": "torch.optim.Adam", "fused": True},
+    },
     "ppo, normalised": {"model.distributions.Box": "beta"},  # adaptive learning rate
+    "ppo, simulator": {},
+    "es, normalised": {},
     "td3, several boxes": {},
     "dqn, all options": {},
     "bc": {},

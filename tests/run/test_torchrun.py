@@ -417,9 +417,10 @@ def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) 
     ("error", "expected"),
     [
         (RuntimeError("reset by peer"), ProcessesLostError),
+        (dist.DistNetworkError("no answer"), ProcessesLostError),
         (torch.OutOfMemoryError("no memory"), None),
     ],
-    ids=["connection", "memory"],
+    ids=["connection", "network", "memory"],
 )
 def test_errors_of_an_exchange(
     launched: Any, error: RuntimeError, expected: type[Exception] | None

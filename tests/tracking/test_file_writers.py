@@ -153,7 +153,7 @@ FINISHING = [CSVWriter, TensorBoardWriter, JSONSummaryWriter, LearningCurveWrite
 @pytest.mark.parametrize("reason", ["error", "total_steps"])
 @pytest.mark.parametrize("kind", FINISHING)
 def test_a_run_that_ends_before_its_first_row(
-    kind: type[MetricsWriter], reason: str, tmp_path: Path
+    kind: type[MetricsWriter], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Writers finish without a row, even if a callback has logged text."""
     summary = TrainingSummary(reason, 0, 1, 64, 1.0, 64.0, math.nan, 0, math.nan)
@@ -164,8 +164,10 @@ def test_a_run_that_ends_before_its_first_row(
     writer.sync()
     writer.finish(replace(summary, final_test={"best": test}).as_dict())
     writer.close()
-    assert not (tmp_path / "metrics.csv").exists()
-    assert (tmp_path / "summary.json").exists() == (kind is JSONSummaryWriter)
+    files = {path.name.partition(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {JSONSummaryWriter: {"summary"}, TensorBoardWriter: {"events"}}.get(kind, set())
+    is_shown = kind is ConsoleWriter and reason == "total_steps"
+    assert bool(capsys.readouterr().out) == is_shown
 
 
 def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def stop_at(number, saved):
 
 @pytest.mark.parametrize("number", OF_SCHEDULER)
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_the_handler_of_a_scheduler_is_called_at_the_end(number, is_nested):
+def test_the_handler_of_a_scheduler_is_called_at_the_end(number, is_nested, capsys):
     """Once, after the run was saved; where it ends the process, with its code."""
     told = []
 
@@ -132,14 +132,16 @@ def test_the_handler_of_a_scheduler_is_called_at_the_end(number, is_nested):
         told.append((given, saved.copy()))
         raise SystemExit(75)
 
-    saved = []
+    outer, saved = Interruption(), []
     before = signal.signal(number, requeue)
     try:
-        with pytest.raises(Preempted) as caught, Interruption() if is_nested else nullcontext():
+        surrounding = outer if is_nested else nullcontext()
+        with pytest.raises(Preempted) as caught, surrounding, outer.deferred():
             stop_at(number, saved)
         assert told == [((number, None), ["checkpoint"])]
         assert caught.value.code == 75
         assert signal.getsignal(number) is requeue
+        assert capsys.readouterr().err.count("finishing the update") == 1
     finally:
         signal.signal(number, before)
 
