@@ -330,6 +330,7 @@ class EnvSlice(Worker):
                 self._forget_earlier_episodes(i)
             elif not self._has_begun[i]:
                 env.reset(seed=0)  # Some methods require a running episode.
+                self._has_begun[i] = True
             for call in calls:
                 call.make(env, may_draw=offers)
             if plays_anew:

@@ -284,7 +284,7 @@ def test_calls_that_fail_in_workers() -> None:
 
 
 def test_new_environments_are_reset_before_a_call() -> None:
-    """New environments are reset before calls, since methods may use the state of an episode."""
+    """Before the first call, since methods may use the state of an episode, and only then."""
 
     class InAnEpisode(LevelEnv):
         def set_level(self, *level: float, bonus: float = 0.0) -> None:
@@ -292,6 +292,12 @@ def test_new_environments_are_reset_before_a_call() -> None:
 
     with PooledVectorEnv([InAnEpisode]) as env:
         env.make_calls([LEVEL_2])
+    calls = [LEVEL_2, EnvCall("draw_level"), EnvCall("draw_level")]
+    with PooledVectorEnv([KeptLevelEnv]) as at_once, PooledVectorEnv([KeptLevelEnv]) as in_turn:
+        at_once.make_calls(calls)
+        for number in (1, 2, 3):
+            in_turn.make_calls(calls[:number])
+        assert at_once.own_states() == in_turn.own_states()
 
 
 def test_an_error_of_a_call_names_the_environment() -> None:

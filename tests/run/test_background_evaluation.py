@@ -75,6 +75,10 @@ def counted(**how: Any) -> dict[str, Any]:
     return {"evaluation.evaluators": [{"_target_": f"{HERE}.Counted", **how}]}
 
 
+CALLS: dict[str, Any] = {
+    "env": {"_target_": "called_envs.KeptLevelEnv"},
+    "callbacks": [{"_target_": "called_envs.Caller", "draws": True}],
+}
 SAME: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", {"model.normalization.mode": "running", **counted()}),
     "ppo, steps": (
@@ -82,14 +86,7 @@ SAME: dict[str, tuple[str, dict[str, Any]]] = {
         {"algorithm.epoch_length": 4, "evaluation.interval_steps": 50, "total_steps": 448},
     ),
     "interval": ("ppo", {"evaluation.interval": 2, "total_steps": 320}),
-    "calls, own states": (
-        "ppo",
-        {
-            "env": {"_target_": "called_envs.KeptLevelEnv"},
-            "evaluation.concurrency": 1,
-            "callbacks": [{"_target_": "called_envs.Caller", "draws": True}],
-        },
-    ),
+    "calls, own states": ("ppo", {**CALLS, "evaluation.concurrency": 1}),
     "sac": ("sac", {}),
     "es": ("es", {"model.normalization.mode": "running"}),
     "impala": ("impala", {"total_steps": 288}),
@@ -183,7 +180,7 @@ def test_killed_runs_repeat_the_pending_evaluation(
     moment: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
     """Evaluation environments with their own states are restored, too."""
-    given = {**FORK, **ASYNC, **more, "env": {"_target_": "called_envs.KeptLevelEnv"}}
+    given = {**FORK, **ASYNC, **CALLS, **more}
     assert run_in_child(settings("ppo", tmp_path / "straight", **given)) == 0
     killed = settings("ppo", tmp_path / "killed", resume="auto", **given)
     call = {"rollout": 50, "update": 17, "writing": 2, "saving": 3}[moment]
