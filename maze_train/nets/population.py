@@ -176,6 +176,7 @@ class BatchedPopulation(Population):
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__(model, row_blocks(count))
+        self._count = count
         self._row_at, self._place_of = np.arange(self.rows), np.arange(self.rows)
         self._active: list[int] = []
         policies: Any = policies_of(model)
@@ -191,7 +192,8 @@ class BatchedPopulation(Population):
         """Choose the actions of some copies, for all agents; see `Population.act`."""
         if rows != self._active:
             self._activate(rows)
-        obs = tree_map(lambda x: x.index_select(0, self._observed), obs)
+        if (observed := self._observed) is not None:
+            obs = tree_map(lambda x: x.index_select(0, observed), obs)
         params = self._params(len(rows), obs)
         if self._order is not None:
             params = params.index_select(0, self._order)
@@ -200,20 +202,30 @@ class BatchedPopulation(Population):
         return acted_with(self.model.distribution, params, self._state, noise, deterministic)
 
     def _activate(self, rows: Sequence[int]) -> None:
-        """Move active copies to the front, and store the mapping between rows and memory order."""
-        self._active, count = list(rows), len(rows)
-        places = self._place_of[self._active]
-        behind, free = places[places >= count], np.setdiff1d(np.arange(count), places)
-        new, old = np.concatenate([free, behind]), np.concatenate([behind, free])
+        """Move active copies to the front, and store the mapping between rows and memory order.
+
+        Once all copies are active, their memory order is the order of the rows.
+        """
+        self._active, active, count = list(rows), np.asarray(rows), len(rows)
+        if count == self._count:
+            new, old = np.arange(self.rows), self._place_of.copy()
+        else:
+            is_active = np.zeros(self.rows, bool)
+            is_active[active] = True
+            is_active = is_active[self._row_at]
+            free = np.flatnonzero(~is_active[:count])
+            behind = count + np.flatnonzero(is_active[count:])
+            new, old = np.concatenate([free, behind]), np.concatenate([behind, free])
         self._weights[new] = self._weights[old]
         self._row_at[new] = self._row_at[old]
         self._place_of[self._row_at] = np.arange(self.rows)
-        size, lying, order = row_blocks(count), self._row_at[:count], self._place_of[self._active]
-        # `np.resize` repeats the copies until the last block is full.
-        self._observed = torch.from_numpy(np.resize(lying, size))
-        self._state = torch.zeros(size, 0)
-        is_in_order = np.array_equal(lying, self._active)
-        self._order = None if is_in_order else torch.from_numpy(np.resize(order, size))
+        lying, order = self._row_at[:count], self._place_of[active]
+        filled = np.arange(row_blocks(count)) % count  # repeats copies until the last block is full
+        self._state = torch.zeros(len(filled), 0)
+        is_in_order = np.array_equal(lying, active)
+        self._order = None if is_in_order else torch.from_numpy(order[filled])
+        is_whole = is_in_order and len(filled) == self._count
+        self._observed = None if is_whole else torch.from_numpy(lying[filled])
 
     def _params(self, count: int, obs: TensorTree) -> Tensor:
         """Return the distribution parameters of the first copies in memory order."""

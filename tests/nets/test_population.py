@@ -259,24 +259,25 @@ def test_rows_do_not_depend_on_others(case):
 # -- rows that pause -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("n", [4, 32])
 @pytest.mark.parametrize("case", ["box tanh", "own", "gru of 33", "two layers", "remembering rule"])
-def test_pausing(case):
+def test_pausing(case, n):
     """Copies keep weights and hidden state while other rows are computed."""
     model, space = model_of(case)
-    copies = Copies(model, space)
-    expected = copies.play(build_population(model, 4), range(4))
-    population = build_population(model, 4)
-    copies.play(population, [4, 5, 4, 5])
-    for row in range(4):
+    copies = Copies(model, space, n + 2)
+    expected = copies.play(build_population(model, n), range(n))
+    population = build_population(model, n)
+    copies.play(population, [n, n + 1] * (n // 2))
+    for row in range(n):
         population.weights_of(row)[:] = copies.weights[row]
         population.forget(row)
-    steps = dict.fromkeys(range(4), 0)
-    for rows in ([0, 1, 2, 3], [1, 3], [3], [0, 2], [0, 1, 2]):
-        for t in {steps[row] for row in rows}:
-            own = [row for row in rows if steps[row] == t]
-            assert torch.equal(copies.step(population, {k: k for k in own}, t), expected[own, t])
-        steps |= {row: steps[row] + 1 for row in rows}
-        for row in range(4):
+    steps = dict.fromkeys(range(n), 0)
+    for playing in ({0, 1, 2, 3}, {1, 3}, {2}, {0}, {0, 1, 2, 3}):
+        rows = [row for row in range(n) if row % 4 in playing]
+        (t,) = {steps[row] for row in rows}
+        assert torch.equal(copies.step(population, {k: k for k in rows}, t), expected[rows, t])
+        steps |= dict.fromkeys(rows, t + 1)
+        for row in range(n):
             np.testing.assert_array_equal(population.weights_of(row), copies.weights[row])
 
 
