@@ -105,12 +105,12 @@ def _by_key(
     return columns
 
 
-def _converted(key: str, value: Any, convert: Callable[[Any], Any]) -> Any:
+def _converted(key: str, value: object, convert: Callable[[Any], Any]) -> Any:
     try:
         return convert(value)
     except (ValueError, TypeError) as error:
         raise ShapeError(f"{key!r} is not an array: {error}") from error
 
 
-def _tensor(value: Any) -> Tensor:
+def _tensor(value: object) -> Tensor:
     return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))

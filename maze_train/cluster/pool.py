@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from maze_train.cluster.session import LOOK_S, RaySession, RaySettings
 from maze_train.cluster.worker import RayWorker, Reply, Span, fill, flat, spans_of
 from maze_train.workers.backends import available_cores
-from maze_train.workers.pool import PrivateMemory, WorkerFailedError, WorkerPool, WorkerSpecs
+from maze_train.workers.pool import (
+    Memory,
+    PrivateMemory,
+    WorkerFailedError,
+    WorkerPool,
+    WorkerSpecs,
+)
 from maze_train.workers.process import pack
 from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePool, RemoteWorker
 
@@ -83,11 +89,11 @@ class RemoteActor(RemoteWorker):
         result = self._handle.call.remote(method, content, numbers, sent, self._mail, forgotten)
         self.pending.append((result, method))
 
-    def _at_once(self, method: Any, *args: Any) -> Any:
+    def _at_once(self, method: Any, *args: object) -> Any:
         """Call a method of the actor without waiting for the running call."""
         return method.options(concurrency_group=SIDE).remote(*args)
 
-    def write(self, number: int, published: Any) -> None:
+    def write(self, number: int, published: object) -> None:
         """Send published data, which arrives before all later calls."""
         self._mail += 1
         self._at_once(self._handle.write, number, published)
@@ -237,7 +243,7 @@ class RayPool(RemotePool[RemoteActor]):
         self._release = weakref.finalize(self, session.release)
         self._release.atexit = False  # At exit, `close` runs first and releases the session.
         self._session, self._ray = session, session.ray
-        self._memories: dict[int, Any] = {}
+        self._memories: dict[int, Memory] = {}
         self._numbers: dict[int, int] = {}
         self._counter = count()
         self._published: dict[int, Any] = {}
@@ -279,7 +285,7 @@ class RayPool(RemotePool[RemoteActor]):
         finally:
             self._new = ""
 
-    def _given(self, index: int, memory: object) -> int:
+    def _given(self, index: int, memory: Memory) -> int:
         """Return the id of memory; send its published content to the worker if necessary."""
         is_new = id(memory) not in self._numbers
         number = self._number_of(memory)
@@ -337,7 +343,7 @@ class RayPool(RemotePool[RemoteActor]):
         self._number_of(memory)
         return memory
 
-    def _number_of(self, memory: object) -> int:
+    def _number_of(self, memory: Memory) -> int:
         """Return the id of memory; valid until the memory is closed."""
         number = self._numbers.get(id(memory))
         if number is None:
@@ -358,11 +364,11 @@ class RayPool(RemotePool[RemoteActor]):
                 actor.memories.remove(number)
                 actor.forgotten.append(number)
 
-    def sends(self, index: int, memory: object, arrays: Iterable[Array]) -> None:
+    def sends(self, index: int, memory: Memory, arrays: Iterable[Array]) -> None:
         """Send views of memory with each call of a worker."""
         self._links[index] += spans_of(arrays, {self._number_of(memory): memory})
 
-    def publish(self, memory: object, arrays: Iterable[Array]) -> None:
+    def publish(self, memory: Memory, arrays: Iterable[Array]) -> None:
         """Publish views of memory in the object store; each machine fetches them once."""
         self._check_open()
         number = self._number_of(memory)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
 from maze_train.core.notices import warn
-from maze_train.workers.pool import PrivateMemory, Worker
+from maze_train.workers.pool import Memory, PrivateMemory, Worker
 from maze_train.workers.process import (
     BEATS,
     CALLING,
@@ -64,7 +64,7 @@ class RayWorker:
         self._context = ProcessContext(index, PrivateMemory(PAGE_NBYTES), lambda: False)
         self._worker = Worker()
         self._failure: dict[str, Any] | None = None
-        self._memories: dict[int, Any] = {}
+        self._memories: dict[int, Memory] = {}
         self._arrival = threading.Condition()
         self._arrived = 0
         self._mail: dict[int, list[Span]] = {}
@@ -109,8 +109,8 @@ class RayWorker:
 
     def _call(
         self, method: str, content: bytes, numbers: list[int], sent: list[Span], mail: int
-    ) -> Any:
-        def memory_of(k: int, nbytes: int) -> Any:
+    ) -> object:
+        def memory_of(k: int, nbytes: int) -> Memory:
             return self._memories.setdefault(numbers[k], PrivateMemory(nbytes))
 
         args = unpack(content, memory_of)
@@ -144,7 +144,7 @@ class RayWorker:
         self._worker = Worker()
         return self._reply(lambda: None)
 
-    def _no_memory(self, k: int, nbytes: int) -> Any:
+    def _no_memory(self, k: int, nbytes: int) -> NoReturn:
         raise TypeError("memory can only be an argument of calls")
 
     def write(self, number: int, spans: list[tuple[int, Array]]) -> None:
@@ -163,7 +163,7 @@ class RayWorker:
         return self._context.numbers[BEATS], self._context.numbers[STEPS]
 
 
-def flat(memory: Any) -> Array:
+def flat(memory: Memory) -> Array:
     """Return memory as a flat array of bytes."""
     return np.frombuffer(memory.buffer, np.uint8)
 
@@ -173,7 +173,7 @@ def address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def spans_of(arrays: Iterable[Array], memories: dict[int, Any]) -> list[Span]:
+def spans_of(arrays: Iterable[Array], memories: dict[int, Memory]) -> list[Span]:
     """Return the spans of contiguous arrays in their memory.
 
     Arrays over released memory are skipped.
@@ -188,7 +188,7 @@ def spans_of(arrays: Iterable[Array], memories: dict[int, Any]) -> list[Span]:
     return found
 
 
-def fill(spans: Iterable[Span], memories: dict[int, Any]) -> None:
+def fill(spans: Iterable[Span], memories: dict[int, Memory]) -> None:
     """Write spans into memory."""
     for number, start, content in spans:
         flat(memories[number])[start : start + len(content)] = content

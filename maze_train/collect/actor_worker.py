@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from gymnasium import Space
 from torch import nn
 
 from maze_train.collect.collector import RolloutCollector
@@ -28,7 +29,7 @@ from maze_train.nets.joint import JointModel
 from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_space
 from maze_train.workers.backends import Pickled
-from maze_train.workers.pool import Worker, WorkerContext, check_spaces
+from maze_train.workers.pool import Memory, Worker, WorkerContext, check_spaces
 
 HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1
@@ -247,7 +248,7 @@ class ActorPolicy:
     keeps_terminal_obs: bool = False
     returns_states: bool = False
 
-    def columns(self, model: nn.Module, observation_space: Any, num_envs: int) -> Columns:
+    def columns(self, model: nn.Module, observation_space: Space[Any], num_envs: int) -> Columns:
         """Return the columns of the rollouts of an actor.
 
         Args:
@@ -345,8 +346,8 @@ class ActorWorker(Worker):
         spaces: tuple[Any, Any],
         seeds: Sequence[tuple[int, int]],
         states: Sequence[dict[str, Any] | None],
-        weights: Any,
-        slots: Any,
+        weights: Memory,
+        slots: Memory,
     ) -> list[tuple[Array, bool] | None]:
         """Set the policy. Each rollout loads the newest published weights.
 

@@ -141,7 +141,7 @@ class Episodes(ABC):
     num_envs: int
     agents: Sequence[str]
     playing: list[int]
-    obs: Any
+    obs: ArrayTree
     rewards: Array
     end: Array
 

@@ -160,7 +160,7 @@ class PlayerWorker(Worker):
         """Return the observation and action space of one environment."""
         return self._envs.observation.space, self._envs.action.space
 
-    def set_agent(self, make_agent: Pickled[Callable[..., RowAgent]], *args: Any) -> None:
+    def set_agent(self, make_agent: Pickled[Callable[..., RowAgent]], *args: object) -> None:
         """Set the agent.
 
         Args:
@@ -174,7 +174,7 @@ class PlayerWorker(Worker):
         """Make the new calls, see `EnvSlice.make_calls`."""
         self._envs.make_calls(calls)
 
-    def begin_round(self, calls: Sequence[EnvCall], *args: Any) -> None:
+    def begin_round(self, calls: Sequence[EnvCall], *args: object) -> None:
         """Make the new calls, and notify the agent that a round begins."""
         assert self._runner is not None, "set_agent() comes first"
         self.make_calls(calls)
@@ -273,7 +273,7 @@ class PlayerPool:
         task_of: Callable[[int], EpisodeTask],
         limit_of: Callable[[int], int],
         on_step: Callable[[int], object],
-        *args: Any,
+        *args: object,
     ) -> Generator[PlayedEpisode, None, None]:
         """Run a round of episodes.
 
@@ -456,7 +456,7 @@ def checked_seeds(seeds: Iterable[Any]) -> list[int]:
     return checked
 
 
-def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
+def agent_maker(policy: object, deterministic: bool = True) -> MakeAgent:
     """Return a factory of agents for any supported policy.
 
     Args:
@@ -476,7 +476,7 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
     return partial(PolicyAgent, partial(copy.deepcopy, UserPolicy(policy).policy))
 
 
-def model_of(policy: Any) -> nn.Module | None:
+def model_of(policy: object) -> nn.Module | None:
     """Return the acting model: the policy, or the attribute `model`, or None."""
     for model in (policy, member_of(policy, "model")):
         if isinstance(model, nn.Module) and acts(model):
@@ -484,7 +484,7 @@ def model_of(policy: Any) -> nn.Module | None:
     return None
 
 
-def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
+def spaces_of_policy(policy: object) -> tuple[Any, Any]:
     """Return the observation and action space declared by a policy; None for undeclared spaces."""
     if isinstance(policy, type):
         return None, None
@@ -540,7 +540,7 @@ class RolloutGenerator(RolloutPlayer):
     def __init__(
         self,
         env: str | EnvConfig | EnvFactory | Callable[..., gymnasium.Env[Any, Any]],
-        policy: Any = RANDOM,
+        policy: object = RANDOM,
         *,
         deterministic: bool = True,
         concurrency: int = 8,
@@ -554,7 +554,7 @@ class RolloutGenerator(RolloutPlayer):
         check_at_least("concurrency", concurrency, 1)
         check_at_least("n_workers", n_workers, 0)
         check_at_least("seed", seed, 0)
-        factory: Any = EnvFactory.from_any(env).for_evaluation()
+        factory: EnvFactory | BoundedEnvFactory = EnvFactory.from_any(env).for_evaluation()
         if max_episode_steps is not None:
             check_at_least("max_episode_steps", max_episode_steps, 1)
             factory = BoundedEnvFactory(factory, max_episode_steps)

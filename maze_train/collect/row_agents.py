@@ -87,7 +87,7 @@ class PopulationAgent(RowAgent):
 
     def _observe(self) -> TensorTree:
         """Return the observations of all environments as network inputs, `[n, ...]`."""
-        columns: Any = self._envs.obs
+        columns = self._envs.obs
         return as_tensors(self._space, columns.get("", columns))
 
     def _choose(self, obs: TensorTree, rows: list[int]) -> TensorTree:
@@ -206,7 +206,7 @@ class PolicyAgent(RowAgent):
                 columns[key][i] = value
         return columns[""] if self._action.is_single else columns
 
-    def _checked(self, row: int, action: Any) -> list[tuple[str, Array]]:
+    def _checked(self, row: int, action: object) -> list[tuple[str, Array]]:
         """Return the components of an action, with the dtypes of the space."""
         try:
             parts = self._action.read(action)
@@ -239,7 +239,7 @@ def random_agent(envs: EnvSlice) -> PolicyAgent:
     return PolicyAgent(partial(UniformPolicy, envs.observation.space, envs.action.space), envs)
 
 
-def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:
+def converted_action(part: object, leaf: spaces.Space[Any]) -> Array:
     """Convert a component of an action to the dtype of its space.
 
     Raises:

@@ -37,7 +37,7 @@ class UniformPolicy:
         self._action.space.seed(seeds.integer("actions") % 2**31)
         self._generator = seeds.generator("legal actions")
 
-    def act(self, observation: Any) -> Any:
+    def act(self, observation: object) -> Any:
         """Sample a random action.
 
         Raises:

@@ -35,6 +35,7 @@ from maze_train.core.types import (
 from maze_train.spaces.columns import Columns, Spec, leaves_of, padded
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import part_of
+from maze_train.workers.pool import Memory
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,7 @@ def slot_nbytes(columns: Columns) -> int:
     return padded(columns.nbytes, PAGE)
 
 
-def slots_in(memory: Any, columns: Columns) -> list[RolloutStorage]:
+def slots_in(memory: Memory, columns: Columns) -> list[RolloutStorage]:
     """Divide memory into as many rollout slots as fit.
 
     Args:

@@ -281,7 +281,7 @@ class _Turns:
         end = _at(self.end, numbers).masked_fill_(~is_turn, StepEnd.WAITING)
         valid = is_transition(end)
         has_final = has_ended(end) if keeps_terminal_obs else end == StepEnd.TRUNCATED
-        obs: Any = self._taken("obs", times)
+        obs = self._taken("obs", times)
         # Order final observations by agent.
         owners, at, envs = self._by_agent(has_final).transpose(0, 1).nonzero().unbind(1)
         columns = owners * self._num_envs + envs

@@ -266,7 +266,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
             "truncated": self._flags(cut),
         }, total
 
-    def _show_last(self, agent: str, obs: Any, is_cut: bool) -> bool:
+    def _show_last(self, agent: str, obs: object, is_cut: bool) -> bool:
         """Set the final observation of an agent if it is finite; return whether it was set.
 
         Raises:
@@ -344,7 +344,7 @@ class _Seat:
         if masks is not None:
             self._write_acting = masked_writer(self._write, masks, self._columns)
 
-    def show(self, obs: Any, *, acts: bool) -> Any:
+    def show(self, obs: object, *, acts: bool) -> Any:
         """Return a copy of an observation, with the dtypes of the agent's space."""
         try:
             (self._write_acting if acts else self._write)(0, obs)
@@ -386,7 +386,7 @@ def nearest_to_zero(leaf: Any) -> Any:
     return np.full(leaf.shape or (), start, leaf.dtype)
 
 
-def check_form(turn: Any) -> None:
+def check_form(turn: object) -> None:
     """Check that the result of a reset or step is a `Turn`.
 
     Raises:
@@ -405,7 +405,7 @@ def check_form(turn: Any) -> None:
             raise EnvError(f"{name} of the Turn is {shortened(ends)}: {problem}")
 
 
-def check_mapping(what: str, value: Any) -> None:
+def check_mapping(what: str, value: object) -> None:
     """Check that a value is a mapping keyed by agent.
 
     Raises:
@@ -415,7 +415,7 @@ def check_mapping(what: str, value: Any) -> None:
         raise EnvError(f"{what} is {shortened(value)}: expected a dict by agent")
 
 
-def shortened(value: Any) -> str:
+def shortened(value: object) -> str:
     """Return a value as a string of limited length."""
     return textwrap.shorten(f"{type(value).__name__} {value!r}", 80)
 
@@ -443,6 +443,6 @@ def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
     return agents
 
 
-def is_name(name: Any) -> bool:
+def is_name(name: object) -> bool:
     """Whether a value is a valid agent name. Names must be usable in keys joined by `/`."""
     return isinstance(name, str) and name not in ("", AGENT_RETURNS) and "/" not in name

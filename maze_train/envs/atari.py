@@ -159,7 +159,7 @@ class AtariPreprocessing(Wrapper):
         self._ale.getScreenGrayscale(self._last)
         self._previous[:] = self._last
 
-    def _hold(self, action: Any) -> float:
+    def _hold(self, action: object) -> float:
         """Play the frames of a step, keep the last two screens, and return the sum of rewards."""
         ale = self._ale
         frames = min(self.frame_skip, max(1, self._frame_limit - ale.getEpisodeFrameNumber()))
@@ -214,7 +214,7 @@ class EpisodicLifeWrapper(ContinuingWrapper):
 
     remembers: ClassVar = ("_lives", "goes_on")
 
-    def __init__(self, env: Env, noop: Any = 0) -> None:
+    def __init__(self, env: Env, noop: object = 0) -> None:
         super().__init__(env)
         self.noop = noop
         self._lives = 0
@@ -232,7 +232,7 @@ class EpisodicLifeWrapper(ContinuingWrapper):
         self._lives = lives_of(info)
         return obs, info
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: object) -> Step:
         """Step the environment; also terminate if a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = lives_of(info)

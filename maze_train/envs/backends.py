@@ -438,11 +438,11 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
             result: tuple[Any, dict[str, Any]] = self._pool.reset()
         return result
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions: object) -> Any:
         """Step every environment once."""
         return self._pool.step(actions)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Stop the threads, by releasing the EnvPool."""
         self._pool = None
 
@@ -499,7 +499,7 @@ def import_envpool() -> Any:
     return import_extra("envpool", "envpool", "env.backend=envpool")
 
 
-def with_true_bounds(space: Any) -> Any:
+def with_true_bounds(space: object) -> Any:
     """Replace bounds equal to the limits of the dtype, which EnvPool uses, by infinity.
 
     For floats, EnvPool's lower limit is the smallest positive number, which is not a true bound.

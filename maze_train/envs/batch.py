@@ -79,7 +79,7 @@ def number_at(info: Mapping[str, Any], key: str) -> float | None:
     return number_at(inner, rest) if rest and isinstance(inner, Mapping) else None
 
 
-def as_number(value: Any) -> float | None:
+def as_number(value: object) -> float | None:
     """Return a value as a float; None if it is not a scalar."""
     # Infos may contain values of any type; an unsupported value must not stop training.
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
@@ -99,7 +99,7 @@ def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def copied(value: Any) -> Any:
+def copied(value: object) -> Any:
     """Copy dicts, lists and arrays of an info, because environments may reuse them."""
     if isinstance(value, dict):
         return {key: copied(part) for key, part in value.items()}

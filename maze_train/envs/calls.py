@@ -86,7 +86,7 @@ class EnvCall:
         args, kwargs = [*self.args], {**self.kwargs}
         return plain_copy(args, "args"), plain_copy(kwargs, "kwargs")
 
-    def make(self, env: Any, may_draw: bool = True) -> None:
+    def make(self, env: object, may_draw: bool = True) -> None:
         """Call the method of the outermost wrapper that has the method, or of the environment.
 
         Args:
@@ -112,7 +112,7 @@ class EnvCall:
         if not may_draw and generator_states(layers) != before:
             raise ConfigError(self.key, DRAWS, self.name)
 
-    def make_in_vector(self, env: Any, num_envs: int) -> None:
+    def make_in_vector(self, env: object, num_envs: int) -> None:
         """Call the method of a third-party vector environment, or of each of its environments.
 
         Args:
@@ -136,7 +136,7 @@ class EnvCall:
             else:
                 inner.call(self.name, *args, **kwargs)
 
-    def _is_in(self, layer: Any) -> bool:
+    def _is_in(self, layer: object) -> bool:
         if self.is_attribute:  # Exclude methods that a wrapper forwards.
             return self.name in getattr(layer, "__dict__", {}) or hasattr(type(layer), self.name)
         return callable(getattr(layer, self.name, None))
@@ -164,16 +164,16 @@ class EnvCall:
 class CallableSingleEnvs(Protocol):
     """Vector environment with single environments, such as Gymnasium's `SyncVectorEnv`."""
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Sequence[Any]:
+    def call(self, name: str, *args: object, **kwargs: object) -> Sequence[Any]:
         """Call a method of every environment, or read an attribute; return all results."""
         ...
 
-    def set_attr(self, name: str, values: Any) -> None:
+    def set_attr(self, name: str, values: object) -> None:
         """Set an attribute of every environment."""
         ...
 
 
-def layers_of(env: Any) -> Iterator[Any]:
+def layers_of(env: object) -> Iterator[Any]:
     """Yield an environment and all environments that it wraps, outermost first."""
     while env is not None:
         yield env

@@ -32,7 +32,7 @@ class ClosedError(WorkerError, ClosedEnvironmentError):
 class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
     """Calls of the single environments of a vector environment, as in Gymnasium."""
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
         """Call a method of every environment, or read an attribute; call between steps.
 
         Args:
@@ -54,7 +54,7 @@ class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
         """Return an attribute of every environment; see `call`."""
         return self.call(name)
 
-    def set_attr(self, name: str, values: Any) -> None:
+    def set_attr(self, name: str, values: object) -> None:
         """Set an attribute of every environment; call between steps.
 
         Restarted workers and restored states do not repeat the change; `run.set_env_attr` in a
@@ -78,7 +78,7 @@ class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
         """Return the rendered frame of every environment."""
         return self.call("render")
 
-    def _call_envs(self, name: str, args: Any, kwargs: Any) -> Sequence[Any]:
+    def _call_envs(self, name: str, args: object, kwargs: object) -> Sequence[Any]:
         """Call a method of every environment."""
         raise EnvError(f"call({name!r}): not supported by {type(self).__name__}")
 
@@ -152,7 +152,7 @@ def _column(values: Mapping[int, Any], num_envs: int, as_objects: bool) -> Any:
     return column
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Whether Gymnasium stores a value in a numeric array."""
     if type(value) is int:
         return abs(value) < 2**63

@@ -48,7 +48,7 @@ class EnvFactory:
     training: bool = True
 
     @classmethod
-    def from_any(cls, env: Any, **kwargs: Any) -> EnvFactory:
+    def from_any(cls, env: object, **kwargs: object) -> EnvFactory:
         """Create a factory from any supported description of an environment.
 
         Args:
@@ -283,7 +283,7 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> Env:
     return gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
 
 
-def converted(env: Any) -> Any:
+def converted(env: object) -> Any:
     """Convert a non-Gymnasium environment to Gymnasium; return other objects unchanged."""
     adapter = pettingzoo_adapter()
     if adapter is not None:

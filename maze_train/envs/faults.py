@@ -86,7 +86,7 @@ def explained(error: BaseException) -> str:
     return text + NEW_SIGNATURES + SHIMMY if OLD_SIGNATURE.search(str(error)) else text
 
 
-def checked_info(info: Any) -> dict[str, Any]:
+def checked_info(info: object) -> dict[str, Any]:
     """Return `info` after checking its type.
 
     Raises:

@@ -363,7 +363,7 @@ def piece_of(actions: dict[str, Array]) -> StatePart:
 
 
 def record_from(
-    given: Any,
+    given: object,
     i: int,
     actions: Mapping[str, Array],
     obs: Mapping[str, Array],

@@ -46,7 +46,7 @@ def continuing_layers(env: Env) -> list[ContinuingWrapper]:
     return [layer for layer in layers_of(env) if isinstance(layer, ContinuingWrapper)]
 
 
-def gives_state(layer: Any) -> bool:
+def gives_state(layer: object) -> bool:
     """Whether a layer has `state_dict` and `load_state_dict`."""
     return all(callable(getattr(layer, name, None)) for name in ("state_dict", "load_state_dict"))
 
@@ -103,7 +103,7 @@ def own_state(env: Env) -> dict[str, Any]:
     return {"layers": names, "states": states}
 
 
-def load_own_state(env: Env, state: Any) -> None:
+def load_own_state(env: Env, state: object) -> None:
     """Restore the state of an environment and its wrappers, from the inside out.
 
     Args:
@@ -130,7 +130,7 @@ def load_own_state(env: Env, state: Any) -> None:
             restore_attribute(layer, key, part[key])
 
 
-def restore_attribute(layer: Any, name: str, value: Any) -> None:
+def restore_attribute(layer: object, name: str, value: object) -> None:
     """Set an attribute; arrays in a dict may be shared, so they are overwritten in place."""
     if not isinstance(value, dict):
         setattr(layer, name, value)
@@ -139,7 +139,7 @@ def restore_attribute(layer: Any, name: str, value: Any) -> None:
         array[...] = value[key]
 
 
-def remembered_by(layer: Any) -> tuple[str, ...] | None:
+def remembered_by(layer: object) -> tuple[str, ...] | None:
     """Return the state attributes of a known wrapper; None for other wrappers."""
     # Only the exact class is looked up, because a subclass may have more state.
     found: tuple[str, ...] | None = vars(type(layer)).get("remembers")
@@ -174,7 +174,7 @@ class MonitoringWrapper(Wrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         return obs, info
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: object) -> Step:
         """Step the environment, and update the return and length of the episode."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
@@ -227,7 +227,7 @@ def continue_game(
     return obs, (ends[-1][0], checked_info(ends[-1][1])) if ends else None
 
 
-def metadata_of(env: Any) -> Mapping[str, Any]:
+def metadata_of(env: object) -> Mapping[str, Any]:
     """Return the metadata of an environment; empty if undefined."""
     return getattr(env, "metadata", None) or {}
 
@@ -280,12 +280,12 @@ class AllLegalWrapper(Wrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         return self._filled(obs), info
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: object) -> Step:
         """Step the environment."""
         obs, *rest = self.env.step(action)
         return self._filled(obs), *rest
 
-    def _filled(self, obs: Any) -> Any:
+    def _filled(self, obs: object) -> Any:
         leaves = dict(self._view.read(obs))
         masks = {leaf: np.asarray(leaves[leaf])[None] for leaf in self._masks.leaves}
         found = {leaf: mask[0] for leaf, mask in self._masks.filled(masks).items()}

@@ -49,7 +49,7 @@ class PettingZoo:
         return package.ParallelEnv, package.AECEnv
 
     @staticmethod
-    def adapted(env: Any) -> Any:
+    def adapted(env: object) -> Any:
         """Convert a PettingZoo environment to a `MultiAgentEnv`; return other objects unchanged."""
         parallel, aec = PettingZoo.kinds()
         if isinstance(env, parallel):
@@ -164,7 +164,7 @@ class PettingZooAgents(MultiAgentEnv):
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
         """Reset the environment, and return the infos."""
 
-    def _observed(self, agent: str, obs: Any, info: Mapping[str, Any]) -> Any:
+    def _observed(self, agent: str, obs: object, info: Mapping[str, Any]) -> Any:
         """Return the observation, with the mask from the info if the agent has action masks."""
         masks = self._masks.get(agent)
         return obs if masks is None else masks.observe(obs, info)
@@ -341,7 +341,7 @@ class AlternatingAgents(PettingZooAgents):
         return Turn(seen, rewards, terminated, truncated, infos)
 
 
-def by_agent(method: str, result: Any, names: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
+def by_agent(method: str, result: object, names: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
     """Check and return the result of a method of a `ParallelEnv`.
 
     Args:

@@ -86,7 +86,7 @@ class WorkerRepair:
         pool: WorkerPool,
         slices: Sequence[range],
         spaces: tuple[Any, Any],
-        memory: Any,
+        memory: object,
         journal: Journal | None,
         calls: list[EnvCall],
         seeded_as: tuple[int, int],
@@ -110,7 +110,7 @@ class WorkerRepair:
             kept[...] = column
 
     def repeat(
-        self, failure: WorkerFailedError, root_seed: int, method: str, *args: Any
+        self, failure: WorkerFailedError, root_seed: int, method: str, *args: object
     ) -> StepReport | None:
         """Restart a worker until it completes the call or begins new episodes; return its report.
 
@@ -156,13 +156,13 @@ class WorkerRepair:
         check_spaces(self._slices[index].start, spaces, self._spaces)
         self._pool.ask(index, "map", self._memory)
 
-    def _put_back(self, index: int, root_seed: int, method: str, *args: Any) -> StepReport | None:
+    def _put_back(self, index: int, root: int, method: str, *args: object) -> StepReport | None:
         """Restore the environments of a restarted worker, and repeat the call."""
         assert self._journal is not None
         if method != "reset" and self._journal.has_begun:
             part = self._slices[index]
             records = [self._journal.record_of(i, self._obs, self._rewards) for i in part]
-            problems = self._pool.ask(index, "restore", root_seed, self._calls, records, False)
+            problems = self._pool.ask(index, "restore", root, self._calls, records, False)
             for _, problem in problems:
                 text = f"{worker_names('worker', self._slices)[index]}: {problem.text}"
                 if not problem.is_rounding:
@@ -397,7 +397,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
                 self.notify(note)
         return self._observations(), infos
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: object) -> None:
         """Start a step in all workers; see `MazeVectorEnv`.
 
         Raises:
@@ -436,13 +436,13 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         if self._journal is not None:
             self._journal.called(len(calls))
 
-    def _call_envs(self, name: str, args: Any, kwargs: Any) -> Sequence[Any]:
+    def _call_envs(self, name: str, args: object, kwargs: object) -> Sequence[Any]:
         return [*chain(*self._call_each("call_envs", [(name, args, kwargs)] * len(self._slices)))]
 
     def _set_attrs(self, name: str, values: Sequence[Any]) -> None:
         self._call_each("set_attrs", [(name, values[x.start : x.stop]) for x in self._slices])
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close the environments and stop the workers; kill workers that do not stop in time."""
         self._closing.close()
 
@@ -549,7 +549,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             self._give_up()
             raise
 
-    def _call(self, method: str, *args: Any) -> None:
+    def _call(self, method: str, *args: object) -> None:
         """Start a call in all workers."""
         try:
             for index in self._indices:
@@ -558,7 +558,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             self._give_up()
             raise
 
-    def _gather(self, method: str, *args: Any) -> StepReport | None:
+    def _gather(self, method: str, *args: object) -> StepReport | None:
         """Join the reports of all workers; failed workers are restarted and repeat the call."""
         reports: list[StepReport | None] = []
         failures: list[WorkerFailedError] = []

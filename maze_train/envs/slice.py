@@ -31,7 +31,7 @@ from maze_train.spaces.agents import agent_spaces, agents_of
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 from maze_train.workers.backends import Pickled
-from maze_train.workers.pool import PrivateMemory, Worker, WorkerContext
+from maze_train.workers.pool import Memory, PrivateMemory, Worker, WorkerContext
 
 if TYPE_CHECKING:
     from maze_train.envs.agents import JointEnv
@@ -186,7 +186,7 @@ class EnvSlice(Worker):
         """Return the time in seconds spent on steps."""
         return self._busy_s
 
-    def map(self, memory: Any) -> None:
+    def map(self, memory: Memory) -> None:
         """Set the memory for the results of steps, shared by all slices.
 
         Raises:
@@ -408,7 +408,7 @@ class EnvSlice(Worker):
         return self._report
 
     def _end_episode(
-        self, i: int, obs: Any, terminated: bool, truncated: bool, info: Any
+        self, i: int, obs: object, terminated: bool, truncated: bool, info: object
     ) -> tuple[Any, dict[str, Any]] | None:
         """Report the end of an episode; return the next observation and info, or None if paused."""
         kept = self._settings.final_obs

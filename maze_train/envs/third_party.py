@@ -251,7 +251,7 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
             columns[key] = value
         return columns
 
-    def _ends(self, infos: Any, ended: Mask) -> list[EpisodeEnd]:
+    def _ends(self, infos: object, ended: Mask) -> list[EpisodeEnd]:
         """Extract the required values of the episodes that ended."""
         return [
             episode_end(i, info_of(infos, i, self.num_envs), self._keys, self.agents)
@@ -374,7 +374,7 @@ class SameStepVectorEnv(ThirdPartyVectorEnv):
             return super()._set_attrs(name, values)
         return inner.set_attr(name, list(values))
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close and release the environment; some threads stop only after the release."""
         env = vars(self).pop("_env", None)
         if env is not None:
@@ -533,13 +533,13 @@ class SimulatorVectorEnv(ThirdPartyVectorEnv):
             self.simulator.reset(0)
             self.simulator.load_state_dict(state)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close the simulator."""
         self.simulator.close()
 
 
 def third_party_env(
-    env: VectorEnv[Any, Any, Any], *, max_episode_steps: int | None = None, **settings: Any
+    env: VectorEnv[Any, Any, Any], *, max_episode_steps: int | None = None, **settings: object
 ) -> ThirdPartyVectorEnv:
     """Adapt any Gymnasium vector environment to `MazeVectorEnv`.
 

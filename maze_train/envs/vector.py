@@ -128,7 +128,7 @@ class MazeVectorEnv(CallableEnvs):
         """Number of worker restarts."""
         return 0
 
-    def step(self, actions: Any) -> StepResult:
+    def step(self, actions: object) -> StepResult:
         """Step every environment once.
 
         Args:
@@ -149,7 +149,7 @@ class MazeVectorEnv(CallableEnvs):
         self.step_async(actions)
         return self.step_wait()
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: object) -> None:
         """Start a step without waiting for it.
 
         Args:
@@ -332,7 +332,7 @@ class MazeVectorEnv(CallableEnvs):
         VectorEnv.reset(self, seed=seed)  # Seeds `np_random`.
         return self.root_seed
 
-    def _put_actions(self, actions: Any) -> None:
+    def _put_actions(self, actions: object) -> None:
         """Copy actions into the buffers.
 
         Raises:
@@ -352,7 +352,7 @@ class MazeVectorEnv(CallableEnvs):
                 raise SpaceError(f"{name} has dtype {part.dtype}, its space has {column.dtype}")
             column[...] = part
 
-    def _parts_of(self, actions: Any) -> Mapping[str, Any]:
+    def _parts_of(self, actions: object) -> Mapping[str, Any]:
         """Return actions by leaf, from a flat dict or an element of `action_space`."""
         if self._action.is_single:
             return {"": actions}
@@ -454,7 +454,7 @@ def row_writer(
     if view.is_single:
         return writers[""]
 
-    def write(i: int, observation: Any) -> None:
+    def write(i: int, observation: object) -> None:
         for key, value in view.read(observation):
             writers[key](i, value)
 
@@ -471,7 +471,7 @@ def masked_writer(
     """Return `write` with a check that every action component in row i has a legal action."""
     leaves = {leaf: columns[leaf] for leaf in masks.leaves}
 
-    def write_checked(i: int, observation: Any) -> None:
+    def write_checked(i: int, observation: object) -> None:
         write(i, observation)
         problem = masks.illegal_part({leaf: column[i] for leaf, column in leaves.items()})
         if problem is not None:
@@ -484,7 +484,7 @@ def column_writer(key: str, column: Array) -> Callable[[int, Any], None]:
     """Return a function `write(i, value)` that copies a value into row i of a column."""
     shape, dtype = column.shape[1:], column.dtype
 
-    def write(i: int, value: Any) -> None:
+    def write(i: int, value: object) -> None:
         # Plain assignment would silently broadcast wrong shapes and truncate floats to integers.
         if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
             value = converted(key, value, shape, dtype)
@@ -510,7 +510,7 @@ def within_range(
     low = np.asarray(leaf.start)
     high = low + (leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec)
 
-    def write_checked(i: int, value: Any) -> None:
+    def write_checked(i: int, value: object) -> None:
         write(i, value)
         if is_last:
             column[i] = column[i] + (column[i] == low - 1) - (column[i] == high)
@@ -524,7 +524,7 @@ def within_range(
     return write_checked
 
 
-def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def converted(key: str, value: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Convert `value` to an array that can be stored under `dtype`.
 
     Raises:
@@ -543,7 +543,7 @@ def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
     return array
 
 
-def as_array(key: str, value: Any) -> Array:
+def as_array(key: str, value: object) -> Array:
     """Convert a leaf of an observation to an array.
 
     Raises:

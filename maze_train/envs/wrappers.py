@@ -65,13 +65,13 @@ class ActionMaskWrapper(Wrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         return self._observe(obs, info, False), info
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: object) -> Step:
         """Step the environment."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         has_ended = terminated or truncated
         return self._observe(obs, info, has_ended), reward, terminated, truncated, info
 
-    def _observe(self, obs: Any, info: Mapping[str, Any], has_ended: bool) -> dict[str, Any]:
+    def _observe(self, obs: object, info: Mapping[str, Any], has_ended: bool) -> dict[str, Any]:
         """Return the observation with the mask, which is optional in the final info."""
         if MASK_KEY not in info and not has_ended:
             raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
@@ -211,7 +211,7 @@ class RandomResetWrapper(Wrapper):
             "min_initial_steps"
         )
 
-    def _legal(self, obs: Any, info: Mapping[str, Any]) -> Iterator[tuple[str, list[Array]]]:
+    def _legal(self, obs: object, info: Mapping[str, Any]) -> Iterator[tuple[str, list[Array]]]:
         """Yield each action leaf that has masks, with one mask per component."""
         if not self._masks.has_masks:
             if MASK_KEY in info and isinstance(self._actions, spaces.Discrete):
@@ -252,7 +252,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
         }
         self.action_space = with_leaves(env.action_space, leaves)
 
-    def action(self, action: Any) -> Any:
+    def action(self, action: object) -> Any:
         """Convert a discrete action to the continuous action."""
         values = {
             key: self._value(key, part) if key in self._tables else part
@@ -260,7 +260,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
         }
         return self._view.build(values)
 
-    def _value(self, key: str, choice: Any) -> Array:
+    def _value(self, key: str, choice: object) -> Array:
         table = self._tables[key]
         picked: Array = table[np.arange(len(table)), np.asarray(choice).reshape(-1)]
         return picked.reshape(self._view.leaves[key].shape or ())
@@ -315,14 +315,14 @@ class ObservationStackWrapper(Wrapper):
             stack[:-1] = stack[-1]
         return self._copy(stacked), info
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: object) -> Step:
         """Step the environment; the newest observation replaces the oldest."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         for stack in self._stacks.values():
             stack[:-1] = stack[1:]
         return self._copy(self._observe(obs)), reward, terminated, truncated, info
 
-    def _observe(self, obs: Any) -> dict[str, Any]:
+    def _observe(self, obs: object) -> dict[str, Any]:
         """Write the newest observation into the stacks; return the leaves."""
         leaves = dict(self._view.read(obs))
         for key, put in self._put.items():
@@ -374,7 +374,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
             raise SpaceError(f"ShrinkImagesWrapper: {env.observation_space} contains no image")
         self.observation_space = with_leaves(env.observation_space, leaves)
 
-    def observation(self, observation: Any) -> Any:
+    def observation(self, observation: object) -> Any:
         """Return the observation with smaller images."""
         leaves = {
             key: self._shrunk(key, part) if key in self._rows else part
@@ -382,7 +382,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         }
         return self._view.build(leaves)
 
-    def _shrunk(self, key: str, image: Any) -> Array:
+    def _shrunk(self, key: str, image: object) -> Array:
         """Return the rounded block means."""
         image, f, axis = np.asarray(image), self.factor, self._rows[key]
         ends = [size - size % f for size in image.shape[axis : axis + 2]]
@@ -490,6 +490,6 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
             dtype=space.dtype,
         )
 
-    def observation(self, observation: Any) -> Any:
+    def observation(self, observation: object) -> Any:
         """Return the selected entries."""
         return np.asarray(observation)[self._indices]

@@ -17,9 +17,8 @@ from maze_train.core.types import Array, Tensor
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.learner.parallel import Batch, Optimizers, SingleLearner
 from maze_train.spaces.columns import padded
-from maze_train.workers.pool import PrivateMemory, SharedMemory, WorkerPool
+from maze_train.workers.pool import Memory, SharedMemory, WorkerPool
 
-Memory: TypeAlias = SharedMemory | PrivateMemory
 Mapped: TypeAlias = SharedMemory | None
 
 

@@ -139,7 +139,7 @@ def batched_params(model: PolicyModel, view: View) -> BatchedParams:
     free = None if model.policy.free_params is None else view(model.policy.free_params)
 
     def compute(count: int, obs: TensorTree) -> Tensor:
-        inputs: Any = model.inputs(obs)
+        inputs = model.inputs(obs)
         # Some OpenBLAS kernels read uninitialised memory into unused lanes, which causes NumPy
         # warnings (as in https://github.com/numpy/numpy/issues/24067).
         with np.errstate(invalid="ignore"):

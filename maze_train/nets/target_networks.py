@@ -64,7 +64,7 @@ class ModelWithTargets(DistributionPolicy):
         self.masking = masking
         self._targets: list[TargetNetwork] = []
 
-    def target_of(self, network: Any) -> Any:
+    def target_of(self, network: nn.Module) -> Any:
         """Create a target network: a frozen copy, to be updated by `update_targets`."""
         copy = deepcopy(network).requires_grad_(False).eval()
         self._targets.append(TargetNetwork(copy, network))

@@ -282,7 +282,7 @@ def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _differs(one: Any, other: Any) -> bool:
+def _differs(one: object, other: object) -> bool:
     if isinstance(one, Mapping) and isinstance(other, Mapping):  # Distribution families.
         return {**DEFAULTS, **one} != {**DEFAULTS, **other}
     return bool(one != other)
@@ -294,7 +294,7 @@ def _overrides(settings: Mapping[str, Any]) -> str:
     return " ".join(shlex.quote(word) if re.search(r"[\s{}'\"]", word) else word for word in words)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Format a value for the command line."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)

@@ -341,7 +341,7 @@ class TrainingRunner:
         rows = tracker.history[len(past) :]
         for note in end_notes(rows, config.tracking.info_keys, self.builder):
             self._notify_once(note)
-        acting: Any = model.cpu()
+        acting = model.cpu()
         policy = TrainedPolicy(acting, *self.builder.spaces, self.seeds.integer("acting"))
         return TrainingResult(run.path, summary, tracker.history, policy, missing)
 

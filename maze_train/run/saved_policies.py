@@ -204,7 +204,7 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], directory: 
 def read_saved_policy(
     run_dir: str | Path,
     trust: Sequence[str] = (),
-    own: Any = None,
+    own: object = None,
     uses: Collection[str] = PARTS_OF_POLICY,
     objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> SavedPolicy:
@@ -266,7 +266,7 @@ def _read_checkpoint(directory: Path, trust: Sequence[str], own: object) -> _Rea
 
 
 def read_source(
-    source: str, trust: Sequence[str] = (), own: Any = None, agent: str | None = None
+    source: str, trust: Sequence[str] = (), own: object = None, agent: str | None = None
 ) -> SavedPolicy:
     """Read the policy named by `<run>` or `<run>:<policy>`, as a single-agent policy.
 

@@ -192,7 +192,7 @@ def repository_names(folders_of_runs: Sequence[Sequence[str]]) -> dict[str, str]
 
 
 def compare_runs(
-    runs: str | Path | Sequence[str | Path], output: str | Path | None = None, **settings: Any
+    runs: str | Path | Sequence[str | Path], output: str | Path | None = None, **settings: object
 ) -> Comparison:
     """Compare runs, and write tables and a plot, like `maze-run compare`.
 

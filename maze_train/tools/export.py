@@ -254,7 +254,7 @@ class PolicyStep(nn.Module):
         return {**found, STATE: state} if self.state_size else found
 
 
-def _check_networks(model: Any) -> None:
+def _check_networks(model: object) -> None:
     """Raise ConfigError for policies without networks: random and custom policies."""
     if not isinstance(model, nn.Module):
         raise ConfigError("policy", "has no networks; only networks can be exported", type(model))
@@ -476,7 +476,7 @@ def export_policy(
     output: str | Path,
     format: str = "onnx",
     agent: str | None = None,
-    env: Any = None,
+    env: object = None,
     observations: Mapping[str, Array] | None = None,
 ) -> Export:
     """Export a policy to one file, after comparing the outputs of policy and file.

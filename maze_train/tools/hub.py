@@ -279,7 +279,7 @@ def shared_settings(
     words = {RANDOM, "cpu", *FAMILIES, *_words(type(config)), *_words(type(config.algorithm))}
     left_out: list[str] = []
 
-    def shared(node: Any, key: str) -> Any:
+    def shared(node: object, key: str) -> Any:
         if isinstance(node, dict):
             return {name: shared(value, join(key, name)) for name, value in node.items()}
         if isinstance(node, list):
@@ -294,7 +294,7 @@ def shared_settings(
     return shared(found, ""), list(dict.fromkeys(left_out))
 
 
-def _words(hint: Any) -> Iterator[str]:
+def _words(hint: object) -> Iterator[str]:
     """Yield the literal options of a settings type, at any depth."""
     if get_origin(hint) is Literal:
         yield from (word for word in get_args(hint) if isinstance(word, str))
@@ -336,7 +336,7 @@ class PushedPolicy:
 
 
 def push_to_hub(
-    run: str | Path | TrainingResult, repo_id: str, *, token: str | None = None, **settings: Any
+    run: str | Path | TrainingResult, repo_id: str, *, token: str | None = None, **settings: object
 ) -> PushedPolicy:
     """Upload a policy to the Hugging Face hub, like `maze-run push`.
 

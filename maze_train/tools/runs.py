@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from maze_train.config.stored import read_settings
 from maze_train.config.sweeps import read_jobs
@@ -279,7 +279,7 @@ CONFIDENCE = 0.95
 _CHUNK = 1 << 22  # Maximum number of values resampled at once.
 
 
-def interquartile_mean(values: Any, axis: int = -1) -> Array:
+def interquartile_mean(values: ArrayLike, axis: int = -1) -> Array:
     """Compute the mean of the middle half: floor(n / 4) of n values are dropped at each end.
 
     Args:

@@ -319,10 +319,10 @@ def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
 
 
 def search(
-    env: Any = None,
+    env: object = None,
     algorithm: str | dict[str, Any] = "ppo",
     ranges: str | Mapping[str, Any] | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> SearchResult:
     """Search for hyperparameters with Optuna, like `maze-run search`.
 

@@ -56,7 +56,7 @@ def optuna() -> Any:
     return package
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Format a value as on the command line; other objects are shown by their class name."""
     plain = str(value) if isinstance(value, str) else value
     try:
@@ -169,7 +169,7 @@ class Space:
             return kinds.IntDistribution(low, high, found.log, found.step or 1)
         return kinds.FloatDistribution(found.low, found.high, found.log, found.step)
 
-    def _accepted(self, key: str, value: Any) -> Any:
+    def _accepted(self, key: str, value: object) -> Any:
         """Return a value as converted by the configuration.
 
         Raises:
@@ -183,7 +183,7 @@ class Space:
             raise ConfigError(join(GROUP, key), problem, setting) from error
 
 
-def _select(node: Any, key: str) -> Any:
+def _select(node: object, key: str) -> Any:
     """Return the value of a setting by dotted name; None if missing."""
     for part in key.split("."):
         node = node.get(part) if isinstance(node, dict) else None

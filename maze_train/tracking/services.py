@@ -230,7 +230,7 @@ class WandbWriter(ServiceWriter):
         """Log a text."""
         return self._log(name, self._wandb.Html(f"<pre>{escape(text)}</pre>"), env_steps)
 
-    def _log(self, name: str, value: Any, env_steps: int) -> bool:
+    def _log(self, name: str, value: object, env_steps: int) -> bool:
         self._run.log({name: value}, step=env_steps)
         return True
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from maze_train.collect.actor_collector import ActorCollector
 from maze_train.collect.actors import DistributedActors
@@ -53,7 +54,7 @@ def make_actors(builder: AlgorithmBuilder[Any]) -> DistributedActors:
 
 
 def make_actor_collector(
-    builder: AlgorithmBuilder[Any], acting: Any, num_steps: int, settings: Mapping[str, Any]
+    builder: AlgorithmBuilder[Any], acting: nn.Module, num_steps: int, settings: Mapping[str, Any]
 ) -> ActorCollector:
     """Build the collector that gathers rollouts from the builder's actors."""
     actors: Any = builder.env

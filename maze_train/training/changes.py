@@ -52,7 +52,7 @@ class ChangedSettings:
     def change(
         self,
         key: str,
-        value: Any,
+        value: object,
         has_progress: bool,
         apply: Callable[[AlgorithmConfig], object] = lambda config: None,
         module_ids: Collection[str] = (),

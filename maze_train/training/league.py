@@ -65,7 +65,7 @@ class League:
     ) -> None:
         self.policy, self.agents, self.config = policy, list(agents), config
         self.teams = list(range(len(agents)) if teams is None else teams)
-        self.snapshots: dict[int, Any] = {}
+        self.snapshots: dict[int, nn.Module] = {}
         self.rating = 0.0
         self._generator = torch.Generator().manual_seed(seed)
         self._ratings: dict[int, float] = {}
@@ -114,7 +114,7 @@ class League:
             del self.snapshots[key], self._ratings[key], self._scores[key]
         return [self.module_id(key) for key in old]
 
-    def module(self, seat: int) -> Any:
+    def module(self, seat: int) -> nn.Module:
         """Return the snapshot with a code, or the oldest snapshot if that snapshot was removed."""
         number = seat - OWN - 1
         return self.snapshots[number if number in self.snapshots else next(iter(self.snapshots))]
@@ -298,7 +298,7 @@ class LeagueModel(JointModel):
 def _with_rows(acted: Acted, rows: Tensor, own: Acted) -> Acted:
     """Return `acted` with some rows replaced by the rows of `own`."""
 
-    def written(tree: Any, other: Any) -> Any:
+    def written(tree: TensorTree, other: TensorTree) -> TensorTree:
         others = leaves_by_key(other)
         leaves = {k: x.index_copy(0, rows, others[k]) for k, x in leaves_by_key(tree).items()}
         return leaves.get("", leaves)
@@ -306,7 +306,7 @@ def _with_rows(acted: Acted, rows: Tensor, own: Acted) -> Acted:
     return Acted._make(map(written, acted, own))
 
 
-def make_snapshot(learners: Learners | Learner[Any, Any, Any], module_id: str) -> Any:
+def make_snapshot(learners: Learners | Learner[Any, Any, Any], module_id: str) -> nn.Module:
     """Add a frozen module with the current weights of a policy."""
     policy = module_id.partition(SNAPSHOT)[0]
     weights = learners.get_weights()[policy]

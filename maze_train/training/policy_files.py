@@ -286,7 +286,7 @@ class TrainedPolicy:
         return actions, actor.hidden_state.cpu().numpy() if actor.state_size else None
 
     @torch.no_grad()
-    def values(self, observation: object) -> Any:
+    def values(self, observation: object) -> float | Array:
         """Return state values in units of (scaled) returns.
 
         A2C, PPO and IMPALA: output of the critic. DQN: maximum of the action values. The recurrent
@@ -378,7 +378,7 @@ class TrainedPolicy:
             problem = self._masks.illegal_part({key: value[row] for key, value in parts.items()})
             raise SpaceError(f"observation {row}: {problem}")
 
-    def _act(self, actor: Actor, obs: TensorTree, batched: bool, deterministic: bool) -> Any:
+    def _act(self, actor: Actor, obs: TensorTree, batched: bool, deterministic: bool) -> object:
         """Return actions of the action space."""
         n, device = len(actor.hidden_state), actor.hidden_state.device
         noise = actor.model.noise_for(n, self._generator, deterministic, device)
@@ -411,13 +411,13 @@ class TrainedPolicy:
         )
 
 
-def _flags(name: str, given: Any, n: int) -> Array:
+def _flags(name: str, given: object, n: int) -> Array:
     """Convert one flag per environment to an array.
 
     Raises:
         ShapeError: If the number of flags is not n.
     """
-    flags = np.atleast_1d(np.asarray(given, np.bool_))
-    if flags.shape != (n,):
-        raise ShapeError(f"{name} has shape {list(np.shape(given))}, expected [{n}]")
-    return flags
+    flags = np.asarray(given, np.bool_)
+    if flags.size != n or flags.ndim > 1:
+        raise ShapeError(f"{name} has shape {list(flags.shape)}, expected [{n}]")
+    return np.atleast_1d(flags)

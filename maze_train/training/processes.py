@@ -70,7 +70,7 @@ class FirstEvaluator(Evaluator):
     ) -> None:
         self._processes, self._own, self._interruption = processes, own, interruption
 
-    def evaluate(self, policy: Any) -> dict[str, float]:
+    def evaluate(self, policy: object) -> dict[str, float]:
         """Return the metrics of the first process."""
 
         def evaluate() -> dict[str, float]:

@@ -241,7 +241,7 @@ class WorkerPool(ABC):
         """Return the number of environment steps of a worker, including steps before restarts."""
 
     @abstractmethod
-    def allocate(self, nbytes: int) -> SharedMemory | PrivateMemory:
+    def allocate(self, nbytes: int) -> Memory:
         """Allocate zeroed memory that can be an argument of calls.
 
         If memory cannot be shared, each worker has a copy: calls transfer the arrays registered
@@ -249,10 +249,10 @@ class WorkerPool(ABC):
         closes the memory.
         """
 
-    def sends(self, index: int, memory: object, arrays: Iterable[Array]) -> None:  # noqa: B027
+    def sends(self, index: int, memory: Memory, arrays: Iterable[Array]) -> None:  # noqa: B027
         """Send views of memory with each call of a worker; does nothing if memory is shared."""
 
-    def publish(self, memory: object, arrays: Iterable[Array]) -> None:  # noqa: B027
+    def publish(self, memory: Memory, arrays: Iterable[Array]) -> None:  # noqa: B027
         """Send the current content of views to all workers; does nothing if memory is shared.
 
         All workers, including restarted workers, receive the content before their next call. The
@@ -488,6 +488,9 @@ class SharedMemory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("shared memory can only be an argument of a worker call")
+
+
+Memory: TypeAlias = SharedMemory | PrivateMemory
 
 
 def open_shared(nbytes: int) -> int:

@@ -28,6 +28,7 @@ from maze_train.core.seeding import seed_generators
 from maze_train.workers.backends import limit_threads
 from maze_train.workers.pool import (
     CallCancelledError,
+    Memory,
     PrivateMemory,
     SharedMemory,
     WorkerContext,
@@ -66,11 +67,11 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory_of: Callable[[int, int], Any]) -> None:
+    def __init__(self, file: io.BytesIO, memory_of: Callable[[int, int], Memory]) -> None:
         super().__init__(file)
         self._memory_of = memory_of
 
-    def persistent_load(self, pid: tuple[int, int]) -> Any:
+    def persistent_load(self, pid: tuple[int, int]) -> Memory:
         return self._memory_of(*pid)
 
 
@@ -82,7 +83,7 @@ def pack(value: object) -> tuple[bytes, list[Any]]:
     return file.getvalue(), pickler.memories
 
 
-def unpack(content: bytes, memory_of: Callable[[int, int], Any]) -> Any:
+def unpack(content: bytes, memory_of: Callable[[int, int], Memory]) -> Any:
     """Restore a value from `pack`; `memory_of(k, nbytes)` returns memory object k."""
     return _Unpickler(io.BytesIO(content), memory_of).load()
 

@@ -268,7 +268,7 @@ def modules_to_preload(make_workers: Sequence[MakeWorker]) -> list[str]:
     """
     names = {process_main.__module__}
     for make_worker in make_workers:
-        made: Any = make_worker
+        made: object = make_worker
         while isinstance(made, partial):
             made = made.func
         names.add(str(made.__module__))

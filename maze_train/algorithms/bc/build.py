@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -124,7 +124,7 @@ DATASET = "runner.dataset"
 
 
 def open_recorded(
-    source: str | dict[str, Any], env_spaces: tuple[Any, Any], on_damaged: Any
+    source: str | dict[str, Any], env_spaces: tuple[Any, Any], on_damaged: Literal["raise", "skip"]
 ) -> TrajectoryDataset:
     """Open the dataset selected by `runner.dataset`.
 
@@ -381,8 +381,11 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
         def data(policy: str, in_memory: bool) -> list[TransitionData]:
             from_env = models[policy].distribution.from_env
-            more: Any = {"in_memory": in_memory, "agents": self._members[policy]}
-            return [TransitionData(self.dataset, k, from_env, **more) for k in chosen]
+            agents = self._members[policy]
+            return [
+                TransitionData(self.dataset, k, from_env, in_memory=in_memory, agents=agents)
+                for k in chosen
+            ]
 
         found = {policy: data(policy, False) for policy in models}
         if self._fits_in_memory(sum(one.num_bytes for both in found.values() for one in both)):

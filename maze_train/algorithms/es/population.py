@@ -230,7 +230,7 @@ class MemberAgent(PopulationAgent):
         self,
         make_model: Callable[[], nn.Module],
         envs: EnvSlice,
-        weights: Any,
+        weights: SharedMemory,
         noise_table: SharedNoiseTable,
         settings: MemberSettings,
     ) -> None:

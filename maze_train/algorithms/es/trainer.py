@@ -286,7 +286,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     def before_training(self, trainer: Trainer) -> None:
         """Collect observation statistics in separate environments if the model has none."""
-        model: Any = trainer.model
+        model = trainer.model
         self.begin_statistics({DEFAULT_MODULE: find_normalizer(model)}, STATISTICS_STEPS, model)
         self.close_env()
 

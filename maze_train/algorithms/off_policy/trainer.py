@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-from gymnasium import Env
+from gymnasium import Env, Space
 from torch import nn
 
 from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
@@ -185,7 +185,7 @@ class OffPolicy(Trainer):
         statistics.record(ReplayTimeEvents.sample_s, sample_s)
         return time.perf_counter() - started
 
-    def _update_priorities(self, buffer: Any, batch: Transitions) -> None:
+    def _update_priorities(self, buffer: BaseReplayBuffer, batch: Transitions) -> None:
         """Pass the errors of the last gradient step to a prioritized replay buffer."""
         errors = self.learners.first.errors
         if errors is None:
@@ -241,7 +241,7 @@ class Source:
     """Description of the experience of a module."""
 
     model: OffPolicyModel
-    observation_space: Any
+    observation_space: Space[Any]
     """Flat observation space."""
     num_envs: int
     """Number of rollout columns: environments, or agents in all environments."""
