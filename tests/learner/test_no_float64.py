@@ -16,8 +16,6 @@ RUNS = {
         "algorithm.optimizer": {"_target_": "torch.optim.Adam", "fused": True},
     },
     "ppo, normalised": {"model.distributions.Box": "beta"},  # adaptive learning rate
-    "ppo, simulator": {},
-    "es, normalised": {},
     "td3, several boxes": {},
     "dqn, all options": {},
     "bc": {},
