@@ -73,35 +73,33 @@ class SlowTD3:
         return float(batch.rewards[i]) + float(batch.discounts[i]) * lowest
 
     def step(self, batch, noise):
-        """Apply one gradient step; return the statistics by tag."""
-        critic_loss, values, taken, saturated = 0.0, [], [], []
-        stored = batch.actions
+        """Update the critics, then the policy; return the statistics by tag."""
+        critic_loss, taken, stored = 0.0, [], batch.actions
         if isinstance(stored, dict):
             stored = torch.cat([part.flatten(1) for part in stored.values()], 1)
-        for i in range(N):
-            obs, next_obs = row_of(batch.obs, i), row_of(batch.next_obs, i)
+        rows = [(row_of(batch.obs, i), row_of(batch.next_obs, i)) for i in range(N)]
+        for i, (obs, next_obs) in enumerate(rows):
             y = self.target(batch, next_obs, noise, i)
             weight = 1.0 if batch.weights is None else float(batch.weights[i])
             taken.append(self.online.critics(obs, stored[i : i + 1]).flatten())
             for q in taken[-1]:
                 critic_loss = critic_loss + weight * 0.5 * (q - y) ** 2 / N
-            action = torch.tanh(self.online.policy(obs))
-            saturated += [abs(number) > 0.99 for number in action[0].tolist()]
-            values.append(self.online.critics(obs, action)[0, 0, 0])
         self.t += 1
-        policy_loss = -sum(values) / N
-        losses = [(self.critic, critic_loss)]
         found = {"critic_loss": critic_loss, **of_critics([own.tolist() for own in taken])}
         found["learning_rate"] = self.config.lr
+        norms = [step_each([(self.critic, critic_loss)])]
         if self.t % self.config.policy_update_interval == 0:
-            losses.append((self.actor, policy_loss))
-            found |= {"policy_loss": policy_loss, "saturation": np.mean(saturated)}
-        found |= step_each(losses)
+            actions = [torch.tanh(self.online.policy(obs)) for obs, _ in rows]
+            pairs = zip(rows, actions, strict=True)
+            values = [self.online.critics(obs, action)[0, 0, 0] for (obs, _), action in pairs]
+            found["policy_loss"] = -sum(values) / N
+            found["saturation"] = float((torch.cat(actions).abs() > 0.99).double().mean())
+            norms.append(step_each([(self.actor, found["policy_loss"])]))
         interval = self.config.policy_update_interval * self.config.target_update_interval
         if self.t % interval == 0:
             for name in ("policy", "critics"):
                 move(getattr(self.frozen, name), getattr(self.online, name), self.config.tau)
-        return tagged(found)
+        return tagged({**found, "gradient_steps": float(len(norms)), "grad_norm": np.mean(norms)})
 
 
 @pytest.mark.usefixtures("float64")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch.distributions import Bernoulli, Categorical, Normal
@@ -119,10 +120,7 @@ def row_of(tree, i):
 
 
 def step_each(losses):
-    """Step each optimizer with its loss; all gradients are computed before the first step.
-
-    Returns the statistics that learners report.
-    """
+    """Step each optimizer with its loss; return the norm of all gradients."""
     groups = [optimizer.param_groups[0]["params"] for optimizer, _ in losses]
     gradients = [
         torch.autograd.grad(loss, params, retain_graph=True)
@@ -132,8 +130,7 @@ def step_each(losses):
         for param, gradient in zip(params, own, strict=True):
             param.grad = gradient
         optimizer.step()
-    squares = [float(gradient.square().sum()) for own in gradients for gradient in own]
-    return {"gradient_steps": 1.0, "grad_norm": math.sqrt(sum(squares))}
+    return math.sqrt(sum(float(gradient.square().sum()) for own in gradients for gradient in own))
 
 
 def of_critics(values):
@@ -177,11 +174,20 @@ class SlowSAC:
         )
 
     def step(self, batch, noise_of_next, noise):
-        """Take one gradient step; return all statistics of the learner by tag."""
-        model, n = self.model, len(batch.rewards)
-        values, entropy, targets = [], 0.0, 0.0
+        """Update critics, then policy and temperatures; return all statistics by tag."""
+        found = {"learning_rate": self.config.lr}
+        norms = [self.update_critics(batch, noise_of_next, found)]
+        if self.steps % self.config.policy_update_interval == 0:
+            norms.append(self.update_policy(batch, noise, found))
+        self.steps += 1
+        if self.steps % self.config.target_update_interval == 0:
+            move(self.model.target_critics, self.model.critics, self.config.tau)
+        return tagged({**found, "gradient_steps": float(len(norms)), "grad_norm": np.mean(norms)})
+
+    def update_critics(self, batch, noise_of_next, found):
+        """Add the statistics of the critics; return the gradient norm."""
+        model, n, critic_loss, values = self.model, len(batch.rewards), 0.0, []
         alphas = model.log_temperatures.detach().exp()
-        critic_loss = policy_loss = temperature_loss = 0.0
         for i in range(n):
             obs, next_obs = row_of(batch.obs, i), row_of(batch.next_obs, i)
             with torch.no_grad():
@@ -195,14 +201,23 @@ class SlowSAC:
                     lambda x, inputs=inputs: model.target_critics(inputs, x[None])[:, 0].amin(0),
                 )
                 target = batch.rewards[i] + batch.discounts[i] * value
-            inputs = model.inputs(obs)
             features, picks = chosen(self.parts, batch.actions, i)
-            q = model.critics(inputs, features[None])[:, 0]
+            q = model.critics(model.inputs(obs), features[None])[:, 0]
             taken = q[:, picks].sum(1) if picks else q[:, 0]
             values.append(taken.tolist())
             weight = 1.0 if batch.weights is None else batch.weights[i]
             critic_loss = critic_loss + weight * 0.5 * ((taken - target) ** 2).sum() / n
-            row = model.policy_params(obs)[0]
+        found |= {"critic_loss": critic_loss, "entropy_coef": alphas.mean(), **of_critics(values)}
+        return step_each([(self.critics, critic_loss)])
+
+    def update_policy(self, batch, noise, found):
+        """Add the statistics of policy and temperatures; return the gradient norm."""
+        model, n, entropy, targets = self.model, len(batch.rewards), 0.0, 0.0
+        alphas = model.log_temperatures.detach().exp()
+        policy_loss = temperature_loss = 0.0
+        for i in range(n):
+            obs = row_of(batch.obs, i)
+            inputs, row = model.inputs(obs), model.policy_params(obs)[0]
             value, entropies = soft_value(
                 self.parts,
                 row,
@@ -216,17 +231,9 @@ class SlowSAC:
                 gap = entropies[k].detach() - target
                 entropy, targets = entropy + entropies[k].detach() / n, targets + target / n
                 temperature_loss = temperature_loss + model.log_temperatures[k] * gap / n
-        losses = [(self.critics, critic_loss)]
-        found = {"critic_loss": critic_loss, "entropy_coef": alphas.mean(), **of_critics(values)}
-        found["learning_rate"] = self.config.lr
-        if self.steps % self.config.policy_update_interval == 0:
-            losses.append((self.policy, policy_loss))
-            found |= {"policy_loss": policy_loss, "policy_entropy": entropy}
-            if self.config.entropy_tuning:
-                losses.append((self.temperature, temperature_loss))
-                found |= {"temperature_loss": temperature_loss, "target_entropy": targets}
-        found |= step_each(losses)
-        self.steps += 1
-        if self.steps % self.config.target_update_interval == 0:
-            move(model.target_critics, model.critics, self.config.tau)
-        return tagged(found)
+        losses = [(self.policy, policy_loss)]
+        found |= {"policy_loss": policy_loss, "policy_entropy": entropy}
+        if self.config.entropy_tuning:
+            losses.append((self.temperature, temperature_loss))
+            found |= {"temperature_loss": temperature_loss, "target_entropy": targets}
+        return step_each(losses)

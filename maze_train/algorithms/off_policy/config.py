@@ -252,7 +252,7 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
     policy_update_interval: int = 1
     """Number of gradient steps between updates of the policy (>= 1)."""
 
-    update_order: Literal["joint", "critics_first"] = "joint"
+    update_order: Literal["joint", "critics_first"] = "critics_first"
     """Order of the gradient steps on a batch. `joint`: one step of critics, policy and
     temperatures, with gradients at the same weights. `critics_first`: a step of the critics,
     followed by a step of policy and temperatures with the updated critics, as in the papers."""
