@@ -253,9 +253,9 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
     """Number of gradient steps between updates of the policy (>= 1)."""
 
     update_order: Literal["joint", "critics_first"] = "critics_first"
-    """Order of the gradient steps on a batch. `joint`: one step of critics, policy and
-    temperatures, with gradients at the same weights. `critics_first`: a step of the critics,
-    followed by a step of policy and temperatures with the updated critics, as in the papers."""
+    """Order of the gradient steps on a batch. `critics_first`: a step of the critics, followed by a
+    step of policy and temperatures with the updated critics, as in the papers. `joint`: one step of
+    critics, policy and temperatures, with gradients at the same weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
