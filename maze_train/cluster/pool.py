@@ -71,7 +71,7 @@ class RemoteActor(RemoteWorker):
         self.steps = 0
         self.has_ended = self._was_made = False
         self._sent = self._mail = self._beats = 0
-        self._news: Any = None
+        self._news: object = None
         self._asked = 0.0
         self._handle = ray.remote(concurrency_groups={SIDE: 1})(RayWorker)
         self._handle = self._handle.options(**options).remote(index)
@@ -89,7 +89,7 @@ class RemoteActor(RemoteWorker):
         result = self._handle.call.remote(method, content, numbers, sent, self._mail, forgotten)
         self.pending.append((result, method))
 
-    def _at_once(self, method: Any, *args: object) -> Any:
+    def _at_once(self, method: Any, *args: object) -> object:
         """Call a method of the actor without waiting for the running call."""
         return method.options(concurrency_group=SIDE).remote(*args)
 
@@ -188,7 +188,7 @@ class RemoteActor(RemoteWorker):
             how = "the process ended; was memory exhausted?"
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")
 
-    def quit(self) -> Any:
+    def quit(self) -> object:
         """Ask the actor to close its worker; return the reference of the result."""
         self.cancel()
         return self._handle.close.remote()

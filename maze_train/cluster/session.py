@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
@@ -84,7 +85,7 @@ class RaySession:
         is_here = self._is_own and self.is_local
         self.host = LOOPBACK if is_here else ray.util.get_node_ip_address()
 
-    def _start(self, ray: Any, backend: RaySettings) -> None:
+    def _start(self, ray: ModuleType, backend: RaySettings) -> None:
         settings: dict[str, Any] = {
             "log_to_driver": backend.worker_output,
             "logging_level": logging.WARNING if backend.worker_output else logging.CRITICAL,
@@ -192,7 +193,7 @@ class RaySession:
                 found.append({**common, "scheduling_strategy": strategy})
         return found[:count]
 
-    def _reserve(self, backend: RaySettings, count: int) -> Any:
+    def _reserve(self, backend: RaySettings, count: int) -> object:
         """Reserve a placement group with the CPUs and GPUs of `count` workers."""
         bundle = {"CPU": backend.cpus_per_worker, "GPU": backend.gpus_per_worker}
         bundle = {name: amount for name, amount in bundle.items() if amount}
@@ -220,7 +221,7 @@ class RaySession:
         return f"{told[0]} and {told[1]} are free"
 
 
-def find_cluster(ray: Any, address: str) -> str:
+def find_cluster(ray: ModuleType, address: str) -> str:
     """Return the address of a running cluster; `local` to start Ray on this machine.
 
     Args:

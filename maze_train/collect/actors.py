@@ -430,7 +430,7 @@ class DistributedActors:
         arguments = {"collect": (slot, calls), "make_calls": (calls,)}
         self.pool.call(worker, method, actor, *arguments.get(method, ()))
 
-    def _receive(self, worker: int) -> Any:
+    def _receive(self, worker: int) -> object:
         """Receive the next result of a worker; return None for a setup or a restart."""
         try:
             result = self.pool.receive(worker)

@@ -45,7 +45,7 @@ MIN_UNIFORM = 2.0**-25
 class BatchPolicy(Protocol):
     """Policy for environment observations and actions, such as `maze_train.TrainedPolicy`."""
 
-    def act(self, observations: object) -> Any:
+    def act(self, observations: object) -> object:
         """Return actions for a batch of observations; both have the structure of the spaces."""
         ...
 
@@ -305,7 +305,7 @@ class RowPolicies:
         self._policies = policies
         self._observation, self._action = FlatView(observation_space), FlatView(action_space)
 
-    def act(self, observations: object) -> Any:
+    def act(self, observations: object) -> object:
         """Return actions for a batch of observations; both have the structure of the spaces.
 
         Raises:

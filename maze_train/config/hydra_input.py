@@ -261,7 +261,7 @@ class ComposedJob:
 
     def __init__(self, config: DictConfig, hydra: DictConfig | None = None) -> None:
         self._config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        self._hydra: Any = HydraConfig.get() if hydra is None else hydra
+        self._hydra = HydraConfig.get() if hydra is None else hydra
         self.is_sweep = self._hydra.mode == RunMode.MULTIRUN
         """Whether the job belongs to a sweep."""
         self.number: int = self._hydra.job.num if self.is_sweep else 0

@@ -75,7 +75,7 @@ def dumps(state: dict[str, Any], write_part: WritePart | None = None) -> bytes:
     return buffer.getvalue()
 
 
-def _packed(value: Any, path: TreePath, write_part: WritePart | None) -> Any:
+def _packed(value: Any, path: TreePath, write_part: WritePart | None) -> object:
     """Encode the value at `path` as plain values and tensors."""
     if len(path) > MAX_DEPTH:
         raise _error(path[:4], f"is nested deeper than {MAX_DEPTH} levels")
@@ -98,7 +98,7 @@ def _packed(value: Any, path: TreePath, write_part: WritePart | None) -> Any:
     return _packed_object(value, path, write_part)
 
 
-def _packed_object(value: Any, path: TreePath, write_part: WritePart | None) -> Any:
+def _packed_object(value: Any, path: TreePath, write_part: WritePart | None) -> object:
     """Encode a tensor, an array or a part."""
     kind = type(value)
     if kind in (torch.Tensor, torch.nn.Parameter):
@@ -124,7 +124,7 @@ def _can_be_stored(value: Tensor) -> bool:
     return DTYPES.fullmatch(str(value.dtype).removeprefix("torch.")) is not None
 
 
-def _packed_array(value: Any, path: TreePath) -> dict[str | None, Any]:
+def _packed_array(value: Array | np.generic, path: TreePath) -> dict[str | None, Any]:
     if value.dtype.kind not in "biufc":
         raise _error(path, f"is an array of {value.dtype}: only numeric arrays can be stored")
     data = np.array(value, order="C").reshape(-1).view(np.uint8)

@@ -344,7 +344,7 @@ class _Seat:
         if masks is not None:
             self._write_acting = masked_writer(self._write, masks, self._columns)
 
-    def show(self, obs: object, *, acts: bool) -> Any:
+    def show(self, obs: object, *, acts: bool) -> object:
         """Return a copy of an observation, with the dtypes of the agent's space."""
         try:
             (self._write_acting if acts else self._write)(0, obs)
@@ -365,7 +365,7 @@ class _Seat:
             f"last observation of agent {self._agent!r}",
         )
 
-    def neutral(self) -> Any:
+    def neutral(self) -> object:
         """Return a neutral element of the space, with all actions legal."""
         return self._view.build(
             {
@@ -377,7 +377,7 @@ class _Seat:
         )
 
 
-def nearest_to_zero(leaf: Any) -> Any:
+def nearest_to_zero(leaf: Any) -> Array:
     """Return the element of a leaf space that is closest to 0."""
     if isinstance(leaf, spaces.Box):
         return np.asarray(np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high))

@@ -92,7 +92,7 @@ class AtariPreprocessing(Wrapper):
         self._last = np.zeros((height, width), np.uint8)
         self._first = np.zeros((height, width), np.uint8)
         self.observation_space = spaces.Box(0, 255, (screen_size, screen_size), np.uint8)
-        self._start: Any = None
+        self._start: object = None
         self._random, _ = seeding.np_random()
         self._held = self._noop
         self._lives = 0

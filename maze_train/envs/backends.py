@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import partial
+from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -248,7 +249,7 @@ def load_creator(name: str, spec: EnvSpec | None, kwargs: Mapping[str, Any]) -> 
         problem = "the environment is already an instance and takes no arguments: remove them"
         raise ConfigError("env.kwargs", problem, kwargs)
     if spec is None:
-        creator: Any = maker_of(name, "env._target_", VectorEnv)
+        creator: Callable[..., Any] = maker_of(name, "env._target_", VectorEnv)
     elif callable(spec.vector_entry_point):
         creator = spec.vector_entry_point
     else:
@@ -264,7 +265,7 @@ def load_creator(name: str, spec: EnvSpec | None, kwargs: Mapping[str, Any]) -> 
             "environments use env.backend=gymnasium",
             name,
         )
-    return creator  # type: ignore[no-any-return]
+    return creator
 
 
 Made = TypeVar("Made", bound=VectorEnv[Any, Any, Any])
@@ -490,7 +491,7 @@ def build_envpool(
     return Backend(env, is_atari, {"": stack} if stack > 1 else {})
 
 
-def import_envpool() -> Any:
+def import_envpool() -> ModuleType:
     """Import EnvPool.
 
     Raises:

@@ -76,7 +76,7 @@ class ConvertibleEnv(ABC):
 class Closeable(Protocol):
     """An environment or vector environment."""
 
-    def close(self) -> Any:
+    def close(self) -> object:
         """Release all resources."""
         ...
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError
@@ -19,6 +19,7 @@ from maze_train.core.step_end import DROPPED, StepBatch, is_transition
 
 if TYPE_CHECKING:
     from maze_train.core.types import Array
+    from maze_train.envs.types import Mask
 
 
 class NumberError(ShapeError, ValueError):
@@ -136,7 +137,7 @@ def columns_of(rows: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> 
     return infos
 
 
-def _column(values: Mapping[int, Any], num_envs: int, as_objects: bool) -> Any:
+def _column(values: Mapping[int, Any], num_envs: int, as_objects: bool) -> object:
     """Return the values of one key, by environment, as an array or as nested arrays."""
     if not as_objects and all(isinstance(value, dict) for value in values.values()):
         return columns_of(values.items(), num_envs)
@@ -159,12 +160,12 @@ def _is_number(value: object) -> bool:
     return type(value) in (float, bool) or isinstance(value, (np.number, np.ndarray))
 
 
-def infos_by_key(infos: Any, num_envs: int) -> dict[Any, Any]:
+def infos_by_key(infos: Iterable[Any], num_envs: int) -> dict[Any, Any]:
     """Return infos in Gymnasium's format, from this format or from one dict per environment."""
     return dict(infos) if isinstance(infos, Mapping) else columns_of(enumerate(infos), num_envs)
 
 
-def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
+def info_of(infos: Mapping[Any, Any] | Sequence[Any], i: int, num_envs: int) -> dict[str, Any]:
     """Extract the info of environment i from Gymnasium's infos.
 
     Args:
@@ -181,7 +182,7 @@ def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
         for key, value in infos.items()
     }
     for key, value in arrays.items():
-        mask: Any = arrays.get(f"_{key}")
+        mask = arrays.get(f"_{key}")
         is_given = not is_mask(mask, num_envs) or mask[i]
         names_mask = str(key)[:1] == "_" and str(key)[1:] in infos and is_mask(value, num_envs)
         if is_given and not names_mask:
@@ -191,7 +192,6 @@ def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
     return found
 
 
-def is_mask(value: Any, num_envs: int) -> bool:
+def is_mask(value: object, num_envs: int) -> TypeGuard[Mask]:
     """Whether a value of Gymnasium's infos has the dtype and shape of a mask."""
-    is_array = isinstance(value, np.ndarray)
-    return is_array and value.dtype == np.bool_ and value.shape == (num_envs,)
+    return isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.shape == (num_envs,)

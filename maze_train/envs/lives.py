@@ -57,7 +57,7 @@ class AtariLives:
         rows = lost.reshape(-1, *[1] * (obs.ndim - 1))
         batch.final_obs = obs if final is None else np.where(rows, obs, final)
 
-    def _read(self, infos: Mapping[str, Any]) -> Any:
+    def _read(self, infos: Mapping[str, Any]) -> Array:
         if "lives" not in infos:
             raise EnvError(
                 f"{self._name} does not report infos['lives'], which Atari training requires: got "

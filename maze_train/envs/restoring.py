@@ -6,7 +6,7 @@ import copy
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import DROPPED, RUNNING
@@ -140,7 +140,7 @@ class TrainingSlice(EnvSlice):
         obs, _ = self._reset(i, seed, copy.deepcopy(record.options))
         if record.own is not None:
             load_own_state(env, record.own)
-        reward: Any = record.reward
+        reward: SupportsFloat = record.reward
         actions = record.all_actions()
         for k, action in enumerate(self._built(actions, record.num_actions), start=1):
             self._make_calls_at(i, record, k - 1)

@@ -34,12 +34,12 @@ class SimulatorEnv(Env):
         self.action_space = simulator.action_space
         self._observation = FlatView(self.observation_space)
         self._action = FlatView(self.action_space)
-        self._obs: Any = None
+        self._obs: object = None
         self._has_ended = False
         self._picture: Any = None
 
     @property
-    def env(self) -> Any:
+    def env(self) -> object:
         """The object whose methods callbacks may call."""
         return self.simulator.called
 
@@ -64,7 +64,7 @@ class SimulatorEnv(Env):
                 self._obs = self._first(found.final_obs)
         return self._obs, float(found.rewards[0]), end == TERMINATED, end == TRUNCATED, info
 
-    def _first(self, obs: Any) -> Any:
+    def _first(self, obs: Any) -> object:
         """Return the observation of the environment, in the structure of the space."""
         return self._observation.build({key: leaf[0] for key, leaf in obs.items()})
 

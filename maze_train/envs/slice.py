@@ -252,7 +252,7 @@ class EnvSlice(Worker):
         """Return the length of the running or last episode of an environment."""
         return self._steps - self._episode_start[i]
 
-    def render(self, i: int) -> Any:
+    def render(self, i: int) -> object:
         """Render an environment; returns an image if its render mode is `rgb_array`."""
         try:
             return self.envs[i].render()

@@ -251,7 +251,7 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
             columns[key] = value
         return columns
 
-    def _ends(self, infos: object, ended: Mask) -> list[EpisodeEnd]:
+    def _ends(self, infos: Sequence[Any] | Mapping[Any, Any], ended: Mask) -> list[EpisodeEnd]:
         """Extract the required values of the episodes that ended."""
         return [
             episode_end(i, info_of(infos, i, self.num_envs), self._keys, self.agents)

@@ -252,7 +252,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
         }
         self.action_space = with_leaves(env.action_space, leaves)
 
-    def action(self, action: object) -> Any:
+    def action(self, action: object) -> object:
         """Convert a discrete action to the continuous action."""
         values = {
             key: self._value(key, part) if key in self._tables else part
@@ -329,7 +329,7 @@ class ObservationStackWrapper(Wrapper):
             put(-1, leaves[key])
         return leaves
 
-    def _copy(self, leaves: dict[str, Any]) -> Any:
+    def _copy(self, leaves: dict[str, Any]) -> object:
         """Return the observation with copies of the stacks."""
         for key, stack in self._stacks.items():
             leaves[key] = stack.copy()
@@ -374,7 +374,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
             raise SpaceError(f"ShrinkImagesWrapper: {env.observation_space} contains no image")
         self.observation_space = with_leaves(env.observation_space, leaves)
 
-    def observation(self, observation: object) -> Any:
+    def observation(self, observation: object) -> object:
         """Return the observation with smaller images."""
         leaves = {
             key: self._shrunk(key, part) if key in self._rows else part
@@ -490,6 +490,6 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
             dtype=space.dtype,
         )
 
-    def observation(self, observation: object) -> Any:
+    def observation(self, observation: object) -> object:
         """Return the selected entries."""
         return np.asarray(observation)[self._indices]

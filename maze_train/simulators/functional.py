@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +75,7 @@ class FunctionalSimulator(Simulator):
         self._carry: Any = None
 
     @property
-    def called(self) -> Any:
+    def called(self) -> object:
         """Not supported: compiled functions ignore later changes of the environment."""
         raise EnvError(f"{self.name} is compiled by JAX and cannot be changed during a run")
 
@@ -100,7 +101,7 @@ class FunctionalSimulator(Simulator):
     def _tensors(self, obs: object) -> TensorTree:
         return tree_map(from_dlpack, flat_leaves(self._observation, obs))
 
-    def render(self) -> Any:
+    def render(self) -> object:
         """Return an image of the first environment, rendered by `env.render([state])`.
 
         MuJoCo Playground renders its states; Brax renders their `pipeline_state`.
@@ -138,22 +139,22 @@ class FunctionalSimulator(Simulator):
 
 
 def functions(
-    jax: Any, env: FunctionalEnv, num_envs: int
+    jax: ModuleType, env: FunctionalEnv, num_envs: int
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return a function that begins all episodes and one that steps all environments."""
     jnp, limit = jax.numpy, env.max_episode_steps
 
-    def begin_episodes(root: Any, episodes: Any) -> Any:
+    def begin_episodes(root: object, episodes: object) -> object:
         fold_in = jax.random.fold_in
         keys = jax.vmap(lambda i, e: fold_in(fold_in(root, i), e))(jnp.arange(num_envs), episodes)
         return jax.vmap(env.reset)(keys)
 
-    def begin(root: Any) -> Any:
+    def begin(root: object) -> dict[str, object]:
         zeros = jnp.zeros(num_envs, jnp.int32)
         state = begin_episodes(root, zeros)
         return {"state": state, "root": root, "episodes": zeros, "steps": zeros}
 
-    def advance(carry: Any, actions: Any) -> Any:
+    def advance(carry: dict[str, Any], actions: object) -> tuple[dict[str, Any], dict[str, Any]]:
         state = jax.vmap(env.step)(carry["state"], actions)
         steps = carry["steps"] + 1
         terminated = state.done.astype(bool)
@@ -196,7 +197,7 @@ def numbers_of(state: object, num_envs: int) -> dict[str, Any]:
     return {key: value for key, value in metrics.items() if value.shape == (num_envs,)}
 
 
-def as_array_of(jax: Any) -> Callable[[torch.Tensor], Any]:
+def as_array_of(jax: ModuleType) -> Callable[[torch.Tensor], Any]:
     """Return a function that converts a tensor to a JAX array; int64 becomes int32."""
 
     def convert(x: torch.Tensor) -> Any:
@@ -206,7 +207,7 @@ def as_array_of(jax: Any) -> Callable[[torch.Tensor], Any]:
     return convert
 
 
-def jax_device(jax: Any, device: torch.device) -> Any:
+def jax_device(jax: ModuleType, device: torch.device) -> object:
     """Return the JAX device for a PyTorch device.
 
     Raises:
@@ -263,7 +264,7 @@ def functional_env(env: Any, limit: int | None = None) -> FunctionalEnv | None:
     )
 
 
-def space_of_size(size: Any) -> spaces.Space[Any]:
+def space_of_size(size: int | Sequence[int] | Mapping[str, Any]) -> spaces.Space[Any]:
     """Return an unbounded Box for an observation size: an int, a shape, or a mapping of sizes."""
     if isinstance(size, Mapping):
         return spaces.Dict({key: space_of_size(part) for key, part in size.items()})
@@ -274,11 +275,11 @@ def space_of_size(size: Any) -> spaces.Space[Any]:
 class GymnaxState(NamedTuple):
     """State of a gymnax environment."""
 
-    inner: Any
-    key: Any
-    obs: Any
-    reward: Any
-    done: Any
+    inner: object
+    key: object
+    obs: object
+    reward: object
+    done: object
 
 
 GYMNAX_LIMITS = ("max_steps_in_episode", "max_timesteps")
@@ -300,12 +301,12 @@ def gymnax_env(env: Any, params: Any, changes: Mapping[str, Any]) -> FunctionalE
         # gymnax would report its time limit as termination, so it is disabled.
         limit, params = int(value), params.replace(**{name: 2**30})
 
-    def reset(key: Any) -> GymnaxState:
+    def reset(key: object) -> GymnaxState:
         first, key = jax.random.split(key)
         obs, inner = env.reset_env(first, params)
         return GymnaxState(inner, key, obs, jax.numpy.float32(0), jax.numpy.bool_(False))
 
-    def step(state: GymnaxState, action: Any) -> GymnaxState:
+    def step(state: GymnaxState, action: object) -> GymnaxState:
         own, key = jax.random.split(state.key)
         obs, inner, reward, done, _ = env.step_env(own, state.inner, action, params)
         return GymnaxState(inner, key, obs, reward, done)

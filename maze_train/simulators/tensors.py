@@ -66,7 +66,7 @@ class TensorSimulator(Simulator):
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
 
     @property
-    def called(self) -> Any:
+    def called(self) -> object:
         """The vector environment."""
         return self._env
 
@@ -136,7 +136,7 @@ class TensorSimulator(Simulator):
         """Restore the state of the environment."""
         self._env.load_state_dict(state["env"])
 
-    def render(self) -> Any:
+    def render(self) -> object:
         """Return the image rendered by the environment; None if not supported."""
         return self._render()
 

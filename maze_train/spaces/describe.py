@@ -467,7 +467,7 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
     raise SpaceError(f"{space} cannot be saved: expected Box, Discrete, Multi*, Dict or Tuple")
 
 
-def _compact(bound: Array) -> Any:
+def _compact(bound: Array) -> object:
     """Return nested lists, or a single number if all entries are equal."""
     values = np.unique(bound)
     return values.item() if values.size == 1 else bound.tolist()

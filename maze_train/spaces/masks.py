@@ -393,7 +393,7 @@ def random_action(
     actions: FlatView,
     legal: Iterable[tuple[str, list[Array]]],
     generator: np.random.Generator,
-) -> Any:
+) -> object:
     """Sample a random legal action.
 
     Args:

@@ -130,13 +130,13 @@ def load_torch_export(content: bytes) -> Function:
     return run
 
 
-def recorded(step: PolicyStep, inputs: Inputs) -> Any:
+def recorded(step: PolicyStep, inputs: Inputs) -> torch.export.ExportedProgram:
     """Trace a policy to an `ExportedProgram` with dynamic batch size."""
     with quiet("torch.export cannot trace the policy"), torch.no_grad():
         return torch.export.export(step, (inputs,), dynamic_shapes=any_number(inputs), strict=False)
 
 
-def any_number(inputs: Inputs) -> Any:
+def any_number(inputs: Inputs) -> tuple[dict[str, dict[int, object]]]:
     """Mark the first dimension of all inputs as dynamic."""
     n = torch.export.Dim("n")
     return ({name: {0: n} for name in inputs},)
@@ -290,7 +290,7 @@ class Differences(NamedTuple):
     """Number of observations with a different discrete action."""
 
 
-def played_observations(env: Any, policy: Any) -> dict[str, Array]:
+def played_observations(env: Any, policy: object) -> dict[str, Array]:
     """Collect observations from episodes with sampled actions, by leaf, `[1000, ...]`.
 
     Raises:

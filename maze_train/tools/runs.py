@@ -65,7 +65,7 @@ class Run:
     directory: Path
     env: str
     algorithm: str
-    seed: Any
+    seed: object
     settings: dict[str, Any]
     """Settings by dotted key, except `NOT_COMPARED`."""
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
-def optuna() -> Any:
+def optuna() -> ModuleType:
     """Import Optuna, with logging limited to errors.
 
     Raises:
@@ -120,7 +121,7 @@ class Space:
             ConfigError: If a configured value is outside the range of its setting.
         """
         values, params = config_to_dict(config), {}
-        param: Any
+        param: float | str | None
         for key in self.ranges:
             value = _select(values, key)
             if self._choices[key]:
@@ -154,7 +155,7 @@ class Space:
             return None, f"between two steps of the range (step: {found.step:g})"
         return number, ""
 
-    def _setting(self, key: str, value: Any) -> Any:
+    def _setting(self, key: str, value: Any) -> object:
         if self._choices[key]:
             return self._choices[key][value]
         return f"{LINEAR}{value!r}" if self.ranges[key].linear else value
@@ -169,7 +170,7 @@ class Space:
             return kinds.IntDistribution(low, high, found.log, found.step or 1)
         return kinds.FloatDistribution(found.low, found.high, found.log, found.step)
 
-    def _accepted(self, key: str, value: object) -> Any:
+    def _accepted(self, key: str, value: object) -> object:
         """Return a value as converted by the configuration.
 
         Raises:
@@ -183,7 +184,7 @@ class Space:
             raise ConfigError(join(GROUP, key), problem, setting) from error
 
 
-def _select(node: object, key: str) -> Any:
+def _select(node: object, key: str) -> object:
     """Return the value of a setting by dotted name; None if missing."""
     for part in key.split("."):
         node = node.get(part) if isinstance(node, dict) else None

@@ -51,7 +51,7 @@ def save_model(policy: Path, folder: Path) -> None:
         )
 
 
-def _signature(policy: Path) -> Any:
+def _signature(policy: Path) -> object:
     """Return the signature: batches of observations as inputs, batches of actions as outputs.
 
     Leaves of Dict and Tuple spaces have flattened names, such as `camera/pixels`.
@@ -61,7 +61,7 @@ def _signature(policy: Path) -> Any:
     return models.ModelSignature(inputs, _schema(space_from_dict(found["action_space"])))
 
 
-def _schema(space: Space[Any]) -> Any:
+def _schema(space: Space[Any]) -> object:
     types = importlib.import_module("mlflow.types.schema")
     return types.Schema(
         [

@@ -438,7 +438,7 @@ class JSONSummaryWriter(MetricsWriter):
                 file.write(text.encode())
 
 
-def plain_json(value: object) -> Any:
+def plain_json(value: object) -> object:
     """Convert a value to JSON types; other values become text."""
     if value is None or isinstance(value, (bool, str)):
         return value

@@ -322,11 +322,10 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Return the collector, the replay buffers and the warm-up policy."""
-        acting: Any = model
         if self.config.checkpoint.is_on:
             size = readable_nbytes(self._buffer_nbytes)
             notify(f"note: checkpoints include the replay buffer (up to {size})")
-        collector = self.make_collector(self.algorithm.n_rollout_steps, acting)
+        collector = self.make_collector(self.algorithm.n_rollout_steps, model)
         collector.keeps_terminal_obs |= self.keeps_terminal_obs
         return {
             "collector": collector,
