@@ -216,7 +216,7 @@ def append_part(
 
 
 def read_part(
-    path: Path, entry: Any, leaves: Leaves, *, mmap: bool, verify: bool
+    path: Path, entry: Mapping[str, Any], leaves: Leaves, *, mmap: bool, verify: bool
 ) -> TrajectoryPart:
     """Read a part from its file.
 

@@ -280,7 +280,7 @@ def checked_game(env: Env) -> Any:
     layer = env
     while isinstance(layer, (OrderEnforcing, PassiveEnvChecker)):
         layer = layer.env
-    game: Any = env.unwrapped
+    game = env.unwrapped
     ale = getattr(game, "ale", None)
     if not isinstance(ale, interface):
         raise ConfigError(

@@ -283,7 +283,7 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> Env:
     return gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
 
 
-def converted(env: object) -> Any:
+def converted(env: object) -> object:
     """Convert a non-Gymnasium environment to Gymnasium; return other objects unchanged."""
     adapter = pettingzoo_adapter()
     if adapter is not None:

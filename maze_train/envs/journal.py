@@ -421,7 +421,7 @@ def checked_columns(
         raise EnvError(f"the {name} in the state have the keys {keys}, not {sorted(expected)}")
     lengths = set()
     for key, column in expected.items():
-        array: Any = given[key]
+        array = given[key]
         if not isinstance(array, (np.ndarray, np.generic)) or array.dtype != column.dtype:
             kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise EnvError(f"the {name} in the state ({key!r}) are {kind}, not {column.dtype}")

@@ -21,7 +21,7 @@ from maze_train.spaces.masks import mask_layout
 
 def layers_of(env: Env) -> Iterator[Any]:
     """Yield the wrappers of an environment from the outside in, then the environment itself."""
-    layer: Any = env
+    layer = env
     while isinstance(layer, gymnasium.Wrapper):
         yield layer
         layer = layer.env
@@ -240,7 +240,7 @@ def described_metadata(env: Env) -> dict[str, Any]:
     """
     metadata = dict(metadata_of(env))
     declared = metadata.pop(FRAME_STACK, {})
-    layer: Any = env
+    layer = env
     changed = False
     while isinstance(layer, gymnasium.Wrapper) and (
         metadata_of(layer.env).get(FRAME_STACK) is metadata_of(env).get(FRAME_STACK)

@@ -49,7 +49,7 @@ class PettingZoo:
         return package.ParallelEnv, package.AECEnv
 
     @staticmethod
-    def adapted(env: object) -> Any:
+    def adapted(env: object) -> object:
         """Convert a PettingZoo environment to a `MultiAgentEnv`; return other objects unchanged."""
         parallel, aec = PettingZoo.kinds()
         if isinstance(env, parallel):
@@ -86,7 +86,7 @@ class PettingZoo:
         return maker
 
 
-def without_checks(env: Any) -> Any:
+def without_checks(env: Any) -> object:
     """Remove outer PettingZoo wrappers of an `AECEnv` that only check arguments and call order.
 
     These wrappers forward every attribute access, which takes longer than a move in a board game.
@@ -152,7 +152,7 @@ class PettingZooAgents(MultiAgentEnv):
         found: Space = self.env.action_space(agent)
         return found
 
-    def render(self) -> Any:
+    def render(self) -> object:
         """Render the environment."""
         return self.env.render()
 
@@ -164,7 +164,7 @@ class PettingZooAgents(MultiAgentEnv):
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
         """Reset the environment, and return the infos."""
 
-    def _observed(self, agent: str, obs: object, info: Mapping[str, Any]) -> Any:
+    def _observed(self, agent: str, obs: object, info: Mapping[str, Any]) -> object:
         """Return the observation, with the mask from the info if the agent has action masks."""
         masks = self._masks.get(agent)
         return obs if masks is None else masks.observe(obs, info)

@@ -519,7 +519,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         self._call("own_states")
         try:
             for index, part in enumerate(self._slices):
-                given: Any = [None] * len(part)
+                given = [None] * len(part)
                 # A dead worker is reported in the next step; the journal suffices to restore its
                 # environments.
                 with suppress(WorkerFailedError):

@@ -36,7 +36,7 @@ class SimulatorEnv(Env):
         self._action = FlatView(self.action_space)
         self._obs: object = None
         self._has_ended = False
-        self._picture: Any = None
+        self._picture: object = None
 
     @property
     def env(self) -> object:

@@ -331,7 +331,7 @@ def log_probs_from_logits_and_actions_and_spaces(
         policy_logits: Parameters, [T, B, param_size], or by action component.
         actions: The agent's actions, [T, B, ...]; a mapping by component if the parameters are
             given by component or the distribution requires a mapping.
-        distribution: Any object with `log_prob(params, actions)`; a mapping of such objects if the
+        distribution: Object with `log_prob(params, actions)`; a mapping of such objects if the
             parameters are given by component.
 
     Returns:

@@ -214,7 +214,7 @@ def assembler(
     return itemgetter(join_keys(path))
 
 
-def _only(names: Sequence[Any], branch: Any) -> tuple[Any]:
+def _only(names: Sequence[Any], branch: Any) -> tuple[object]:
     """Return the only value of a branch as a tuple; if `names` is empty, the branch itself."""
     return (branch[names[0]] if names else branch,)
 
