@@ -12,7 +12,7 @@ from maze_train.algorithms.es.population import ESDistributedRollouts
 from maze_train.collect.actors import DistributedActors
 from maze_train.collect.player import PlayerWorker
 from maze_train.core.errors import ShapeError
-from maze_train.core.types import Array, Tensor
+from maze_train.core.types import Array, T, Tensor
 from maze_train.run.runner import TrainingRunner
 from maze_train.workers.pool import CallCancelledError
 
@@ -105,7 +105,7 @@ def _by_key(
     return columns
 
 
-def _converted(key: str, value: object, convert: Callable[[Any], Any]) -> Any:
+def _converted(key: str, value: object, convert: Callable[[Any], T]) -> T:
     try:
         return convert(value)
     except (ValueError, TypeError) as error:

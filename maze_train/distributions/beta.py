@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from gymnasium import Space
 from gymnasium.spaces import Box
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import softplus
 
 from maze_train.core.types import Tensor, precise_dtype
@@ -132,7 +132,7 @@ class _BetaSample(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, alpha: Tensor, beta: Tensor, noise: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, alpha: Tensor, beta: Tensor, noise: Tensor) -> Tensor:
         shapes = torch.stack((alpha, beta), -1)
         table = noise.to(shapes.dtype).reshape(
             (*noise.shape[:-1], 2, *shapes.shape[-2:], PROPOSALS)

@@ -61,7 +61,7 @@ def make_third_party_env(
     training: bool,
     num_threads: int = 0,
     max_episode_steps: int | None = None,
-    device: Any = "cpu",
+    device: object = "cpu",
     info_keys: Sequence[str] | None = None,
 ) -> MazeVectorEnv:
     """Build the vector environment of a configuration with a backend other than `gymnasium`.
@@ -361,7 +361,7 @@ class SameStepVectorEnv(ThirdPartyVectorEnv):
 
     def _call_envs(self, name: str, args: Any, kwargs: Any) -> Sequence[Any]:
         if name == "render":
-            frames: Any = self._env.render()
+            frames = self._env.render()
             return (None,) * self.num_envs if frames is None else frames
         inner = self._env.unwrapped
         if not isinstance(inner, CallableSingleEnvs):

@@ -6,7 +6,7 @@ import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -205,7 +205,7 @@ class SharedMessages:
             self._memory.close()
 
 
-def unpack(memory: Mapped, content: bytes, sizes: Sequence[int]) -> Any:
+def unpack(memory: Mapped, content: bytes, sizes: Sequence[int]) -> object:
     """Return the value of a message.
 
     Args:

@@ -106,7 +106,7 @@ class CentralizedCritic(nn.Module):
     def forward(self, own: TensorTree, obs: dict[str, Tensor]) -> Tensor:
         """Return value outputs `[..., output_size]`; `own` is the normalized observation."""
         joint = {key: leaf for key, leaf in obs.items() if key.startswith(JOINT)}
-        seen: Any = joint if self.normalizer is None else self.normalizer(joint)
+        seen = joint if self.normalizer is None else self.normalizer(joint)
         inputs = {**with_name(OWN, own), **part_of(seen, JOINT)}
         for key, leaves in self._joins.items():
             parts = [(inputs.pop(name), dims) for name, dims in leaves]

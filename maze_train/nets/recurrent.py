@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.amp import custom_bwd, custom_fwd
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from maze_train.core.types import Tensor
 from maze_train.nets.blocks import is_stock, is_traced
@@ -227,7 +227,7 @@ class _GRULayer(torch.autograd.Function):
     @staticmethod
     @custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         x: Tensor,
         start: Tensor,
         keep: Tensor,

@@ -164,7 +164,7 @@ def row_of(envs: EnvSlice) -> bytes:
 
 def global_states() -> dict[str, Any]:
     """Return the states of the global random number generators by name."""
-    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    legacy = np.random.get_state(legacy=False)  # noqa: NPY002
     states: dict[str, Any] = {
         "random": random.getstate(),
         "np.random": (legacy["state"]["key"].tobytes(), legacy["state"]["pos"]),

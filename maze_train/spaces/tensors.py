@@ -14,6 +14,7 @@ from maze_train.core.errors import SpaceError
 from maze_train.core.types import (
     Array,
     ArrayTree,
+    T,
     Tensor,
     TensorTree,
     as_tree,
@@ -201,7 +202,7 @@ def _own_leaves(own: object) -> dict[str, Any]:
     return {key or OWN_LEAF: leaf for key, leaf in leaves_by_key(own).items()}
 
 
-def with_name(name: str, part: Any) -> dict[str, Any]:
+def with_name(name: str, part: T | dict[str, T]) -> dict[str, T]:
     """Return a flat mapping with the entry `name`; the inverse of `part_of`."""
     if isinstance(part, dict):
         return {f"{name}/{key}": leaf for key, leaf in part.items()}
