@@ -199,7 +199,7 @@ class VideoWriter:
         self._shape: tuple[int, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def add(self, frame: Any) -> None:
+    def add(self, frame: object) -> None:
         """Append a frame.
 
         Args:
@@ -209,13 +209,14 @@ class VideoWriter:
             EnvError: If the frame is invalid.
             RunDirectoryError: If the frame cannot be written.
         """
-        checked = even_frame(checked_frame(frame))
+        given = checked_frame(frame)
+        checked = even_frame(given)
         if self._process is None:
-            self._shape = frame.shape
+            self._shape = given.shape
             self._process = self._started(checked.shape)
-        if frame.shape != self._shape:
+        if given.shape != self._shape:
             raise EnvError(
-                f"a frame has shape {list(frame.shape)}, but previous frames have "
+                f"a frame has shape {list(given.shape)}, but previous frames have "
                 f"{list(self._shape)}: all frames must have the same size"
             )
         assert self._process.stdin is not None
@@ -329,14 +330,14 @@ def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
     return float(found)
 
 
-def checked_frame(frame: Any) -> Array:
+def checked_frame(frame: object) -> Array:
     """Return a frame after checking its shape and dtype."""
-    if isinstance(frame, np.ndarray) and frame.dtype == np.uint8:
+    given = type(frame).__name__
+    if isinstance(frame, np.ndarray):
         found: Array = frame
-        if found.ndim == 3 and found.shape[2] == 3 and found.size:
+        if found.dtype == np.uint8 and found.ndim == 3 and found.shape[2] == 3 and found.size:
             return found
-    is_array = isinstance(frame, np.ndarray)
-    given = f"{frame.dtype} {list(frame.shape)}" if is_array else f"{type(frame).__name__}"
+        given = f"{found.dtype} {list(found.shape)}"
     raise EnvError(f"env.render() returned {given}, expected a frame, uint8 [H, W, 3]: {BUILD}")
 
 

@@ -377,12 +377,11 @@ class _Seat:
         )
 
 
-def nearest_to_zero(leaf: Any) -> Array:
+def nearest_to_zero(leaf: Space) -> Array:
     """Return the element of a leaf space that is closest to 0."""
     if isinstance(leaf, spaces.Box):
         return np.asarray(np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high))
-    is_choice = isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete))
-    start = leaf.start if is_choice else 0
+    start = leaf.start if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)) else 0
     return np.full(leaf.shape or (), start, leaf.dtype)
 
 

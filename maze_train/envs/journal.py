@@ -285,7 +285,7 @@ class Journal:
         )
 
     def read_state(
-        self, state: Any, obs: Mapping[str, Array]
+        self, state: object, obs: Mapping[str, Array]
     ) -> tuple[int | None, list[EnvCall], list[EpisodeRecord]]:
         """Read the root seed, the calls and the records (if any) from a saved state.
 
@@ -298,8 +298,8 @@ class Journal:
                 observations do not match.
         """
         n = self._n
-        root = state.get("root_seed", ...) if isinstance(state, dict) else ...
-        envs = state.get("envs") if isinstance(state, dict) else None
+        given = state if isinstance(state, dict) else {}
+        root, envs = given.get("root_seed", ...), given.get("envs")
         if not isinstance(envs, list) or not (root is None or (type(root) is int and root >= 0)):
             expected = "expected root_seed and envs"
             raise EnvError(f"the state is not from a vector environment: {expected}")
@@ -310,7 +310,7 @@ class Journal:
                 f"the state has {len(envs)} environments, expected {n}: resume with the same "
                 "number of environments"
             )
-        calls = calls_from(state.get("calls"))
+        calls = calls_from(given.get("calls"))
         found = [record_from(env, i, self._columns, obs) for i, env in enumerate(envs)]
         for i, record in enumerate(found):
             check_calls(record, i, len(calls))

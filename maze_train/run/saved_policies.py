@@ -258,7 +258,8 @@ def _read_checkpoint(directory: Path, trust: Sequence[str], own: object) -> _Rea
         problem = f"{run.path} has no {SPACES} yet; resume the run until its first evaluation"
         raise RunDirectoryError(f"{directory} contains no saved policy: {problem}")
     spaces = read_spaces(with_spaces)
-    checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
+    checkpoint = CheckpointStore(directory.parent).load(directory.name)
+    assert checkpoint is not None, "a named checkpoint is loaded, or load raises"
     stored = parsed_settings(checkpoint.settings, checkpoint.path, trust, own)
     weights = model_weights(checkpoint.state["learners"]["learner"]["modules"], *spaces)
     score = {"score": checkpoint.score, "epoch": checkpoint.epoch}

@@ -84,7 +84,7 @@ def write_onnx(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
         outputs = list(step(inputs))
     with quiet("the policy cannot be converted to ONNX"):
         program = program.run_decompositions({torch.ops.aten.softplus.default: _softplus})
-        found: Any = torch.onnx.export(
+        found = torch.onnx.export(
             program,
             dynamic_shapes=any_number(inputs),
             input_names=list(inputs),
@@ -92,6 +92,7 @@ def write_onnx(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
             dynamo=True,
             verbose=False,
         )
+        assert found is not None, "dynamo=True returns a program"
         found.model.metadata_props[DESCRIPTION] = description
         content: bytes = found.model_proto.SerializeToString()
     return content
