@@ -14,7 +14,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import VectorEnv
 
 from maze_train.core.conversion import Scalar
-from maze_train.core.errors import EnvError, ShapeError, WorkerError
+from maze_train.core.errors import EnvError, ShapeError, SpaceError, WorkerError
 from maze_train.core.step_end import DROPPED, StepBatch, is_transition
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from maze_train.envs.types import Mask
 
 
-class NumberError(ShapeError, ValueError):
-    """Wrong shape of actions or number of values; a ValueError, as in Gymnasium."""
+class ArgumentError(ShapeError, ValueError, TypeError):
+    """Wrong number, shape or type of values; also the built-in errors that Gymnasium raises."""
 
 
 class ClosedError(WorkerError, ClosedEnvironmentError):
@@ -72,7 +72,7 @@ class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
         self._check_not_stepping(f"set_attr({name!r})")
         every = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(every) != self.num_envs:
-            raise NumberError(f"set_attr: {len(every)} values for {self.num_envs} environments")
+            raise ArgumentError(f"set_attr: {len(every)} values for {self.num_envs} environments")
         self._set_attrs(name, every)
 
     def render(self) -> tuple[Any, ...]:
@@ -90,6 +90,41 @@ class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
     @abstractmethod
     def _check_not_stepping(self, call: str) -> None:
         """Raise EnvError between `step_async` and `step_wait`, and after `close`."""
+
+
+def checked_seed(seed: object) -> int:
+    """Return a seed as an integer >= 0.
+
+    Raises:
+        SpaceError: If the seed is not an integer >= 0.
+    """
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise SpaceError(f"reset(seed={seed!r}): expected an integer >= 0, or None")
+    return int(seed)
+
+
+def masked_rows(
+    options: Mapping[str, Any] | None, num_envs: int
+) -> tuple[list[int] | None, dict[str, Any] | None]:
+    """Return the indices selected by `options["reset_mask"]` (None: no mask), and other options.
+
+    Raises:
+        ArgumentError: If the mask is not a bool array [num_envs] with at least one True value.
+    """
+    if options is None or "reset_mask" not in options:
+        return None, None if options is None else dict(options)
+    mask = np.asarray(options["reset_mask"])
+    problem = None
+    if mask.shape != (num_envs,):
+        problem = f"have shape `({num_envs},)`, got {mask.shape}"
+    elif mask.dtype != np.bool_:
+        problem = f"have `dtype=np.bool_`, got {mask.dtype}"
+    elif not mask.any():
+        problem = f"contain a boolean array with at least one True value, got reset_mask={mask}"
+    if problem is not None:
+        raise ArgumentError(f"`options['reset_mask']` must {problem}")
+    rest = {key: value for key, value in options.items() if key != "reset_mask"}
+    return mask.nonzero()[0].tolist(), rest
 
 
 def infos_of(batch: StepBatch[Array], num_envs: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ MAX_NBYTES = 2**30
 
 NOT_KEPT = "the actions were not stored, because the episode is too long"
 
+NO_SEEDS: Mapping[int, int] = MappingProxyType({})
+"""The seeds of all episodes are derived from the root seed."""
 
 ROUNDING = 1e-9
 """Maximum relative difference attributed to rounding; at least 8 machine epsilons of the dtype."""
@@ -92,6 +95,8 @@ class EpisodeRecord:
     """Number of actions between the base and each later call."""
     pieces: list[StatePart] = field(default_factory=list)
     """Oldest actions since the base, stored in immutable parts."""
+    seed: int | None = None
+    """Seed of the reset that begins the replay; None if it is derived from the root seed."""
 
     def all_actions(self) -> dict[str, Array]:
         """Return a copy of the actions since the base, [k, ...] per leaf."""
@@ -138,6 +143,7 @@ class Base:
     """Number of environment calls made before the base."""
     calls_at: list[int] = field(default_factory=list)
     pieces: list[StatePart] = field(default_factory=list)
+    seed: int | None = None
     """See `EpisodeRecord`."""
 
 
@@ -171,22 +177,31 @@ class Journal:
         self.begin(None)
         self.has_begun = False
 
-    def begin(self, options: dict[str, Any] | None) -> None:
-        """Record that all environments begin their first episodes."""
-        with suppress(EnvError):  # The error is reported when a state is saved.
-            options = plain_copy(options, "options")  # The environment may modify the original.
+    def begin(self, options: dict[str, Any] | None, seeds: Mapping[int, int] = NO_SEEDS) -> None:
+        """Record that all environments begin their first episodes; see `ended`."""
         self._first = self._row = 0
         self._valid = self.has_begun = True
         self.episodes = [1] * self._n
         self._episode_starts = [0] * self._n
-        self._bases = [self._base_of(i, options=options) for i in range(self._n)]
+        self._bases = [self._base_of(i, options, seed=seeds.get(i)) for i in range(self._n)]
 
     def _base_of(
-        self, i: int, options: dict[str, Any] | None = None, own: dict[str, Any] | None = None
+        self,
+        i: int,
+        options: dict[str, Any] | None = None,
+        own: dict[str, Any] | None = None,
+        seed: int | None = None,
     ) -> Base:
         """Return a base at the current step of an environment."""
+        if options is not None:
+            with suppress(EnvError):  # The error is reported when a state is saved.
+                options = plain_copy(options, "options")  # The environment may modify the original.
         begun, start = self.episodes[i], self._first + self._row
-        return Base(begun, self._row, options, own, start=start, calls=self._num_calls)
+        return Base(begun, self._row, options, own, start=start, calls=self._num_calls, seed=seed)
+
+    def given_seed(self, i: int) -> int | None:
+        """Return the seed of the running episode; None if it is derived from the root seed."""
+        return self._bases[i].seed if self._bases[i].episodes == self.episodes[i] else None
 
     def invalidate(self) -> None:
         """Mark the journal as invalid after a failed call."""
@@ -201,23 +216,31 @@ class Journal:
         if self._row == self._rows:
             self._distribute()
 
-    def ended(self, indices: Iterable[int], continuing: Sequence[int] = ()) -> None:
+    def ended(
+        self,
+        indices: Iterable[int],
+        continuing: Sequence[int] = (),
+        options: dict[str, Any] | None = None,
+        seeds: Mapping[int, int] = NO_SEEDS,
+    ) -> None:
         """Record that episodes ended in the last recorded step and new ones began.
 
         Args:
             indices: Indices of the environments.
             continuing: Environments whose new episode continues the same game. Replays of these
                 episodes must include the previous episode.
+            options: Options of the resets.
+            seeds: Seeds of the new episodes that are not derived from the root seed, by index.
         """
         for i in indices:
             self.episodes[i] += 1
             self._episode_starts[i] = self._first + self._row
             if i not in continuing:
-                self._bases[i] = self._base_of(i)
+                self._bases[i] = self._base_of(i, options, seed=seeds.get(i))
 
     def rebase(self, i: int, own: dict[str, Any]) -> None:
         """Move the base of an environment to the current state."""
-        self._bases[i] = self._base_of(i, own=own)
+        self._bases[i] = self._base_of(i, own=own, seed=self.given_seed(i))
 
     def called(self, count: int) -> None:
         """Record that all environments received `count` calls after the last recorded step."""
@@ -282,6 +305,7 @@ class Journal:
             calls=base.calls,
             calls_at=list(base.calls_at),
             pieces=list(base.pieces),
+            seed=base.seed,
         )
 
     def read_state(
@@ -325,7 +349,7 @@ class Journal:
             start = record.base_episodes, 0, record.options, record.own
             kept = [record.actions], nbytes_of(record.all_actions()), record.is_kept
             calls = -record.num_actions, record.calls, list(record.calls_at)
-            self._bases[i] = Base(*start, *kept, *calls, list(record.pieces))
+            self._bases[i] = Base(*start, *kept, *calls, list(record.pieces), record.seed)
             self._num_calls = record.calls + len(record.calls_at)
 
     def _distribute(self) -> None:
@@ -369,11 +393,14 @@ def record_from(
     obs: Mapping[str, Array],
 ) -> EpisodeRecord:
     """Check and return the record of environment i."""
+    if isinstance(given, dict):
+        given = {"seed": None, **given}  # Version 0.3.0 does not store it.
     expected = sorted(item.name for item in fields(EpisodeRecord))
     if not isinstance(given, dict) or sorted(given) != expected:
         raise EnvError(f"the state of environment {i} is invalid: expected the keys {expected}")
     record = EpisodeRecord(**given)
-    counts = (record.steps, record.base_episodes - 1, record.episodes - record.base_episodes)
+    counts = [record.steps, record.base_episodes - 1, record.episodes - record.base_episodes]
+    counts += [] if record.seed is None else [record.seed]
     for name in ("options", "own"):
         if not isinstance(given[name], dict | None):
             raise EnvError(f"{name} of environment {i} is {given[name]!r}: expected a dict or None")

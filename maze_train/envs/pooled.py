@@ -20,7 +20,7 @@ from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.batch import StepReport
 from maze_train.envs.calls import CALL_ENVS, EnvCall, calls_to_state
-from maze_train.envs.facade import columns_of
+from maze_train.envs.facade import ArgumentError, checked_seed, columns_of, masked_rows
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
@@ -44,6 +44,7 @@ LOG = logging.getLogger(__package__)
 CALLS = {
     "step": "a step",
     "reset": "a reset",
+    "reset_rows": "a reset",
     "begin_anew": "a reset",
     "make_calls": f"calls of {CALL_ENVS}",
     "restore": "replaying episodes",
@@ -132,7 +133,7 @@ class WorkerRepair:
             outlook = "begin new episodes" if given_up else "are restored"
             self._pool.restart(
                 failure,
-                f"{failure.text}{self._seeds_of(failure, root_seed, method)}",
+                f"{failure.text}{self._seeds_of(failure, root_seed)}",
                 f"and its environments {outlook}",
             )
             try:
@@ -144,7 +145,7 @@ class WorkerRepair:
                 continue
             try:
                 if given_up:
-                    return self._begin_anew(failure.index, root_seed, method, given_up)
+                    return self._begin_anew(failure.index, root_seed, given_up)
                 return self._put_back(failure.index, root_seed, method, *args)
             except WorkerFailedError as another:
                 failure = another.with_traceback(None)
@@ -173,27 +174,25 @@ class WorkerRepair:
         report: StepReport | None = self._pool.ask(index, method, *args)
         return report
 
-    def _begin_anew(self, index: int, root_seed: int, method: str, given_up: int) -> StepReport:
+    def _begin_anew(self, index: int, root_seed: int, given_up: int) -> StepReport:
         """Begin new episodes in a restarted worker after `given_up` failed attempts to restore."""
+        assert self._journal is not None
         self._pool.ask(index, "make_calls", self._calls)
-        started = [self._started(i, method) + given_up - 1 for i in self._slices[index]]
+        started = [self._journal.episodes[i] + given_up - 1 for i in self._slices[index]]
         report: StepReport = self._pool.ask(index, "begin_anew", root_seed, started)
         report.lost *= given_up
         return report
 
-    def _started(self, i: int, method: str) -> int:
-        """Return the number of episodes begun in an environment at the time of the call."""
-        assert self._journal is not None
-        return 1 if method == "reset" else self._journal.episodes[i]
-
-    def _seeds_of(self, failure: WorkerFailedError, root_seed: int, method: str) -> str:
+    def _seeds_of(self, failure: WorkerFailedError, root_seed: int) -> str:
         """Return the seeds of the episodes of a worker, for messages without a seed."""
         if failure.raised or self._journal is None:
             return ""
-        seeds = [
-            episode_seed(root_seed, self._first + i, self._num_envs, self._started(i, method))
-            for i in self._slices[failure.index]
-        ]
+        seeds = []
+        for i in self._slices[failure.index]:
+            seed, count = self._journal.given_seed(i), self._journal.episodes[i]
+            if seed is None:
+                seed = episode_seed(root_seed, self._first + i, self._num_envs, count)
+            seeds.append(seed)
         return f"; seeds of its episodes: {', '.join(map(str, seeds))}"
 
 
@@ -368,34 +367,95 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         return float(sum(self._pool.call_all("busy_s")))
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[ArrayTree, dict[str, Any]]:
-        """Begin new episodes in all environments.
+        """Begin new episodes in all environments, or in those selected by a mask.
 
         Args:
-            seed: Seed of all following episodes, an integer >= 0; if None, a seed is drawn.
-            options: Passed to this reset of every environment, but not to later autoresets.
+            seed: Seed of all following episodes, an integer >= 0; if None, a seed is drawn. A
+                sequence contains the seed of the next episode of each environment. Later seeds are
+                derived from the sequence. If it contains None, the seeds of these environments and
+                all later seeds are derived from a drawn seed.
+            options: Passed to this reset of every environment, but not to later autoresets. The key
+                `reset_mask` is not passed on: a bool array [num_envs] that selects the environments
+                to reset. `seed` then applies to their next episode only; if None, they continue
+                their sequence of seeds.
 
         Returns:
-            The first observations, [num_envs, ...], and the infos of the resets.
+            The current observations, [num_envs, ...], and the infos of the resets. If a failed
+            worker was restarted, the mask `infos["lost"]` marks other environments whose episodes
+            were dropped.
 
         Raises:
-            EnvError: If an environment raises an exception or returns an invalid value.
+            EnvError: If an environment raises an exception or returns an invalid value, or not all
+                environments were reset before a reset with `reset_mask`.
+            ShapeError: If the number of seeds or the mask is invalid; also a ValueError and
+                TypeError.
+            SpaceError: If a seed is not an integer >= 0.
             WorkerError: If a worker process raises an exception, dies or hangs.
         """
         self._check_not_stepping("reset()")
-        arguments = self._seed_for(seed, options), options
-        self._call("reset", *arguments)
-        report = self._gather("reset", *arguments) or StepReport()
-        if self._journal is not None:
-            self._journal.begin(options)
-            self._journal.ended(report.lost)
+        rows, options = masked_rows(options, self.num_envs)
+        if rows is None:
+            report, lost = self._reset_all(seed, options), set[int]()
+        else:
+            report = self._reset_rows(rows, options, self._seeds_by_index(seed))
+            lost = set(report.lost) - set(rows)
         infos = columns_of(report.infos, self.num_envs)
+        if lost:
+            infos["lost"] = np.isin(range(self.num_envs), list(lost))
         if self.notify is not None and MASK_KEY in infos:
             note = note_on_ignored_mask(infos, self.env_observation_space, self.single_action_space)
             if note is not None:
                 self.notify(note)
         return self._observations(), infos
+
+    def _reset_all(
+        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> StepReport:
+        """Begin new episodes in all environments."""
+        seeds: dict[int, int] = {}
+        if isinstance(seed, (Sequence, np.ndarray)):
+            seeds = self._seeds_by_index(seed)
+            words = np.random.SeedSequence([*seeds.values()]).generate_state(1)
+            seed = int(words[0]) if len(seeds) == self.num_envs else None
+        arguments = self._seed_for(seed), options, seeds
+        if self._journal is not None:
+            self._journal.begin(options, seeds)
+        self._call("reset", *arguments)
+        report = self._gather("reset", *arguments) or StepReport()
+        if self._journal is not None:
+            self._journal.ended(report.lost)
+        return report
+
+    def _reset_rows(
+        self, rows: list[int], options: dict[str, Any] | None, seeds: dict[int, int]
+    ) -> StepReport:
+        """Begin new episodes in some environments; see `TrainingSlice.reset_rows`."""
+        if self.root_seed is None:
+            raise EnvError("reset() with reset_mask: reset all environments once before")
+        if self._repair is not None:
+            self._repair.remember()
+        self._call("reset_rows", rows, options, seeds)
+        report = self._gather("reset_rows", rows, options, seeds) or StepReport()
+        if self._journal is not None:
+            self._journal.ended(set(rows) - set(report.lost), (), options, seeds)
+            self._journal.ended(report.lost)
+        return report
+
+    def _seeds_by_index(self, seed: int | Sequence[int | None] | None) -> dict[int, int]:
+        """Return the seeds of the next episodes of a reset with `seed`; see `reset`."""
+        if seed is None:
+            return {}
+        if not isinstance(seed, (Sequence, np.ndarray)):
+            (first, total), root = self._seeded_as, checked_seed(seed)
+            return {i: episode_seed(root, first + i, total, 1) for i in range(self.num_envs)}
+        if len(seed) != self.num_envs:
+            raise ArgumentError(f"reset(): {len(seed)} seeds for {self.num_envs} environments")
+        return {i: checked_seed(own) for i, own in enumerate(seed) if own is not None}
 
     def step_async(self, actions: object) -> None:
         """Start a step in all workers; see `MazeVectorEnv`.

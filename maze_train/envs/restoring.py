@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsFloat
 
@@ -29,16 +29,35 @@ class TrainingSlice(EnvSlice):
 
     _run: list[EpisodeSeeds]
 
-    def reset(self, seed: int, options: dict[str, Any] | None) -> StepReport:
-        """Begin a sequence of episodes whose seeds are derived from `seed`."""
+    def reset(
+        self, seed: int, options: dict[str, Any] | None, seeds: Mapping[int, int]
+    ) -> StepReport:
+        """Begin a sequence of episodes whose seeds are derived from `seed`; see `reset_rows`."""
         self._begin_run(seed)
+        rows = range(self._first, self._first + len(self.envs))
+        return self.reset_rows(rows, options, seeds)
+
+    def reset_rows(
+        self, rows: Collection[int], options: dict[str, Any] | None, seeds: Mapping[int, int]
+    ) -> StepReport:
+        """Begin the next episode in some environments.
+
+        Args:
+            rows: Indices of the environments; those of other slices are ignored.
+            options: Options of the resets.
+            seeds: Seeds by index; the seeds of other environments are derived.
+        """
         report = StepReport()
         for i, source in enumerate(self._run):
+            index = self._first + i
+            if index not in rows:
+                continue
+            derived = source.next()
             # The options are copied, because an environment may modify its argument.
-            info = self.start(i, source.next(), copy.deepcopy(options))
+            info = self.start(i, seeds.get(index, derived), copy.deepcopy(options))
             if self._keys is not None and not self._settings.step_infos:
                 info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}
-            report.infos.append((self._first + i, info))
+            report.infos.append((index, info))
         return report
 
     def begin_anew(self, seed: int, episodes: Sequence[int]) -> StepReport:
@@ -131,7 +150,8 @@ class TrainingSlice(EnvSlice):
         env, seeds = self.envs[i], self._run[i]
         seeds.episodes_started = record.base_episodes - 1
         self._let_go(i)
-        self.seeds[i] = seed = seeds.next()
+        seed = seeds.next()
+        self.seeds[i] = seed = seed if record.seed is None else record.seed
         if not record.is_kept:
             return Difference(NOT_KEPT)
         if self._num_called[i] > record.calls:

@@ -194,7 +194,12 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
             EnvError: If the environment raises or returns an invalid value.
         """
         self._check_not_stepping("reset()")
-        columns, infos = self._reset_envs(self._seed_for(seed, options), options)
+        if options is not None and "reset_mask" in options:
+            raise SpaceError(
+                "reset(options={'reset_mask': ...}): not supported for third-party vector "
+                "environments; a reset begins new episodes in all environments"
+            )
+        columns, infos = self._reset_envs(self._seed_for(seed), options)
         self._resetting = np.zeros(self.num_envs, np.bool_)
         self._lengths[:] = 0
         if self._lives is not None:

@@ -20,7 +20,7 @@ from maze_train.core.errors import EnvError, SpaceError
 from maze_train.core.seeding import draw_seed
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.calls import EnvCall, new_calls
-from maze_train.envs.facade import CallableEnvs, ClosedError, NumberError, infos_of
+from maze_train.envs.facade import ArgumentError, CallableEnvs, ClosedError, checked_seed, infos_of
 from maze_train.envs.types import Space
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.autoreset import AutoresetMode
@@ -319,17 +319,10 @@ class MazeVectorEnv(CallableEnvs):
         self._action = FlatView(action_space)
         self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
 
-    def _seed_for(self, seed: int | None, options: Mapping[str, Any] | None) -> int:
-        """Return the seed of a reset; if `seed` is None, a seed is drawn."""
-        if options is not None and "reset_mask" in options:
-            raise SpaceError(
-                "reset(options={'reset_mask': ...}): not supported; a reset begins new episodes in "
-                "all environments, and ended episodes are reset automatically"
-            )
-        if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
-            raise SpaceError(f"reset(seed={seed!r}): expected an integer >= 0, or None")
-        self.root_seed = draw_seed() if seed is None else int(seed)
-        VectorEnv.reset(self, seed=seed)  # Seeds `np_random`.
+    def _seed_for(self, seed: int | None) -> int:
+        """Return the seed of a reset of all environments; if `seed` is None, a seed is drawn."""
+        self.root_seed = draw_seed() if seed is None else checked_seed(seed)
+        VectorEnv.reset(self, seed=None if seed is None else self.root_seed)  # Seeds `np_random`.
         return self.root_seed
 
     def _put_actions(self, actions: object) -> None:
@@ -347,7 +340,7 @@ class MazeVectorEnv(CallableEnvs):
             part = np.asarray(parts[key])
             name = f"actions[{key!r}]" if key else "actions"
             if part.shape != column.shape:
-                raise NumberError(f"{name} has shape {part.shape}, expected {column.shape}")
+                raise ArgumentError(f"{name} has shape {part.shape}, expected {column.shape}")
             if part.dtype.kind == "f" and column.dtype.kind != "f":
                 raise SpaceError(f"{name} has dtype {part.dtype}, its space has {column.dtype}")
             column[...] = part

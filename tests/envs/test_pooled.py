@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import random
 import re
 import sys
@@ -111,14 +112,78 @@ def test_reset(make):
             vector.reset(seed=-1)
 
 
-@pytest.mark.parametrize("make", ALL)
-def test_a_part_of_the_environments_cannot_be_reset(make):
+def test_a_part_of_third_party_environments_cannot_be_reset():
     """A reset mask raises an error, since all environments would begin new episodes."""
-    with make([CountingEnv] * 2) as vector:
+    with third_party([CountingEnv] * 2) as vector:
         vector.reset(seed=0)
         with pytest.raises(SpaceError, match=r"'reset_mask': .* in all environments"):
             vector.reset(options={"reset_mask": np.array([True, False])})
         assert vector.step([0, 0])[1].tolist() == [1.0, 1.0]
+
+
+def lasting(vector, make, steps=8):
+    """Return the observations of further steps, also of a restored vector environment."""
+    state = vector.state_dict()
+    found = [vector.step([0, 1, 2])[0].tolist() for _ in range(steps)]
+    with make([CountingEnv] * 3) as other:
+        other.load_state_dict(pickle.loads(pickle.dumps(state)))
+        assert [other.step([0, 1, 2])[0].tolist() for _ in range(steps)] == found
+    return found
+
+
+@pytest.mark.parametrize("make", BACKENDS)
+def test_one_seed_per_environment(make):
+    """The list determines all episodes; without a seed, it is drawn."""
+    with make([CountingEnv] * 3) as vector:
+        later = []
+        for seeds in ([5, 7, 0], np.array([5, 7, 0]), [5, 7, 1], [5, None, 7], [5, None, 7]):
+            obs, infos = vector.reset(seed=seeds, options={"level": 2})
+            assert list(infos["options"]) == ["{'level': 2}"] * 3
+            given = [i for i in range(3) if seeds[i] is not None]
+            assert obs[given, 0].tolist() == [seeds[i] for i in given]
+            vector.step([0, 1, 2])
+            later.append(lasting(vector, make))
+        assert later[0] == later[1]
+        assert later[0][4:] != later[2][4:]
+        assert later[3] != later[4]
+        with pytest.raises(ValueError, match="2 seeds for 3 environments"):
+            vector.reset(seed=[1, 2])
+        with pytest.raises(SpaceError, match="seed=-1"):
+            vector.reset(seed=[1, 2, -1])
+
+
+@pytest.mark.parametrize("make", BACKENDS)
+def test_some_environments_are_reset(make):
+    """The others continue, later seeds do not change, and a state restores the new episodes."""
+    with make([CountingEnv] * 3) as vector:
+        options = {"reset_mask": np.array([True, False, True]), "level": 1}
+        with pytest.raises(EnvError, match="reset all environments once"):
+            vector.reset(options=options)
+        first = vector.reset(seed=3)[0]
+        seeds = [EpisodeSeeds(3, i, 3) for i in range(3)]
+        following = [[source.next() % 1000 for source in seeds] for _ in range(3)]
+        given = {None: following[1], 3: following[0], (8, None, 9): [8, 0, 9]}
+        for seed, expected in given.items():
+            vector.reset(seed=3)
+            vector.step([0, 1, 2])
+            vector.step([0, 1, 2])
+            obs, infos = vector.reset(seed=seed, options=options)
+            assert obs.tolist() == [[expected[0], 0.0], [first[1, 0], 2.0], [expected[2], 0.0]]
+            assert infos["_options"].tolist() == [True, False, True]
+            assert infos["options"][0] == "{'level': 1}"
+            assert options.keys() == {"reset_mask", "level"}
+            vector.step([0, 1, 2])
+            found = lasting(vector, make)
+            assert found[1][1] == [following[1][1], 0.0]
+            assert found[3][0::2] == [[following[2][i], 0.0] for i in (0, 2)]
+        wrong = [
+            (np.array([True]), ValueError, r"have shape `\(3,\)`, got \(1,\)"),
+            (np.zeros(3, bool), ValueError, "at least one True value"),
+            (np.array([1, 0, 1]), TypeError, "have `dtype=np.bool_`, got int64"),
+        ]
+        for mask, kind, words in wrong:
+            with pytest.raises(kind, match=words):
+                vector.reset(options={"reset_mask": mask})
 
 
 def test_users_get_the_defaults_of_gymnasium():

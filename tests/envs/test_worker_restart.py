@@ -21,6 +21,7 @@ from toy_envs import (
     JitterEnv,
     NestedEnv,
     assert_equal_steps,
+    assert_same,
     here,
     restarted,
     state_after,
@@ -57,6 +58,11 @@ def test_killed_workers_change_no_number(between_halves, start_method):
                 process.kill()
                 process.join()
             assert_equal_steps(expected, many.step_wait() if between_halves else many.step(actions))
+            if step % 11 == 3:
+                options = {"reset_mask": np.arange(5) % 2 == step % 2}
+                seeds = [7, None, step, 2, 1]
+                expected = one.reset(seed=seeds, options=options)[0]
+                assert_same(many.reset(seed=seeds, options=options)[0], expected)
         many.step(actions)  # Detects a kill after the previous step.
         one.step(actions)
         assert many.worker_restarts == kills > 2
@@ -87,8 +93,11 @@ RAISED = r"environment 2 failed at step 3 of the episode with seed \d+: RuntimeE
 EXITED = r"died in a step \(exit code 7\); seeds of its episodes: %d, %d"
 
 
-@pytest.mark.parametrize(("how", "words"), [("raise", RAISED), ("exit", EXITED)])
-def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("how", "seed", "words"),
+    [("raise", 1, RAISED), ("exit", 1, EXITED), ("exit", [3, 4, 5], EXITED)],
+)
+def test_a_failure_that_does_not_come_again(how, seed, words, tmp_path, capfd):
     """A failure that does not recur is reported once and does not change the results.
 
     The worker has already stepped some of its environments.
@@ -98,15 +107,15 @@ def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
         here([CountingEnv] * 3) as one,
         restarted([CountingEnv, CountingEnv, faulty]) as many,
     ):
-        one.reset(seed=1)
-        many.reset(seed=1)
+        one.reset(seed=seed)
+        many.reset(seed=seed)
         for _ in range(12):
             assert_equal_steps(one.step([0, 1, 2]), many.step([0, 1, 2]))
         assert many.worker_restarts == 1
     text = capfd.readouterr().err
     begin, *trace = text.splitlines()
     if how == "exit":
-        words %= tuple(episode_seed(1, i, 3, 1) for i in (1, 2))
+        words %= (4, 5) if seed != 1 else tuple(episode_seed(1, i, 3, 1) for i in (1, 2))
     assert re.fullmatch(
         rf"warning: worker 1 \(environments 1 to 2\):? {words}; "
         r"it is restarted \(restart 1 of at most 10\), and its environments are restored",
@@ -174,6 +183,28 @@ def test_a_reset_that_fails_again():
         state = vector.state_dict()
         assert [record["episodes"] for record in state["envs"]] == [1, 3]
     with here([CountingEnv] * 2) as other:
+        assert other.load_state_dict(state)[0].tolist() == obs.tolist()
+
+
+def test_a_reset_of_some_environments_that_fails_again():
+    """The other environments of the worker lose their episodes, which the infos tell."""
+
+    class Picky(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            assert seed != episode_seed(1, 1, 3, 2)
+            return super().reset(seed=seed, options=options)
+
+    with restarted([CountingEnv, Picky, CountingEnv]) as vector:
+        vector.reset(seed=1)
+        vector.step([0] * 3)
+        obs, infos = vector.reset(options={"reset_mask": np.array([True, True, False])})
+        episodes = [2, 3, 3]
+        seeds = [episode_seed(1, i, 3, k) % 1000 for i, k in enumerate(episodes)]
+        assert obs.tolist() == [[seed, 0.0] for seed in seeds]
+        assert infos["lost"].tolist() == [False, False, True]
+        state = vector.state_dict()
+        assert [record["episodes"] for record in state["envs"]] == episodes
+    with here([CountingEnv] * 3) as other:
         assert other.load_state_dict(state)[0].tolist() == obs.tolist()
 
 
