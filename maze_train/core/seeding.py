@@ -86,6 +86,13 @@ class EpisodeSeeds:
         return self._block[offset]
 
 
+def episode_seed(root: int, index: int, num_envs: int, episodes: int) -> int:
+    """Return the seed of episode number `episodes` (>= 1) of an environment."""
+    seeds = EpisodeSeeds(root, index, num_envs)
+    seeds.episodes_started = episodes - 1
+    return seeds.next()
+
+
 def global_entropy() -> int:
     """Derive an integer in [0, 2^32) from the state of NumPy's global generator."""
     state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002

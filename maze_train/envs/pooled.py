@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
-from maze_train.core.seeding import EpisodeSeeds
+from maze_train.core.seeding import episode_seed
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.batch import StepReport
 from maze_train.envs.calls import CALL_ENVS, EnvCall, calls_to_state
@@ -24,6 +24,7 @@ from maze_train.envs.facade import ArgumentError, checked_seed, columns_of, mask
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
+from maze_train.envs.repair import WorkerRepair
 from maze_train.envs.restoring import TrainingSlice
 from maze_train.envs.slice import SliceSettings
 from maze_train.envs.types import Env
@@ -32,7 +33,6 @@ from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.workers.backends import Pickled, ThisProcess, WorkerBackend
 from maze_train.workers.pool import (
     WorkerFailedError,
-    WorkerPool,
     WorkerSpecs,
     check_spaces,
     shares,
@@ -67,140 +67,6 @@ NEW_EPISODES = (
     "and load_state_dict() resumes exactly"
 )
 """Cause and remedies if an environment cannot be restored."""
-
-
-class WorkerRepair:
-    """Restarts failed workers of a vector environment.
-
-    Args:
-        pool: The workers.
-        slices: Indices of the environments of each worker.
-        spaces: Observation and action space of one environment.
-        memory: Shared memory for the results of steps.
-        journal: Journal of the running episodes; None if workers are never restarted.
-        calls: All calls of the environments.
-        seeded_as: See `SliceSettings`.
-    """
-
-    def __init__(
-        self,
-        pool: WorkerPool,
-        slices: Sequence[range],
-        spaces: tuple[Any, Any],
-        memory: object,
-        journal: Journal | None,
-        calls: list[EnvCall],
-        seeded_as: tuple[int, int],
-    ) -> None:
-        self._pool, self._slices, self._spaces = pool, slices, spaces
-        self._memory, self._journal, self._calls = memory, journal, calls
-        self._first, self._num_envs = seeded_as
-        self._obs: dict[str, Array] = {}
-        self._pairs: list[tuple[Array, Array]] = []
-
-    def keep(self, buffers: StepBuffers) -> None:
-        """Register the buffers that `remember` copies."""
-        self._obs = {key: column.copy() for key, column in buffers.obs.items()}
-        self._rewards = buffers.rewards.copy()
-        self._pairs = [(self._obs[key], buffers.obs[key]) for key in buffers.obs]
-        self._pairs.append((self._rewards, buffers.rewards))
-
-    def remember(self) -> None:
-        """Copy observations and rewards before a step; a restarted worker must reproduce them."""
-        for kept, column in self._pairs:
-            kept[...] = column
-
-    def repeat(
-        self, failure: WorkerFailedError, root_seed: int, method: str, *args: object
-    ) -> StepReport | None:
-        """Restart a worker until it completes the call or begins new episodes; return its report.
-
-        If a call of `run.call_envs` fails again after a restart, the run ends instead.
-
-        Args:
-            failure: Failure of the worker.
-            root_seed: Seed of the sequence of episodes.
-            method: Method of the call.
-            *args: Arguments of the call.
-
-        Raises:
-            MazeTrainError: If the worker cannot be restarted.
-            SpaceError: If the environments of the restarted worker have different spaces.
-        """
-        given_up = 0
-        while True:
-            failure.final = failure.final or (given_up > 0 and method == "make_calls")
-            outlook = "begin new episodes" if given_up else "are restored"
-            self._pool.restart(
-                failure,
-                f"{failure.text}{self._seeds_of(failure, root_seed)}",
-                f"and its environments {outlook}",
-            )
-            try:
-                self._begin_again(failure.index)
-            except WorkerFailedError as another:
-                failure = another.with_traceback(
-                    None
-                )  # The worker failed before it restored episodes.
-                continue
-            try:
-                if given_up:
-                    return self._begin_anew(failure.index, root_seed, given_up)
-                return self._put_back(failure.index, root_seed, method, *args)
-            except WorkerFailedError as another:
-                failure = another.with_traceback(None)
-                given_up += 1
-
-    def _begin_again(self, index: int) -> None:
-        """Map the memory in a restarted worker."""
-        spaces = self._pool.ask(index, "describe")[:2]
-        check_spaces(self._slices[index].start, spaces, self._spaces)
-        self._pool.ask(index, "map", self._memory)
-
-    def _put_back(self, index: int, root: int, method: str, *args: object) -> StepReport | None:
-        """Restore the environments of a restarted worker, and repeat the call."""
-        assert self._journal is not None
-        if method != "reset" and self._journal.has_begun:
-            part = self._slices[index]
-            records = [self._journal.record_of(i, self._obs, self._rewards) for i in part]
-            problems = self._pool.ask(index, "restore", root, self._calls, records, False)
-            for _, problem in problems:
-                text = f"{worker_names('worker', self._slices)[index]}: {problem.text}"
-                if not problem.is_rounding:
-                    raise WorkerFailedError(index, text, raised=True)
-                warn(f"{text}; the difference is within rounding, so training continues")
-        else:
-            self._pool.ask(index, "make_calls", self._calls)
-        report: StepReport | None = self._pool.ask(index, method, *args)
-        return report
-
-    def _begin_anew(self, index: int, root_seed: int, given_up: int) -> StepReport:
-        """Begin new episodes in a restarted worker after `given_up` failed attempts to restore."""
-        assert self._journal is not None
-        self._pool.ask(index, "make_calls", self._calls)
-        started = [self._journal.episodes[i] + given_up - 1 for i in self._slices[index]]
-        report: StepReport = self._pool.ask(index, "begin_anew", root_seed, started)
-        report.lost *= given_up
-        return report
-
-    def _seeds_of(self, failure: WorkerFailedError, root_seed: int) -> str:
-        """Return the seeds of the episodes of a worker, for messages without a seed."""
-        if failure.raised or self._journal is None:
-            return ""
-        seeds = []
-        for i in self._slices[failure.index]:
-            seed, count = self._journal.given_seed(i), self._journal.episodes[i]
-            if seed is None:
-                seed = episode_seed(root_seed, self._first + i, self._num_envs, count)
-            seeds.append(seed)
-        return f"; seeds of its episodes: {', '.join(map(str, seeds))}"
-
-
-def episode_seed(root: int, index: int, num_envs: int, episodes: int) -> int:
-    """Return the seed of episode number `episodes` (>= 1) of an environment."""
-    seeds = EpisodeSeeds(root, index, num_envs)
-    seeds.episodes_started = episodes - 1
-    return seeds.next()
 
 
 MUCH_NBYTES = 10_000_000

@@ -23,9 +23,9 @@ from toy_envs import (
 
 from maze_train import EnvFactory
 from maze_train.core.errors import EnvError
+from maze_train.core.seeding import episode_seed
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.faults import FiniteCheck, non_finite_rows
-from maze_train.envs.pooled import episode_seed
 
 BAD = [float("nan"), float("inf"), float("-inf")]
 LARGE = [1e39, -1e300]

@@ -28,10 +28,10 @@ from toy_envs import (
 
 from maze_train import EnvConfig, EnvFactory
 from maze_train.core.errors import EnvError
+from maze_train.core.seeding import episode_seed
 from maze_train.envs import journal as journal_module
 from maze_train.envs import pooled
 from maze_train.envs.journal import Journal
-from maze_train.envs.pooled import episode_seed
 
 pytestmark = [
     FORKS,

@@ -30,7 +30,7 @@ from toy_envs import (
 
 from maze_train import EnvFactory, PooledVectorEnv
 from maze_train.core.errors import EnvError, WorkerError
-from maze_train.envs.pooled import episode_seed
+from maze_train.core.seeding import episode_seed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_file_is_left"), FORKS]
 
