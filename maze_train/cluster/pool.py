@@ -39,7 +39,7 @@ NEWS_S = 0.2
 PULSE_S = 5.0
 """Time limit in seconds for a worker to answer a progress request."""
 
-MACHINE_LOST = "the machine is lost or unreachable"
+MACHINE_LOST = "is lost or unreachable"
 
 REMEDY = (
     "the module must be available on every machine: set runner.working_dir to the folder of your "
@@ -70,6 +70,7 @@ class RemoteActor(RemoteWorker):
         self.forgotten: list[int] = []
         self.steps = 0
         self.has_ended = self._was_made = False
+        self._options = options
         self._sent = self._mail = self._beats = 0
         self._news: object = None
         self._asked = 0.0
@@ -129,7 +130,7 @@ class RemoteActor(RemoteWorker):
             return False
         self._ask()  # The previous answer may be outdated.
         self.ask_for_news(min(PULSE_S, timeout_s))
-        if not self._was_made and self._is_made():
+        if not self._was_made and self._machine() is not None:
             self._was_made, self.since = True, time.monotonic()  # The creation counts as progress.
         return time.monotonic() - self.since > timeout_s
 
@@ -167,13 +168,28 @@ class RemoteActor(RemoteWorker):
         self.pending.popleft()
         return reply
 
-    def _is_made(self) -> bool:
+    def hung(self, what: str, timeout_s: float) -> WorkerFailedError:
+        """Kill the actor, and return the failure; final if there are no resources for the actor."""
+        failure = super().hung(what, timeout_s)
+        if self._was_made or self.session.is_reserved(self._options):
+            return failure
+        text = (
+            f"{self.name} was not started within worker_timeout_s = {timeout_s:g} seconds, because "
+            f"the cluster has no resources for it; {self.session.room()}; add machines, and resume "
+            "the run"
+        )
+        return WorkerFailedError(self.index, text, final=True)
+
+    def _machine(self) -> str | None:
+        """Return the address of the worker's machine; None if the worker was not created."""
         with suppress(self._ray.exceptions.RayError):
-            return bool(self._ray.get(self._made, timeout=0))
-        return False
+            content = Reply(*self._ray.get(self._made, timeout=0)).result
+            return None if content is None else str(pickle.loads(content))
+        return None
 
     def _died(self, what: str, calls: Mapping[str, str], error: Exception) -> WorkerFailedError:
-        what = what if self._is_made() else calls.get(BUILDING, BUILDING)
+        machine = self._machine()
+        what = calls.get(BUILDING, BUILDING) if machine is None else what
         if not self.session.answers():
             self.has_ended = True
             self.pending.clear()
@@ -183,7 +199,7 @@ class RemoteActor(RemoteWorker):
         if getattr(error, "_actor_init_failed", False):
             how = f"{text.rpartition(' ^')[2].lstrip('^ ')}: {REMEDY}"
         elif "its node has died" in text or isinstance(error, unreachable):
-            how = MACHINE_LOST
+            how = f"the machine {f'{machine} ' if machine else ''}{MACHINE_LOST}"
         else:
             how = "the process ended; was memory exhausted?"
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")

@@ -101,7 +101,7 @@ class RaySession:
                 f"cannot connect to Ray ({str(error).splitlines()[0]}): expected local, to "
                 "start Ray on this machine, or the address of a running cluster (auto: RAY_ADDRESS "
                 "or a cluster on this machine); if the cluster uses a token, copy the token to "
-                "~/.ray/auth_token",
+                "~/.ray/auth_token and set RAY_AUTH_MODE=token",
                 backend.address,
             ) from error
         self.is_local = address == "local"
@@ -206,16 +206,28 @@ class RaySession:
         ready, deadline = group.ready(), time.monotonic() + backend.timeout_s
         if self.ray.wait([ready], timeout=min(PATIENCE_S, backend.timeout_s))[0]:
             return group
-        notify(f"ray: waiting for resources for {asked}; {self._room()}")
+        notify(f"ray: waiting for resources for {asked}; {self.room()}")
         if not self.ray.wait([ready], timeout=max(0.0, deadline - time.monotonic()))[0]:
             raise WorkerError(
                 f"the cluster has no resources for {asked} within worker_timeout_s = "
-                f"{backend.timeout_s:g} seconds; {self._room()}: reduce the request with "
+                f"{backend.timeout_s:g} seconds; {self.room()}: reduce the request with "
                 f"{backend.remedy}, or add machines"
             )
         return group
 
-    def _room(self) -> str:
+    def is_reserved(self, options: dict[str, Any]) -> bool:
+        """Return whether the resources of an actor are reserved, or need no reservation.
+
+        They are not while the reservation waits for a replacement of a lost machine.
+        """
+        strategy = options.get("scheduling_strategy")
+        if strategy is None:
+            return True
+        table = self.ray.util.placement_group_table(strategy.placement_group)
+        return str(table["state"]) == "CREATED"
+
+    def room(self) -> str:
+        """Return the free and total resources of the cluster, for messages."""
         free, all_ = self.ray.available_resources(), self.ray.cluster_resources()
         told = [f"{free.get(k, 0):g} of {all_.get(k, 0):g} {k}s" for k in ("CPU", "GPU")]
         return f"{told[0]} and {told[1]} are free"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 
 from maze_train.core.notices import warn
+from maze_train.core.targets import import_extra
 from maze_train.workers.pool import Memory, PrivateMemory, Worker
 from maze_train.workers.process import (
     BEATS,
@@ -70,17 +71,25 @@ class RayWorker:
         self._mail: dict[int, list[Span]] = {}
 
     def make(self, content: bytes, folders: list[str], entropy: int) -> Reply:
-        """Create the worker; add the caller's import folders to `sys.path`."""
+        """Create the worker; return the address of the machine.
+
+        Args:
+            content: Pickled factory of the worker.
+            folders: Import folders of the caller, to be added to `sys.path`.
+            entropy: Seed of the global generators of the process.
+        """
         sys.path += [folder for folder in folders if folder not in sys.path]
         return self._reply(self._make, content, entropy)
 
-    def _make(self, content: bytes, entropy: int) -> None:
+    def _make(self, content: bytes, entropy: int) -> str:
         index = self._context.index
         set_up_packages(entropy, index, IMPORTING)
         make_worker = unpack(content, self._no_memory)
         set_up_packages(entropy, index, MAKING)
         self._worker = make_worker(self._context)
         set_up_packages(entropy, index, CALLING)
+        ray = import_extra("ray", "ray", "runner=ray")
+        return str(ray.util.get_node_ip_address())
 
     def call(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,9 @@ from maze_train.workers.pool import LOOPBACK
 
 GLOO_NETWORK = "GLOO_SOCKET_IFNAME"
 """Environment variable for the network interface of gloo."""
+
+SIOCGIFADDR = 0x8915
+"""Linux request for the IPv4 address of a network interface."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +110,50 @@ def open_store(address: Address, count: int, timeout_s: float, listener: int | N
     return PrefixStore(address.name, store)
 
 
+def interface_to(host: str) -> str | None:
+    """Return the network interface through which this machine reaches a host.
+
+    Args:
+        host: Address of another machine or of this machine; empty: this machine.
+
+    Returns:
+        Name of the interface; None if it is unknown: on systems other than Linux, for IPv6, and if
+        the name of the host refers to this machine itself (127.0.0.1).
+    """
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if not host:
+        return next(name for name in interfaces if name.startswith("lo"))
+    if sys.platform != "linux":
+        return None
+    from fcntl import ioctl  # Not available on Windows.
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with suppress(OSError):
+            probe.connect((host, 1))  # Selects the route; UDP sends nothing.
+        local = socket.inet_aton(probe.getsockname()[0])
+        for name in interfaces:
+            with suppress(OSError):  # An interface without an address.
+                found = ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))[20:24]
+                if found == local and not name.startswith("lo"):
+                    return name
+    return None
+
+
 @contextmanager
-def network_of(host: str) -> Iterator[None]:
-    """Use the loopback interface for connections if `host` is empty (a single machine)."""
-    if host:
-        yield  # Use the default interface, or the interface set by environment variables.
-        return
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # NCCL reads this on first use.
+def network_to(host: str) -> Iterator[None]:
+    """Connect gloo through the interface that reaches `host`; see `interface_to`.
+
+    By default, gloo uses the address of the machine's own name, which is often 127.0.0.1: other
+    machines could not connect. Among several machines, `GLOO_SOCKET_IFNAME` has precedence.
+    """
     before = os.environ.get(GLOO_NETWORK)
-    os.environ[GLOO_NETWORK] = loopback
+    interface = interface_to(host)
+    if interface is None or (host and before is not None):
+        yield
+        return
+    if not host:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)  # NCCL reads this on first use.
+    os.environ[GLOO_NETWORK] = interface
     try:
         yield
     finally:
@@ -170,7 +208,7 @@ def start_group(
         rank: Rank of this member.
         count: Number of members.
         timeout_s: Timeout of a collective operation in seconds.
-        host: See `network_of`.
+        host: See `interface_to`.
 
     Raises:
         RuntimeError: If a member does not join.
@@ -179,7 +217,7 @@ def start_group(
     # If this variable is set, failed operations raise an error instead of ending the process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     try:
-        with network_of(host):
+        with network_to(host):
             dist.init_process_group(
                 backend,
                 store=store,

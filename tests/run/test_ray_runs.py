@@ -182,7 +182,7 @@ def test_actors_on_a_machine_that_is_lost(
     assert result.summary.stop_reason == "it continued"
     told = capfd.readouterr().err
     # Learning begins with the first rollouts, while other actors may still be built.
-    lost = r"\(the machine is lost or unreachable\); \d+ steps of its rollout are dropped"
+    lost = r"\(the machine [\d.]+ is lost or unreachable\); \d+ steps of its rollout are dropped"
     assert re.findall(f"died in [a-z ]+ {lost}; it is restarted", told)
     last = result.history[-1]
     learned = result.summary.env_steps + last["actors/steps_dropped"]

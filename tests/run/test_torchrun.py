@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from killed_runs import differences, final_state
+from two_hosts import two_hosts
 
 import maze_train.learner.torchrun
 import maze_train.run.train
@@ -31,7 +31,7 @@ from maze_train.run.runner import TrainingRunner
 from maze_train.run.train import make_runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 PARTS = Path(__file__).parents[1] / "helpers"
 LIMIT_S = 240
@@ -267,47 +267,21 @@ def test_an_error_in_one_process_ends_all(
     assert (tmp_path / "run/finished").exists() == ("tracking.writers" in settings)
 
 
-HOSTS = ("10.77.0.1", "10.77.0.2")
-
-
-@pytest.fixture
-def two_hosts() -> Iterator[list[tuple[str, str]]]:
-    """Create two connected network namespaces; yield their names and interfaces."""
-    spaces = [f"maze{os.getpid()}{end}" for end in "ab"]
-    ends = [f"mz{os.getpid()}{end}" for end in "ab"]
-    commands = [f"netns add {space}" for space in spaces]
-    cable = [f"{end} netns {space}" for end, space in zip(ends, spaces, strict=True)]
-    commands.append(f"link add {cable[0]} type veth peer name {cable[1]}")
-    for space, end, address in zip(spaces, ends, HOSTS, strict=True):
-        commands.append(f"-n {space} addr add {address}/24 dev {end}")
-        commands += [f"-n {space} link set {name} up" for name in ("lo", end)]
-    try:
-        for command in commands:
-            subprocess.run(["ip", *command.split()], check=True, capture_output=True)
-        yield list(zip(spaces, ends, strict=True))
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or str(error)
-        pytest.skip(f"no network namespaces: {reason}")
-    finally:
-        for space in spaces:
-            with suppress(OSError):
-                subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
-
-
 @pytest.mark.exhaustive
-def test_two_machines_equal_one(tmp_path: Path, two_hosts: list[tuple[str, str]]) -> None:
+def test_two_machines_equal_one(tmp_path: Path) -> None:
     """Machines share only a directory."""
     settings = {**PPO, "run_dir": "two"}
     started = []
-    for rank, (space, end) in enumerate(two_hosts):
-        options = ("--nnodes=2", f"--node-rank={rank}", f"--master-addr={HOSTS[0]}")
-        command = ["ip", "netns", "exec", space, *command_line(settings, 1, *options)]
-        environment = {**os.environ, **ENVIRONMENT, "GLOO_SOCKET_IFNAME": end}
-        with (tmp_path / f"{rank}.txt").open("w") as output:
-            outputs: dict[str, Any] = {"stdout": output, "stderr": output}
-            process = subprocess.Popen(command, cwd=tmp_path, env=environment, **outputs)
-        started.append(process)
-    codes = [process.wait(LIMIT_S) for process in started]
+    with two_hosts() as hosts:
+        for rank, host in enumerate(hosts):
+            options = ("--nnodes=2", f"--node-rank={rank}", f"--master-addr={hosts[0].address}")
+            command = host.command(*command_line(settings, 1, *options))
+            with (tmp_path / f"{rank}.txt").open("w") as output:
+                outputs: dict[str, Any] = {"stdout": output, "stderr": output}
+                environment = {**os.environ, **ENVIRONMENT}
+                process = subprocess.Popen(command, cwd=tmp_path, env=environment, **outputs)
+            started.append(process)
+        codes = [process.wait(LIMIT_S) for process in started]
     text = (tmp_path / "0.txt").read_text()
     assert codes == [0, 0], text
     assert "torchrun: 2 learners on 2 machines" in text
