@@ -33,6 +33,7 @@ class GradientSteps:
 
     Attributes:
         scaler: Loss scaler; None if losses are not scaled.
+        counts: Whether `train/gradient_steps` counts the next steps.
         empty_updates: Number of consecutive updates without any finite gradient.
     """
 
@@ -41,7 +42,7 @@ class GradientSteps:
     ) -> None:
         self.on_non_finite = on_non_finite
         self.scaler = LossScaler(device) if scales_losses else None
-        self.empty_updates = 0
+        self.counts, self.empty_updates = True, 0
         self._device, self._accumulation = device, Accumulation(accumulation)
         # Kernels of fused optimizers require float32.
         self._has_failed = torch.zeros((), dtype=torch.float32, device=device)
@@ -53,6 +54,7 @@ class GradientSteps:
         self._has_failed.zero_()
         self._number = 0
         self._numbers: list[int] = []
+        self._counts: list[bool] = []
         self._norms: list[Tensor] = []
         self._scales: list[Tensor] = []
         self._clipped: dict[int, Tensor] = {}
@@ -113,6 +115,7 @@ class GradientSteps:
             gradients = [g for optimizer in active for g in optimizer.gradients()]
             self._clipped[len(self._norms)] = norm_of(gradients)
         self._numbers.append(self._number)
+        self._counts.append(self.counts)
         self._norms.append(norm)
         has_failed = is_bad
         if self.scaler is not None:
@@ -169,7 +172,7 @@ class GradientSteps:
             where = f"epoch {epoch + 1}, update {update}"
             # The weights can be the cause only after a first gradient step.
             raise _non_finite_error(where, bad[0], statistics, bool(update or bad[0]), advice)
-        statistics.record(LearnerEvents.gradient_steps, float(len(taken)))
+        statistics.record(LearnerEvents.gradient_steps, float(sum(self._counts[i] for i in taken)))
         for event, recorded in (
             (LearnerEvents.grad_norm, [norms[i] for i in taken]),
             (LearnerEvents.grad_norm_clipped, [clipped[i] for i in taken if i in clipped]),

@@ -142,7 +142,7 @@ def test_critics_first():
     first, model, row = learner_of("critics_first")
     joint, joint_model, joint_row = learner_of("joint")
     _, model_of_new_critics, _ = learner_of("joint", model.critics)
-    assert (row["train/gradient_steps"], joint_row["train/gradient_steps"]) == (2, 1)
+    assert row["train/gradient_steps"] == joint_row["train/gradient_steps"] == 1
     assert first.gradient_steps == joint.gradient_steps == 1
     assert torch.equal(first.errors, joint.errors)
     for part in ("critics", "target_critics"):

@@ -182,7 +182,7 @@ class SlowSAC:
         self.steps += 1
         if self.steps % self.config.target_update_interval == 0:
             move(self.model.target_critics, self.model.critics, self.config.tau)
-        return tagged({**found, "gradient_steps": float(len(norms)), "grad_norm": np.mean(norms)})
+        return tagged({**found, "gradient_steps": 1.0, "grad_norm": np.mean(norms)})
 
     def update_critics(self, batch, noise_of_next, found):
         """Add the statistics of the critics; return the gradient norm."""

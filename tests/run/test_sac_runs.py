@@ -332,9 +332,8 @@ def test_metrics(action: str) -> None:
     assert row["replay/size"] == 100
     # One gradient step per four transitions after the initial phase.
     steps = sum(float(r.get("train/gradient_steps") or 0) for r in result.history)
-    num_batches = (192 - 32) // 4
-    assert steps == 2 * num_batches  # critics, policy
-    assert row["replay/samples_per_transition"] == pytest.approx(num_batches * 8 / (192 - 8))
+    assert steps == (192 - 32) // 4
+    assert row["replay/samples_per_transition"] == pytest.approx(steps * 8 / (192 - 8))
     assert row["train/policy_entropy"] <= 2 * math.log(2)  # uniform in [-1, 1] and over 2 choices
     target = {"box": -2.0, "tuple": -1.0 + 0.98 * math.log(2)}[action]
     assert row["train/target_entropy"] == pytest.approx(target, rel=1e-6)

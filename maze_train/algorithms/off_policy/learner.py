@@ -160,7 +160,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Update schedules and the losses of the next gradient step."""
-        self.losses, *self._following = self.losses_by_step
+        self._select(self.losses_by_step)
         super().before_gradient_based_update(progress, statistics)
 
     @property
@@ -218,7 +218,12 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         """Gather the TD errors of all learners, and select the losses of the next step."""
         if CRITICS in self.losses:
             super().after_minibatch(number)
-        self.losses, *self._following = self._following or self.losses_by_step
+        self._select(self._following or self.losses_by_step)
+
+    def _select(self, losses_by_step: Sequence[tuple[str, ...]]) -> None:
+        """Select the losses of the next step, and of those that follow on the same batch."""
+        self.losses, *self._following = losses_by_step
+        self.steps.counts = CRITICS in self.losses
 
     @abstractmethod
     def targets(self, model: Model, batch: Transitions, config: PolicyConfig) -> Tensor:
