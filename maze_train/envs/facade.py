@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 
 from maze_train.core.conversion import Scalar
@@ -24,6 +24,20 @@ if TYPE_CHECKING:
 
 class ArgumentError(ShapeError, ValueError, TypeError):
     """Wrong number, shape or type of values; also the built-in errors that Gymnasium raises."""
+
+
+class PendingCallError(EnvError, AlreadyPendingCallError):
+    """A call between `step_async` and `step_wait`."""
+
+    def __init__(self, message: str, name: str = "step") -> None:
+        super().__init__(message, name)
+
+
+class NoCallError(EnvError, NoAsyncCallError):
+    """A call of `step_wait` without `step_async`."""
+
+    def __init__(self, message: str, name: str = "step") -> None:
+        super().__init__(message, name)
 
 
 class ClosedError(WorkerError, ClosedEnvironmentError):

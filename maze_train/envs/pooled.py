@@ -109,6 +109,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             Non-finite first observations always raise an error.
         keeps_terminal_obs: Whether final observations of terminated episodes must be finite too.
         can_be_restored: Whether to store the actions of running episodes for `state_dict`.
+        autoreset: See `SliceSettings`; if False, `can_be_restored` must be False.
         first_env: Index of the first environment in messages.
         total_envs: See `MazeVectorEnv`.
 
@@ -131,6 +132,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         on_non_finite: Literal["raise", "skip"] = "raise",
         keeps_terminal_obs: bool = False,
         can_be_restored: bool = True,
+        autoreset: bool = True,
         first_env: int = 0,
         total_envs: int = 0,
     ) -> None:
@@ -151,7 +153,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         final_obs: Literal["truncated", "all"] = "all" if keeps_terminal_obs else "truncated"
         self._seeded_as = (first_env, total_envs) if total_envs else (0, n)
         settings = SliceSettings(
-            step_infos, info_keys, on_non_finite, final_obs, seeded_as=self._seeded_as
+            step_infos, info_keys, on_non_finite, final_obs, self._seeded_as, autoreset=autoreset
         )
         make_workers = [
             partial(
@@ -520,7 +522,3 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             self._journal.invalidate()
         if not len(self._pool) or any(map(self._pool.pending, self._indices)):
             self.close()
-
-
-SequentialVectorEnv = PooledVectorEnv
-"""Alias of `PooledVectorEnv`, which by default steps the environments in this process."""

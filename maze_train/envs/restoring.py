@@ -81,7 +81,8 @@ class TrainingSlice(EnvSlice):
         first, num_envs = self._settings.seeded_as
         indices = range(first + self._first, first + self._first + len(self.envs))
         self._run = [EpisodeSeeds(seed, index, num_envs) for index in indices]
-        self._next_seed = lambda i: self._run[i].next()
+        continues = self._settings.autoreset
+        self._next_seed = lambda i: self._run[i].next() if continues else None
         self._context.seed_generators(seed + first)
         self._clear_rows(slice(None))
         self._steps = 0

@@ -64,6 +64,10 @@ class SliceSettings:
     run, and the total number of environments. Both values determine the seeds of a
     `TrainingSlice`."""
 
+    autoreset: bool = True
+    """Whether an episode of a `TrainingSlice` is followed by the next one; if False, the
+    environment is paused until `reset_rows`."""
+
     whole_games: bool = False
     """Whether each episode is a whole game, independent of earlier episodes: a reset never
     continues a game (see `EpisodicLifeWrapper`), and restores the initial state of environments

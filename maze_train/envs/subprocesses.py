@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.envs.autoreset import AutoresetVectorEnv
 from maze_train.envs.types import Env
 from maze_train.workers.process_pool import LocalProcesses
 
@@ -19,12 +19,12 @@ def SubprocVectorEnv(  # noqa: N802 (established name)
     on_worker_failure: str = "fail",
     max_worker_restarts: int = 10,
     **settings: Any,
-) -> PooledVectorEnv:
+) -> AutoresetVectorEnv:
     """Create a vector environment in processes; see `LocalProcesses` for the arguments.
 
-    `**settings` are arguments of `PooledVectorEnv`.
+    `**settings` are arguments of `AutoresetVectorEnv` and `PooledVectorEnv`.
     """
     backend = LocalProcesses(
         n_workers, timeout_s, on_worker_failure, max_worker_restarts, start_method
     )
-    return PooledVectorEnv(env_factories, backend, **settings)
+    return AutoresetVectorEnv(env_factories, backend, **settings)

@@ -20,7 +20,15 @@ from maze_train.core.errors import EnvError, SpaceError
 from maze_train.core.seeding import draw_seed
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.calls import EnvCall, new_calls
-from maze_train.envs.facade import ArgumentError, CallableEnvs, ClosedError, checked_seed, infos_of
+from maze_train.envs.facade import (
+    ArgumentError,
+    CallableEnvs,
+    ClosedError,
+    NoCallError,
+    PendingCallError,
+    checked_seed,
+    infos_of,
+)
 from maze_train.envs.types import Space
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.autoreset import AutoresetMode
@@ -185,9 +193,10 @@ class MazeVectorEnv(CallableEnvs):
                 invalid value.
             WorkerError: If a worker process raises an exception, dies or hangs.
         """
-        if self.closed or not self._is_stepping:
-            why = "after close()" if self.closed else "without step_async(actions) before it"
-            raise EnvError(f"step_wait() was called {why}")
+        if self.closed:
+            raise ClosedError("step_wait() was called after close()")
+        if not self._is_stepping:
+            raise NoCallError("step_wait() was called without step_async(actions) before it")
         try:
             return self._finish_step()
         finally:
@@ -201,7 +210,7 @@ class MazeVectorEnv(CallableEnvs):
         if self.closed:
             raise ClosedError(f"{call} was called after close()")
         if self._is_stepping:
-            raise EnvError(
+            raise PendingCallError(
                 f"{call} was called between step_async() and step_wait(): call step_wait() first"
             )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from toy_envs import FORKS
 
@@ -59,10 +60,14 @@ def test_calls_and_attributes(make):
         with pytest.raises(ValueError, match=r"actions has shape \(2,\), expected \(3,\)"):
             env.step([0, 1])
         env.step_async([0, 1, 0])
-        with pytest.raises(EnvError, match=r"call\('render'\) was called between"):
+        with pytest.raises(EnvError, match=r"call\('render'\) was called between") as caught:
             env.render()
+        assert isinstance(pickle.loads(pickle.dumps(caught.value)), AlreadyPendingCallError)
         env.step_wait()
-    for use in (env.reset, env.render, partial(env.step, [0, 1, 0])):
+        with pytest.raises(NoAsyncCallError, match="without step_async") as waiting:
+            env.step_wait()
+        assert isinstance(pickle.loads(pickle.dumps(waiting.value)), EnvError)
+    for use in (env.reset, env.render, partial(env.step, [0, 1, 0]), env.step_wait):
         with pytest.raises(ClosedEnvironmentError, match="was called after close"):
             use()
 

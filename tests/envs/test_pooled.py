@@ -33,6 +33,7 @@ from toy_envs import (
     assert_same,
     assert_same_infos,
     here,
+    restarted,
     third_party,
     workers,
 )
@@ -98,6 +99,51 @@ def test_processes_change_no_number(make, case):
     assert episodes >= 5
     for infos in told:
         assert_same_infos(*infos)
+
+
+@pytest.mark.parametrize("make", BACKENDS)
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_other_autoreset_modes(make, mode):
+    """All results match Gymnasium's SyncVectorEnv, with episodes of different lengths."""
+    lengths = (1, 2, 2, 5)
+    makers = [partial(CountingEnv, length, length == 2) for length in lengths]
+    reseeding = [
+        partial(lambda maker, i: Reseeding(maker(), 11, i, 4), maker, i)
+        for i, maker in enumerate(makers)
+    ]
+    theirs = SyncVectorEnv(reseeding, autoreset_mode=mode)
+    with make(makers, autoreset_mode=mode.value, step_infos=True, copy=True) as ours:
+        assert ours.metadata["autoreset_mode"] is ours.autoreset_mode is mode
+        options: dict = {}
+        expected = theirs.reset(seed=11)
+        found = ours.reset(seed=11)
+        for _ in range(20):
+            assert_same(found[0], expected[0])
+            assert_same_infos(found[-1], expected[-1])
+            actions = theirs.action_space.sample()
+            expected, found = theirs.step(actions), ours.step(actions)
+            assert_equal_steps(found, expected)
+            ended = expected[2] | expected[3]
+            if mode is AutoresetMode.DISABLED and ended.any():
+                rows = ", ".join(map(str, ended.nonzero()[0]))
+                with pytest.raises(
+                    EnvError, match=rf"episodes of environments {rows} \(.*DISABLED"
+                ):
+                    ours.step(actions)
+                options = {"reset_mask": ended, "level": 1}
+                expected, found = theirs.reset(options=dict(options)), ours.reset(options=options)
+        with pytest.raises(EnvError, match="can_be_restored=False"):
+            ours.state_dict()
+        ours.step_async([0] * 4)
+        with pytest.raises(EnvError, match=f"autoreset_mode = {mode.value}: expected SameStep"):
+            ours.receive()
+        ours.step_wait()
+        ours.reset(seed=1)
+        ours.step([0] * 4)
+    with pytest.raises(ConfigError, match="expected one of NextStep, SameStep, Disabled"):
+        make(makers, autoreset_mode="Never")
+    with pytest.raises(ConfigError, match="requires on_worker_failure='fail'"):
+        restarted(makers, autoreset_mode=mode)
 
 
 @pytest.mark.parametrize("make", BACKENDS)
