@@ -267,7 +267,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         """
         self._check_not_stepping("reset()")
         rows, options = masked_rows(options, self.num_envs)
-        if rows is None:
+        if rows is None or (self.root_seed is None and len(rows) == self.num_envs):
             report, lost = self._reset_all(seed, options), set[int]()
         else:
             report = self._reset_rows(rows, options, self._seeds_by_index(seed))

@@ -205,7 +205,7 @@ def test_some_environments_are_reset(make):
         options = {"reset_mask": np.array([True, False, True]), "level": 1}
         with pytest.raises(EnvError, match="reset all environments once"):
             vector.reset(options=options)
-        first = vector.reset(seed=3)[0]
+        first = vector.reset(seed=3, options={"reset_mask": np.ones(3, bool)})[0]
         seeds = [EpisodeSeeds(3, i, 3) for i in range(3)]
         following = [[source.next() % 1000 for source in seeds] for _ in range(3)]
         given = {None: following[1], 3: following[0], (8, None, 9): [8, 0, 9]}
