@@ -338,6 +338,7 @@ class TrainingRunner:
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection, run)
+        missing += () if log.is_complete else (run.log.name,)
         rows = tracker.history[len(past) :]
         for note in end_notes(rows, config.tracking.info_keys, self.builder):
             self._notify_once(note)

@@ -44,6 +44,11 @@ class RunLog(logging.Handler):
         CONSOLE.removeHandler(self)
         self.close()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all messages so far are in the file."""
+        return not self._pending
+
     def open(self, path: Path) -> None:
         """Open the file for appending and write the messages so far."""
         self._path = path
