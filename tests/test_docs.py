@@ -335,6 +335,7 @@ OTHER_NAMES = {
 
 def named_objects() -> dict[str, list[Any]]:
     """Return modules by every suffix of their dotted names, and classes and functions by name."""
+    importlib.import_module("maze_train.conf")  # `walk_packages` does not find it in a checkout.
     found: dict[str, list[Any]] = {"maze_train": [maze_train]}
     for entry in pkgutil.walk_packages(maze_train.__path__, "maze_train."):
         module = importlib.import_module(entry.name)
