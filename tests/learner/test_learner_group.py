@@ -798,4 +798,4 @@ for number in range(300):
 def test_leaving_does_not_wait_for_a_thread_that_frees_a_tensor(tmp_path):
     """Threads of gloo require the GIL to free tensors."""
     command = [sys.executable, "-W", "ignore", "-c", LEAVES, str(tmp_path)]
-    subprocess.run(command, check=True, timeout=60)
+    assert subprocess.run(command, timeout=60).returncode == 0
