@@ -118,12 +118,14 @@ class MazeVectorEnv(CallableEnvs):
     _action: FlatView
     _is_single: bool
     _is_stepping: bool = False
+    closed = True  # Until `__init__` succeeds; old versions of Gymnasium close deleted objects.
 
     def __init__(self, *, copy: bool = True, step_infos: bool = True) -> None:
         self.copy = copy
         self.step_infos = step_infos
         self.calls_made: list[EnvCall] = []
         self._closing = ExitStack()
+        self.closed = False
 
     def __enter__(self) -> Self:
         return self
