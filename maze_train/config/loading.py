@@ -242,7 +242,9 @@ def _with_meant(
         return ConfigError(error.key, f"{problem}`# @package _global_`", error.value)
     section, _, word = error.key.rpartition(".")
     keys = list(keys_of(cls, values))
-    meant = [key for key in ours_for(word) if key in keys]
+    # Misspelt names of other libraries count if no setting has a similar name.
+    cutoff = 1.0 if nearest(word, known.allowed, count=1) else 0.85
+    meant = [key for key in ours_for(word, cutoff) if key in keys]
     if not meant:
         meant = [key for key in keys if key.rpartition(".")[2] == word]
         if "kwargs" in known.allowed and not nearest(word, known.allowed, count=1):

@@ -37,6 +37,9 @@ def test_every_suggestion_exists(key: str, all_keys: set[str]) -> None:
     [
         (PPO, "lr", "algorithm.lr"),
         (PPO, "algorithm.learning_rate", "algorithm.lr"),
+        (PPO, "algorithm.learning_rat", "algorithm.lr"),
+        (PPO, "algorithm.bufer_size", "algorithm.batch_size"),  # similar to a setting of PPO
+        (SAC, "bufer_size", "algorithm.replay_buffer_size"),
         (PPO, "algorithm.n_steps", "algorithm.n_rollout_steps"),
         (PPO, "n_steps", "algorithm.n_rollout_steps"),
         (PPO, "algorithm.n_envs", "runner.concurrency"),
