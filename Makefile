@@ -44,6 +44,7 @@ check: $(VENV)/.installed-dev ## Check linting, formatting, types and generated 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typed_program.py
 	$(BIN)/python docs/generate.py --check
 
 conf: $(VENV)/.installed ## Generate conf/ and the tables of settings in docs/ from the dataclasses.

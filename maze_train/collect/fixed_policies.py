@@ -45,7 +45,7 @@ MIN_UNIFORM = 2.0**-25
 class BatchPolicy(Protocol):
     """Policy for environment observations and actions, such as `maze_train.TrainedPolicy`."""
 
-    def act(self, observations: object) -> object:
+    def act(self, observations: Any) -> Any:
         """Return actions for a batch of observations; both have the structure of the spaces."""
         ...
 
@@ -68,7 +68,7 @@ class FixedPolicy(ActingModel):
         """Return self, because custom policies may not support copying."""
         return self
 
-    def to_env(self, actions: TensorTree) -> TensorTree:
+    def to_env(self, actions: Any) -> TensorTree:
         """Convert actions from the agent's representation to the format of `env.step`."""
         return self.distribution.to_env(actions)
 
@@ -305,7 +305,7 @@ class RowPolicies:
         self._policies = policies
         self._observation, self._action = FlatView(observation_space), FlatView(action_space)
 
-    def act(self, observations: object) -> object:
+    def act(self, observations: Any) -> Any:
         """Return actions for a batch of observations; both have the structure of the spaces.
 
         Raises:

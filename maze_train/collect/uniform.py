@@ -37,7 +37,7 @@ class UniformPolicy:
         self._action.space.seed(seeds.integer("actions") % 2**31)
         self._generator = seeds.generator("legal actions")
 
-    def act(self, observation: object) -> object:
+    def act(self, observation: Any) -> Any:
         """Sample a random action.
 
         Raises:

@@ -94,7 +94,7 @@ class MultiAgentEnv(ConvertibleEnv):
             actions: One action for each agent that acts in this turn.
         """
 
-    def render(self) -> object:
+    def render(self) -> Any:
         """Render the current state according to `render_mode`."""
         return None
 
@@ -202,7 +202,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         """Whether the adapter or the multi-agent environment has an attribute."""
         return super().has_wrapper_attr(name) or hasattr(self.env, name)
 
-    def get_wrapper_attr(self, name: str) -> object:
+    def get_wrapper_attr(self, name: str) -> Any:
         """Return an attribute of the adapter or the multi-agent environment."""
         return getattr(self if super().has_wrapper_attr(name) else self.env, name)
 

@@ -214,7 +214,7 @@ class EpisodicLifeWrapper(ContinuingWrapper):
 
     remembers: ClassVar = ("_lives", "goes_on")
 
-    def __init__(self, env: Env, noop: object = 0) -> None:
+    def __init__(self, env: Env, noop: Any = 0) -> None:
         super().__init__(env)
         self.noop = noop
         self._lives = 0
@@ -232,7 +232,7 @@ class EpisodicLifeWrapper(ContinuingWrapper):
         self._lives = lives_of(info)
         return obs, info
 
-    def step(self, action: object) -> Step:
+    def step(self, action: Any) -> Step:
         """Step the environment; also terminate if a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = lives_of(info)

@@ -73,7 +73,7 @@ class AutoresetVectorEnv(PooledVectorEnv, VectorEnv[Any, Any, Any]):
         self._waiting &= ~np.asarray((options or {}).get("reset_mask", True))
         return result
 
-    def step_async(self, actions: object) -> None:
+    def step_async(self, actions: Any) -> None:
         """Start a step in all workers; see `MazeVectorEnv`.
 
         Raises:

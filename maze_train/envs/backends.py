@@ -439,11 +439,11 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
             result: tuple[Any, dict[str, Any]] = self._pool.reset()
         return result
 
-    def step(self, actions: object) -> Any:
+    def step(self, actions: Any) -> Any:
         """Step every environment once."""
         return self._pool.step(actions)
 
-    def close_extras(self, **kwargs: object) -> None:
+    def close_extras(self, **kwargs: Any) -> None:
         """Stop the threads, by releasing the EnvPool."""
         self._pool = None
 

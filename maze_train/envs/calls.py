@@ -164,11 +164,11 @@ class EnvCall:
 class CallableSingleEnvs(Protocol):
     """Vector environment with single environments, such as Gymnasium's `SyncVectorEnv`."""
 
-    def call(self, name: str, *args: object, **kwargs: object) -> Sequence[Any]:
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Sequence[Any]:
         """Call a method of every environment, or read an attribute; return all results."""
         ...
 
-    def set_attr(self, name: str, values: object) -> None:
+    def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment."""
         ...
 

@@ -47,7 +47,7 @@ class ClosedError(WorkerError, ClosedEnvironmentError):
 class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
     """Calls of the single environments of a vector environment, as in Gymnasium."""
 
-    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every environment, or read an attribute; call between steps.
 
         Args:
@@ -69,7 +69,7 @@ class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
         """Return an attribute of every environment; see `call`."""
         return self.call(name)
 
-    def set_attr(self, name: str, values: object) -> None:
+    def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every environment; call between steps.
 
         Restarted workers and restored states do not repeat the change; `run.set_env_attr` in a
@@ -93,7 +93,7 @@ class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
         """Return the rendered frame of every environment."""
         return self.call("render")
 
-    def _call_envs(self, name: str, args: object, kwargs: object) -> Sequence[Any]:
+    def _call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """Call a method of every environment."""
         raise EnvError(f"call({name!r}): not supported by {type(self).__name__}")
 

@@ -174,7 +174,7 @@ class MonitoringWrapper(Wrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         return obs, info
 
-    def step(self, action: object) -> Step:
+    def step(self, action: Any) -> Step:
         """Step the environment, and update the return and length of the episode."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
@@ -280,7 +280,7 @@ class AllLegalWrapper(Wrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         return self._filled(obs), info
 
-    def step(self, action: object) -> Step:
+    def step(self, action: Any) -> Step:
         """Step the environment."""
         obs, *rest = self.env.step(action)
         return self._filled(obs), *rest

@@ -152,7 +152,7 @@ class PettingZooAgents(MultiAgentEnv):
         found: Space = self.env.action_space(agent)
         return found
 
-    def render(self) -> object:
+    def render(self) -> Any:
         """Render the environment."""
         return self.env.render()
 

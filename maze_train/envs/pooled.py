@@ -325,7 +325,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             raise ArgumentError(f"reset(): {len(seed)} seeds for {self.num_envs} environments")
         return {i: checked_seed(own) for i, own in enumerate(seed) if own is not None}
 
-    def step_async(self, actions: object) -> None:
+    def step_async(self, actions: Any) -> None:
         """Start a step in all workers; see `MazeVectorEnv`.
 
         Raises:
@@ -364,13 +364,13 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         if self._journal is not None:
             self._journal.called(len(calls))
 
-    def _call_envs(self, name: str, args: object, kwargs: object) -> Sequence[Any]:
+    def _call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         return [*chain(*self._call_each("call_envs", [(name, args, kwargs)] * len(self._slices)))]
 
     def _set_attrs(self, name: str, values: Sequence[Any]) -> None:
         self._call_each("set_attrs", [(name, values[x.start : x.stop]) for x in self._slices])
 
-    def close_extras(self, **kwargs: object) -> None:
+    def close_extras(self, **kwargs: Any) -> None:
         """Close the environments and stop the workers; kill workers that do not stop in time."""
         self._closing.close()
 

@@ -11,7 +11,13 @@ from maze_train.envs.batch import StepReport
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.journal import Journal
 from maze_train.envs.vector import Array, StepBuffers
-from maze_train.workers.pool import WorkerFailedError, WorkerPool, check_spaces, worker_names
+from maze_train.workers.pool import (
+    Memory,
+    WorkerFailedError,
+    WorkerPool,
+    check_spaces,
+    worker_names,
+)
 
 
 class WorkerRepair:
@@ -32,7 +38,7 @@ class WorkerRepair:
         pool: WorkerPool,
         slices: Sequence[range],
         spaces: tuple[Any, Any],
-        memory: object,
+        memory: Memory,
         journal: Journal | None,
         calls: list[EnvCall],
         seeded_as: tuple[int, int],
@@ -84,9 +90,8 @@ class WorkerRepair:
             try:
                 self._begin_again(failure.index)
             except WorkerFailedError as another:
-                failure = another.with_traceback(
-                    None
-                )  # The worker failed before it restored episodes.
+                # The worker failed before it restored episodes.
+                failure = another.with_traceback(None)
                 continue
             try:
                 if given_up:

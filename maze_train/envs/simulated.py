@@ -39,7 +39,7 @@ class SimulatorEnv(Env):
         self._picture: object = None
 
     @property
-    def env(self) -> object:
+    def env(self) -> Any:
         """The object whose methods callbacks may call."""
         return self.simulator.called
 
@@ -50,7 +50,7 @@ class SimulatorEnv(Env):
         self._obs = self._first(self.simulator.reset_arrays(int(self.np_random.integers(2**31))))
         return self._obs, {}
 
-    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the environment."""
         parts = {key: np.asarray(part)[None] for key, part in self._action.read(action)}
         found = self.simulator.step_arrays(parts)

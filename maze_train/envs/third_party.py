@@ -364,7 +364,7 @@ class SameStepVectorEnv(ThirdPartyVectorEnv):
     def _make_call(self, call: EnvCall) -> None:
         call.make_in_vector(self._env, self.num_envs)
 
-    def _call_envs(self, name: str, args: Any, kwargs: Any) -> Sequence[Any]:
+    def _call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         if name == "render":
             frames = self._env.render()
             return (None,) * self.num_envs if frames is None else frames
@@ -379,7 +379,7 @@ class SameStepVectorEnv(ThirdPartyVectorEnv):
             return super()._set_attrs(name, values)
         return inner.set_attr(name, list(values))
 
-    def close_extras(self, **kwargs: object) -> None:
+    def close_extras(self, **kwargs: Any) -> None:
         """Close and release the environment; some threads stop only after the release."""
         env = vars(self).pop("_env", None)
         if env is not None:
@@ -538,7 +538,7 @@ class SimulatorVectorEnv(ThirdPartyVectorEnv):
             self.simulator.reset(0)
             self.simulator.load_state_dict(state)
 
-    def close_extras(self, **kwargs: object) -> None:
+    def close_extras(self, **kwargs: Any) -> None:
         """Close the simulator."""
         self.simulator.close()
 

@@ -138,7 +138,7 @@ class MazeVectorEnv(CallableEnvs):
         """Number of worker restarts."""
         return 0
 
-    def step(self, actions: object) -> StepResult:
+    def step(self, actions: Any) -> StepResult:
         """Step every environment once.
 
         Args:
@@ -159,7 +159,7 @@ class MazeVectorEnv(CallableEnvs):
         self.step_async(actions)
         return self.step_wait()
 
-    def step_async(self, actions: object) -> None:
+    def step_async(self, actions: Any) -> None:
         """Start a step without waiting for it.
 
         Args:

@@ -65,7 +65,7 @@ class ActionMaskWrapper(Wrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         return self._observe(obs, info, False), info
 
-    def step(self, action: object) -> Step:
+    def step(self, action: Any) -> Step:
         """Step the environment."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         has_ended = terminated or truncated
@@ -252,7 +252,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
         }
         self.action_space = with_leaves(env.action_space, leaves)
 
-    def action(self, action: object) -> object:
+    def action(self, action: Any) -> Any:
         """Convert a discrete action to the continuous action."""
         values = {
             key: self._value(key, part) if key in self._tables else part
@@ -315,7 +315,7 @@ class ObservationStackWrapper(Wrapper):
             stack[:-1] = stack[-1]
         return self._copy(stacked), info
 
-    def step(self, action: object) -> Step:
+    def step(self, action: Any) -> Step:
         """Step the environment; the newest observation replaces the oldest."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         for stack in self._stacks.values():
@@ -374,7 +374,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
             raise SpaceError(f"ShrinkImagesWrapper: {env.observation_space} contains no image")
         self.observation_space = with_leaves(env.observation_space, leaves)
 
-    def observation(self, observation: object) -> object:
+    def observation(self, observation: Any) -> Any:
         """Return the observation with smaller images."""
         leaves = {
             key: self._shrunk(key, part) if key in self._rows else part
@@ -490,6 +490,6 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
             dtype=space.dtype,
         )
 
-    def observation(self, observation: object) -> object:
+    def observation(self, observation: Any) -> Any:
         """Return the selected entries."""
         return np.asarray(observation)[self._indices]

@@ -138,7 +138,7 @@ def _clip(rhos: Tensor, threshold: float | None) -> Tensor:
 class ActionDistribution(Protocol):
     """Interface required by `from_logits`: log-probabilities of actions."""
 
-    def log_prob(self, params: Tensor, actions: object) -> Tensor:
+    def log_prob(self, params: Tensor, actions: Any) -> Tensor:
         """Log-probability of the whole action, [...], for `params` [..., param_size]."""
         ...
 

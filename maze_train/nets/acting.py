@@ -193,11 +193,11 @@ class DistributionPolicy(ActingModel):
         params, hidden_state = self.policy_step(obs, hidden_state)
         return acted_with(self.distribution, params, hidden_state, noise, deterministic)
 
-    def log_probs(self, params: Tensor, actions: TensorTree) -> Tensor:
+    def log_probs(self, params: Tensor, actions: Any) -> Tensor:
         """Log-probabilities of actions, `[...]`."""
         return self.distribution.log_prob(params, actions)
 
-    def to_env(self, actions: TensorTree) -> TensorTree:
+    def to_env(self, actions: Any) -> TensorTree:
         """Convert the agent's actions to inputs of `env.step`."""
         return self.distribution.to_env(actions)
 

@@ -75,7 +75,7 @@ class FunctionalSimulator(Simulator):
         self._carry: Any = None
 
     @property
-    def called(self) -> object:
+    def called(self) -> Any:
         """Not supported: compiled functions ignore later changes of the environment."""
         raise EnvError(f"{self.name} is compiled by JAX and cannot be changed during a run")
 
@@ -101,7 +101,7 @@ class FunctionalSimulator(Simulator):
     def _tensors(self, obs: object) -> TensorTree:
         return tree_map(from_dlpack, flat_leaves(self._observation, obs))
 
-    def render(self) -> object:
+    def render(self) -> Any:
         """Return an image of the first environment, rendered by `env.render([state])`.
 
         MuJoCo Playground renders its states; Brax renders their `pipeline_state`.

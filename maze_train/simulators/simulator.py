@@ -47,7 +47,7 @@ class Simulator(ABC):
     replaced_ends: Tensor | bool = False
 
     @property
-    def called(self) -> object:
+    def called(self) -> Any:
         """The object whose attributes callbacks may access, see `TrainingView.call_envs`.
 
         Raises:
@@ -115,7 +115,7 @@ class Simulator(ABC):
         """
         raise EnvError(f"{self.name} cannot restore the state of its episodes")
 
-    def render(self) -> object:
+    def render(self) -> Any:
         """Return an image `[height, width, 3]` of the first environment; None if not supported."""
         return None
 

@@ -66,7 +66,7 @@ class TensorSimulator(Simulator):
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
 
     @property
-    def called(self) -> object:
+    def called(self) -> Any:
         """The vector environment."""
         return self._env
 
@@ -136,7 +136,7 @@ class TensorSimulator(Simulator):
         """Restore the state of the environment."""
         self._env.load_state_dict(state["env"])
 
-    def render(self) -> object:
+    def render(self) -> Any:
         """Return the image rendered by the environment; None if not supported."""
         return self._render()
 

@@ -23,7 +23,7 @@ from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, S
 from maze_train.core.files import atomic_write, read_json, read_regular
 from maze_train.core.names import CONFIG, SCORE, SPACES, WEIGHTS
 from maze_train.core.text import json_text
-from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.envs.vector import as_array, row_writer
 from maze_train.nets.acting import Actor, acting, as_arrays, device_of
@@ -286,7 +286,7 @@ class TrainedPolicy:
         return actions, actor.hidden_state.cpu().numpy() if actor.state_size else None
 
     @torch.no_grad()
-    def values(self, observation: object) -> float | Array:
+    def values(self, observation: object) -> Any:
         """Return state values in units of (scaled) returns.
 
         A2C, PPO and IMPALA: output of the critic. DQN: maximum of the action values. The recurrent
@@ -313,7 +313,7 @@ class TrainedPolicy:
         return found.cpu().numpy() if batched else float(found)
 
     @torch.no_grad()
-    def probabilities(self, observation: object) -> ArrayTree:
+    def probabilities(self, observation: object) -> Any:
         """Return probabilities of discrete actions; for DQN, including exploration.
 
         The recurrent state does not change.
