@@ -160,8 +160,9 @@ def load_config(node: Mapping[str, Any]) -> TrainConfig:
     values = nested_values(TrainConfig, node)
     if values.get("algorithm") is None:
         allowed = field_of_key(TrainConfig)
-        for key in (key for key in values if key not in allowed):  # It may be misspelt.
-            raise unknown_key(key, values[key], allowed)
+        unknown = [key for key in values if key not in allowed]
+        if unknown:  # The key of the algorithm may be misspelt.
+            raise unknown_key(unknown[0], values[unknown[0]], allowed)
         raise choose_one("algorithm")
     return load_settings(TrainConfig, values)
 

@@ -53,12 +53,11 @@ class AutoresetVectorEnv(PooledVectorEnv, VectorEnv[Any, Any, Any]):
         value = given.value if isinstance(given, AutoresetMode) else given
         check_one_of("autoreset_mode", value, [mode.value for mode in AutoresetMode])
         mode = AutoresetMode(value)
-        if mode is not AutoresetMode.SAME_STEP:
-            if backend is not None and backend.may_restart:
-                problem = "requires on_worker_failure='fail'; expected SameStep for restarts"
-                raise ConfigError("autoreset_mode", problem, value)
-            settings |= {"autoreset": False, "can_be_restored": False}
-        super().__init__(env_factories, backend, **settings)
+        autoreset = mode is AutoresetMode.SAME_STEP
+        if not autoreset and backend is not None and backend.may_restart:
+            problem = "requires on_worker_failure='fail'; expected SameStep for restarts"
+            raise ConfigError("autoreset_mode", problem, value)
+        super().__init__(env_factories, backend, autoreset=autoreset, **settings)
         self.metadata["autoreset_mode"] = self.autoreset_mode = mode
         self._waiting = np.zeros(self.num_envs, np.bool_)
 

@@ -109,7 +109,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             Non-finite first observations always raise an error.
         keeps_terminal_obs: Whether final observations of terminated episodes must be finite too.
         can_be_restored: Whether to store the actions of running episodes for `state_dict`.
-        autoreset: See `SliceSettings`; if False, `can_be_restored` must be False.
+        autoreset: See `SliceSettings`; if False, no actions are stored.
         first_env: Index of the first environment in messages.
         total_envs: See `MazeVectorEnv`.
 
@@ -141,7 +141,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         if not env_factories:
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
         backend = ThisProcess() if backend is None else backend
-        self.can_be_restored = can_be_restored
+        self.can_be_restored = can_be_restored and autoreset
         self.first_env, self.total_envs = first_env, total_envs
         self.keeps_terminal_obs = keeps_terminal_obs
         # Differences found by the last `load_state_dict`.

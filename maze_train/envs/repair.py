@@ -28,7 +28,8 @@ class WorkerRepair:
         slices: Indices of the environments of each worker.
         spaces: Observation and action space of one environment.
         memory: Shared memory for the results of steps.
-        journal: Journal of the running episodes; None if workers are never restarted.
+        journal: Journal of the running episodes, required for restarts; if None, errors do not
+            contain the seeds of the episodes.
         calls: All calls of the environments.
         seeded_as: See `SliceSettings`.
     """

@@ -65,7 +65,7 @@ class Run:
     directory: Path
     env: str
     algorithm: str
-    seed: object
+    seed: int | None
     settings: dict[str, Any]
     """Settings by dotted key, except `NOT_COMPARED`."""
 

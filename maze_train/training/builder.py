@@ -172,7 +172,9 @@ class BuildContext(Generic[Config]):
     def env_maker(
         self, backend: WorkerBackend, *, training: bool = True
     ) -> Callable[..., MazeVectorEnv]:
-        """Return `build_vector_env` without the arguments that are the same for a whole run.
+        """Return `build_vector_env` with the arguments that are the same for the whole run.
+
+        The numbers of environments remain to be passed.
 
         Args:
             backend: Backend of the workers of the environments.
