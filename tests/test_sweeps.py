@@ -604,10 +604,10 @@ def test_signals_that_were_blocked_stay_blocked() -> None:
             ],
         ),
         (
-            ("experiment=ppo/CartPole-v1,ppo/Acrobot-v1", "env.max_episode_steps=9"),
+            ("experiment=ppo/CartPole-v1,ppo/CartPole-v1-positions", "env.wrappers=[]"),
             [
-                f"++env.max_episode_steps=9,algorithm=ppo,experiment=ppo/{env}"
-                for env in ("CartPole-v1", "Acrobot-v1")
+                f"++env.wrappers=[],algorithm=ppo,experiment=ppo/{name}"
+                for name in ("CartPole-v1", "CartPole-v1-positions")
             ],
         ),
         (

@@ -370,10 +370,6 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
     def _set_attrs(self, name: str, values: Sequence[Any]) -> None:
         self._call_each("set_attrs", [(name, values[x.start : x.stop]) for x in self._slices])
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the environments and stop the workers; kill workers that do not stop in time."""
-        self._closing.close()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every environment; see `MazeVectorEnv.state_dict`.
 

@@ -487,6 +487,7 @@ class SimulatorVectorEnv(ThirdPartyVectorEnv):
     ) -> None:
         spaces = simulator.observation_space, simulator.action_space
         super().__init__(simulator.name, simulator.num_envs, spaces, {}, **settings)
+        self._closing.callback(simulator.close)
         self.simulator = simulator
         self.offers_own_state = simulator.has_lasting_state
         self._limit = max_episode_steps
@@ -537,10 +538,6 @@ class SimulatorVectorEnv(ThirdPartyVectorEnv):
         for state in states:
             self.simulator.reset(0)
             self.simulator.load_state_dict(state)
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the simulator."""
-        self.simulator.close()
 
 
 def third_party_env(

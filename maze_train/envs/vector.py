@@ -133,6 +133,10 @@ class MazeVectorEnv(CallableEnvs):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def close_extras(self, **kwargs: object) -> None:
+        """Close the environments and stop the workers; kill workers that do not stop in time."""
+        self._closing.close()
+
     @property
     def worker_restarts(self) -> int:
         """Number of worker restarts."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from toy_envs import FORKS
 
 from maze_train import SequentialVectorEnv, SubprocVectorEnv
-from maze_train.core.errors import EnvError, ShapeError
-from maze_train.envs.third_party import third_party_env
+from maze_train.core.errors import EnvError, MazeTrainError, ShapeError
+from maze_train.envs.third_party import SameStepVectorEnv, SimulatorVectorEnv, third_party_env
 
 pytestmark = FORKS
 MAKERS = [partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")] * 3
@@ -81,6 +83,33 @@ def test_vector_environments_without_single_environments():
                 use()
         with pytest.warns(UserWarning, match="render"):
             assert env.render() == (None, None)
+
+
+OF_TEXTS = SimpleNamespace(
+    **dict.fromkeys(["observation_space", "single_observation_space"], spaces.Text(3)),
+    **dict.fromkeys(["action_space", "single_action_space"], spaces.Discrete(2)),
+    name="texts",
+    num_envs=2,
+    unwrapped=None,
+)
+"""Environments whose observation space is not supported."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "settings"),
+    [
+        (SequentialVectorEnv, [], {}),
+        (SequentialVectorEnv, MAKERS, {"autoreset_mode": "Never"}),
+        (SameStepVectorEnv, OF_TEXTS, {}),
+        (SimulatorVectorEnv, OF_TEXTS, {}),
+    ],
+)
+def test_an_object_whose_constructor_fails_can_be_closed(kind, source, settings):
+    """Old versions of Gymnasium call `close` when the object is deleted."""
+    env = kind.__new__(kind)
+    with pytest.raises(MazeTrainError):
+        env.__init__(source, **settings)
+    env.close()
 
 
 def test_videos_are_recorded(tmp_path):

@@ -478,6 +478,18 @@ def test_own_state_instead_of_actions(make):
         assert_go_on_equally(one, [two], 5)
 
 
+def test_given_seeds_belong_to_one_episode():
+    """Later episodes of the same game have derived seeds, also after their state was saved."""
+    journal = Journal({"": np.zeros(2, np.int64)})
+    journal.begin(None, {0: 8, 1: 9})
+    journal.record()
+    journal.ended([0], continuing=[0])
+    for _ in range(2):
+        assert [journal.given_seed(i) for i in range(2)] == [None, 9]
+        journal.rebase(0, {})
+        journal.rebase(1, {})
+
+
 def test_own_state_keeps_endless_episodes_short():
     """`state_dict` frees the actions before it."""
     with here([lambda: OwnStateEnv(10**9)]) as vector:

@@ -46,6 +46,14 @@ def test_killed_workers_change_no_number(between_halves, start_method):
         one.reset(seed=4)
         many.reset(seed=4)
         kills = 0
+
+        def kill(worker):
+            nonlocal kills
+            process = many._pool.processes[worker]
+            kills += process.is_alive()  # Otherwise its end was not noticed yet.
+            process.kill()
+            process.join()
+
         for step in range(60):
             actions = one.action_space.sample()
             expected = one.step(actions)
@@ -53,15 +61,14 @@ def test_killed_workers_change_no_number(between_halves, start_method):
                 many.step_async(actions)
             if rng.random() < 0.06:
                 time.sleep(0.01 * (step % 2))
-                process = many._pool.processes[rng.integers(2)]
-                kills += process.is_alive()  # Otherwise its end was not noticed yet.
-                process.kill()
-                process.join()
+                kill(rng.integers(2))
             assert_equal_steps(expected, many.step_wait() if between_halves else many.step(actions))
             if step % 11 == 3:
                 options = {"reset_mask": np.arange(5) % 2 == step % 2}
                 seeds = [7, None, step, 2, 1]
                 expected = one.reset(seed=seeds, options=options)[0]
+                if step > 40:
+                    kill(step % 2)
                 assert_same(many.reset(seed=seeds, options=options)[0], expected)
         many.step(actions)  # Detects a kill after the previous step.
         one.step(actions)

@@ -272,7 +272,7 @@ def test_pausing(case, n):
         population.weights_of(row)[:] = copies.weights[row]
         population.forget(row)
     steps = dict.fromkeys(range(n), 0)
-    for playing in ({0, 1, 2, 3}, {1, 3}, {2}, {0}, {0, 1, 2, 3}):
+    for playing in ({1, 3}, {2}, {2, 3}, {0}, {0, 1}, {0, 1, 2, 3}):
         rows = [row for row in range(n) if row % 4 in playing]
         (t,) = {steps[row] for row in rows}
         assert torch.equal(copies.step(population, {k: k for k in rows}, t), expected[rows, t])

@@ -158,8 +158,8 @@ def test_failed_evaluations(how: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "and the evaluation is repeated" in capsys.readouterr().err
 
 
-def test_an_additional_evaluation_leaves_the_pending_one_unchanged() -> None:
-    """The state of the evaluator is the one without the additional evaluation."""
+def test_additional_evaluations_leave_the_pending_one_unchanged() -> None:
+    """The state of the evaluator is the one without the additional evaluations."""
     model, cpu = nn.Linear(1, 1), torch.device("cpu")
     make_model, processes = partial(nn.Linear, 1, 1), LocalProcesses(start_method="fork")
     with closing(
@@ -167,7 +167,9 @@ def test_an_additional_evaluation_leaves_the_pending_one_unchanged() -> None:
     ) as background:
         for epoch in (1, 2, 3):
             background.begin(model, epoch, epoch)
-            assert background.evaluate(model)["own/made"] == epoch + 1
+            for _ in range(2):
+                assert background.evaluate(model)["own/made"] == epoch + 1
+                assert background.state_dict()["state"] == {"made": epoch - 1}
             background.make_calls()
             joined = background.join()
             assert joined is not None
