@@ -388,6 +388,21 @@ def test_last_observations_that_are_used_are_finite(how, keeps, fails):
         collector.collect_steps(model)
 
 
+def test_closing_an_adapter_closes_its_simulator():
+    """Only once, and only if the simulator has a method `close`."""
+    closed = []
+
+    class Closing(Robot):
+        def close(self):
+            closed.append(self.num_envs)
+
+    for make in (Robot, Closing):
+        target = EnvConfig(target=InlineObject(make), backend="tensor")
+        with make_third_party_env(target, 3, training=True) as env:
+            env.close()
+    assert closed == [3]
+
+
 class BadNumbers(Robot):
     """`Robot` that returns a non-finite reward."""
 
