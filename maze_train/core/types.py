@@ -43,6 +43,10 @@ class Sequences:
     """Indices of the transitions among the L * n samples, int64; None: all samples are
     transitions."""
 
+    max_resets: int | None = None
+    """Upper bound of the number of resets of a sequence, not counting its first step. None: counted
+    where it is needed, which synchronises the device."""
+
 
 T = TypeVar("T")
 S = TypeVar("S")

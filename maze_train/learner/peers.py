@@ -282,7 +282,7 @@ class PeerLearners:
         """Start the other learners and synchronise them with the first learner, if necessary."""
         others = self._messages
         if others is None:
-            self._check_threads()
+            self._check_fork()
             how, ranks = (self.n_learners, self._backend.timeout_s), range(1, self.n_learners)
             makers = [partial(LearnerWorker, copy_maker(self._learner, r), *how) for r in ranks]
             specs = WorkerSpecs(makers, [f"learner {rank}" for rank in ranks], CALLS)
@@ -309,12 +309,18 @@ class PeerLearners:
         state, chosen = learner.state_dict(), learner.policies_to_train
         return state, learner.config, modes, modules, chosen
 
-    def _check_threads(self) -> None:
-        """Raise ConfigError if a multi-threaded process would be forked, which can deadlock."""
-        threads = max(self._threads, torch.get_num_threads())
-        if self._backend.forks and threads > 1:
+    def _check_fork(self) -> None:
+        """Raise ConfigError if a process that uses threads or a GPU would be forked."""
+        key, threads = "runner.start_method", max(self._threads, torch.get_num_threads())
+        if self._backend.forks and self._learner.device.type != "cpu":
+            problem = (
+                f"does not support several learners on {self._learner.device}, because a forked "
+                "process cannot use the GPU; use forkserver, or algorithm.device=cpu"
+            )
+            raise ConfigError(key, problem, "fork")
+        if self._backend.forks and threads > 1:  # Forked processes can deadlock.
             raise ConfigError(
-                "runner.start_method",
+                key,
                 f"does not support several learners with {threads} threads each; use forkserver, "
                 "or runner.torch_threads=1 and learner_group.n_cpus_per_learner=0",
                 "fork",

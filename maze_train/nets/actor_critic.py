@@ -131,7 +131,9 @@ class ActorCriticModel(PolicyModel):
             assert sequences is not None
             assert isinstance(features, torch.Tensor)
             x = features.view(*sequences.resets.shape, -1)
-            features = self.rnn.sequence(x, sequences.hidden_state, sequences.resets).flatten(0, 1)
+            features = self.rnn.sequence(
+                x, sequences.hidden_state, sequences.resets, sequences.max_resets
+            ).flatten(0, 1)
         return self._masked(self.policy(features), obs), self.raw_values(features, obs)
 
     def raw_values(self, features: TensorTree, obs: TensorTree) -> Tensor:

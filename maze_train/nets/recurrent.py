@@ -110,7 +110,9 @@ class RecurrentNetwork(nn.Module):
             new_parts = list(h)
         return found[0], torch.cat(new_parts, dim=-1)
 
-    def sequence(self, x: Tensor, state: Tensor, resets: Tensor) -> Tensor:
+    def sequence(
+        self, x: Tensor, state: Tensor, resets: Tensor, max_resets: int | None = None
+    ) -> Tensor:
         """Process L time steps of n environments, with resets of the states to zero.
 
         Args:
@@ -118,6 +120,8 @@ class RecurrentNetwork(nn.Module):
             state: States before the first row, `[n, S]`.
             resets: Whether to reset the state before a row (the first row of an episode), bool,
                 `[L, n]`.
+            max_resets: Upper bound of the number of resets of an environment, not counting the
+                first row. None: counted if needed, which synchronises the device.
 
         Returns:
             Features, `[L, n, H]`.
@@ -131,15 +135,19 @@ class RecurrentNetwork(nn.Module):
         state = state * resets[0].logical_not().unsqueeze(-1)
         starts = [part.contiguous() for part in torch.split(state, self.output_size, -1)]
         if self.is_lstm or x.device.type != "cpu":
-            return self._fused(x, starts, resets)
+            return self._fused(x, starts, resets, max_resets)
         keep = resets.logical_not().to(x.dtype)
         for weights, start in zip(self._weights(), starts, strict=True):
             x = _GRULayer.apply(x, start, keep, *weights)  # type: ignore[no-untyped-call]  # untyped in torch
         return x
 
-    def _fused(self, x: Tensor, starts: list[Tensor], resets: Tensor) -> Tensor:
+    def _fused(
+        self, x: Tensor, starts: list[Tensor], resets: Tensor, max_resets: int | None
+    ) -> Tensor:
         """Implement `sequence` with PyTorch's fused layers, which do not support resets."""
-        timeline = _Timeline(resets, x.dtype) if bool(resets[1:].any()) else None
+        if max_resets is None:
+            max_resets = count_resets(resets)
+        timeline = _Timeline(resets, max_resets, x.dtype) if max_resets else None
         if timeline is not None:
             x = timeline.spread(x)
         for i, weights in enumerate(self._weights()):
@@ -168,6 +176,16 @@ class RecurrentNetwork(nn.Module):
         return wider, w_state, torch.zeros_like(b_input), b_state
 
 
+def count_resets(resets: Tensor) -> int:
+    """Return the maximum number of resets of a sequence, not counting the first row.
+
+    Args:
+        resets: Whether the state is reset before a row, bool, `[..., L, n]`.
+    """
+    counts = resets[..., 1:, :].sum(-2)
+    return int(counts.max()) if counts.numel() else 0
+
+
 def _run(
     function: Callable[..., tuple[Tensor, ...]],
     x: Tensor,
@@ -186,15 +204,16 @@ class _Timeline:
     so the length increases by the maximum number of resets of an environment.
 
     Args:
-        resets: Whether the recurrent state is reset before a row, `[L, n]`.
+        resets: Whether the recurrent state is reset before a row, `[L, n]`; the first row is
+            ignored.
+        max_resets: Upper bound of `count_resets`.
         dtype: Floating dtype of the marks.
     """
 
-    def __init__(self, resets: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, resets: Tensor, max_resets: int, dtype: torch.dtype) -> None:
         length, self.n = resets.shape
-        shifts = resets.long().cumsum(0)
-        longest = length + int(shifts[-1].max())
-        self.length = -(-longest // ROUNDED_TO) * ROUNDED_TO
+        shifts = resets.long().cumsum(0) - resets[0].long()
+        self.length = -(-(length + max_resets) // ROUNDED_TO) * ROUNDED_TO
         rows = torch.arange(length, device=resets.device).unsqueeze(-1) + shifts
         columns = torch.arange(self.n, device=resets.device)
         self.places = (rows * self.n + columns).flatten()

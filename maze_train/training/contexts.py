@@ -101,7 +101,8 @@ class UpdateProfiler:
     @contextmanager
     def _watched(self, number: int) -> Iterator[None]:
         if self._profile is None:
-            self._profile = torch.profiler.profile()
+            # Without `acc_events`, some versions of PyTorch warn that repeated cycles clear events.
+            self._profile = torch.profiler.profile(acc_events=True)
             self._profile.start()
         with torch.profiler.record_function(f"update {number}"):
             yield

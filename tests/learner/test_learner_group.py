@@ -716,7 +716,8 @@ def test_what_several_learners_refuse(monkeypatch):
             LearnerGroup(LineLearner(model), 2)
     for layer in (nn.MultiheadAttention(1, 1), nn.LSTM(1, 1, 2), nn.GRU(1, 1, dropout=0.0)):
         assert not depends_on_others(layer)
-    group = LearnerGroup(LineLearner(make_module()), 2, LocalProcesses(start_method="fork"))
+    learner = LineLearner(make_module())
+    group = LearnerGroup(learner, 2, LocalProcesses(start_method="fork"))
     with pytest.raises(ConfigError, match=words):
         group.add_module("other", model)
     assert list(group.get_weights()) == ["default"]
@@ -743,6 +744,9 @@ def test_what_several_learners_refuse(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"runner.start_method = 'fork': does not support several"
     ):
+        group.update(make_data(), Progress())
+    learner.device = torch.device("cuda:0")
+    with pytest.raises(ConfigError, match=r"learners on cuda:0, .* or algorithm\.device=cpu"):
         group.update(make_data(), Progress())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from cases import sweep
 from torch import nn
 
 from maze_train.nets.config import RecurrentConfig
-from maze_train.nets.recurrent import RecurrentNetwork
+from maze_train.nets.recurrent import RecurrentNetwork, count_resets
 
 CELLS = ["lstm", "gru"]
 L, N, F, H = 9, 3, 5, 4
@@ -120,15 +122,18 @@ def test_the_fused_way_is_the_loop_of_steps(cell, pattern):
     """Fused layers, which other devices also use for GRUs, reset the state."""
     memory = make_memory(cell)
 
-    def fused(x, state, resets):
+    def fused(bound, x, state, resets):
         state = torch.where(resets[0][:, None], 0.0, state)
         starts = [part.contiguous() for part in torch.split(state, H, -1)]
-        return memory._fused(x, starts, resets)
+        return memory._fused(x, starts, resets, bound)
 
     data = make_data(memory, pattern)
+    most = count_resets(data[2])
+    assert most == max(sum(column[1:]) for column in data[2].T.tolist())
     expected = run_with_gradients(lambda *a: loop_of_steps(memory, *a), memory, *data)
-    actual = run_with_gradients(fused, memory, *data)
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    for bound in (None, most, most + 9):
+        actual = run_with_gradients(partial(fused, bound), memory, *data)
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("pattern", ["none", "many"])

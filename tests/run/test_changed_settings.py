@@ -99,7 +99,10 @@ def test_settings_of_modules() -> None:
     assert again.current == settings.current
 
 
-@pytest.mark.parametrize("learners", [{}, {**FORK, "learner_group.n_learners": 2}])
+TWO_LEARNERS = {**FORK, "learner_group.n_learners": 2, "algorithm.device": "cpu"}
+
+
+@pytest.mark.parametrize("learners", [{}, TWO_LEARNERS])
 def test_learners_use_the_settings_of_modules(learners: dict[str, Any], tmp_path: Path) -> None:
     """Resumed runs and several learners repeat them."""
     start("agents: ppo, changes", tmp_path / "whole", **learners)

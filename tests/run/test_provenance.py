@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import own_envs
 import pytest
+import torch
 from short_runs import settings, short_run
 
 from maze_train import train
@@ -68,7 +69,8 @@ def test_every_start_is_recorded() -> None:
     assert (first["checkpoint"], second["checkpoint"]) == (None, "epoch_000003")
     assert first["packages"]["torch"] == version("torch")
     assert first["packages"]["gymnasium"] == gymnasium.__version__
-    assert (first["working_directory"], first["gpus"]) == (os.getcwd(), [])
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    assert (first["working_directory"], first["gpus"]) == (os.getcwd(), gpus)
     assert first["command"] == sys.orig_argv
 
 

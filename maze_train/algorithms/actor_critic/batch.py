@@ -12,6 +12,7 @@ from maze_train.core.types import Sequences, Tensor, TensorTree, rows_of, tree_l
 from maze_train.data.rollout import Rollout
 from maze_train.learner.parallel import SingleLearner
 from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.recurrent import count_resets
 
 MAX_NUMBERS = 2**22
 """Maximum number of observation elements per forward pass: 16 MiB as float32."""
@@ -220,7 +221,13 @@ def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tens
         samples = numbers[positions]
         valid = (samples >= 0).nonzero().squeeze(1)
         samples = samples[valid]
-    return samples, Sequences(sequences.hidden_state[rows], sequences.resets[:, rows], valid)
+    selected = replace(
+        sequences,
+        hidden_state=sequences.hidden_state[rows],
+        resets=sequences.resets[:, rows],
+        valid=valid,
+    )
+    return samples, selected
 
 
 class PreparedRollout:
@@ -246,7 +253,12 @@ class PreparedRollout:
         self._actions = tree_map(lambda x: x.flatten(0, 1), rollout.actions)
         self._valid = rollout.valid
         self._units = self._units_with_transitions()
-        self._starts = None if rollout.hidden_states is None else _episode_starts(rollout)
+        self._starts: Tensor | None = None
+        self._max_resets = 0
+        if rollout.hidden_states is not None:
+            self._starts = _episode_starts(rollout)
+            windows = self._starts.view(-1, sequence_length, rollout.num_envs)
+            self._max_resets = count_resets(windows)
 
     @property
     def num_units(self) -> int:
@@ -305,7 +317,8 @@ class PreparedRollout:
         if self._valid is not None:
             valid = self._valid.flatten()[positions].nonzero().squeeze(1)
             samples = positions[valid]
-        sequences = Sequences(rollout.hidden_states[first, envs], starts[steps, envs], valid)
+        states, resets = rollout.hidden_states[first, envs], starts[steps, envs]
+        sequences = Sequences(states, resets, valid, self._max_resets)
         return self._batch(positions, samples, sequences)
 
     def _units_with_transitions(self) -> Tensor | None:
