@@ -1,9 +1,9 @@
 """Documentation: links are valid, code blocks run, commands are accepted.
 
 Fenced Python blocks of a page run in one namespace and an empty directory. Python blocks with a
-file name after the language, and YAML, are written to that file. Commands of `bash` blocks are
-composed, and environment and networks are built, but nothing is trained. Blocks that need an extra
-that is not installed are skipped.
+file name after the language, and YAML, are written to that file. Commands of `bash` blocks run as
+dry runs (`runner.fast_dev_run`); runs on Ray only build environments and networks. Blocks that need
+an extra that is not installed are skipped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import shlex
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,11 +27,12 @@ import torch
 from test_architecture import FLOORS
 
 import maze_train
-from maze_train import DevRunnerConfig, EventInterface, TrainingRunner
+from maze_train import EventInterface, TrainConfig, TrainingRunner
 from maze_train.cli import main
+from maze_train.config.train_config import RayRunnerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -52,6 +54,8 @@ MODULES_OF_EXTRAS = {
     "env._target_=mpe2": ("mpe2",),
     "experiment=ppo/tictactoe_v3": ("pettingzoo",),
     "experiment=tag": ("pettingzoo", "mpe2"),
+    "maze_train.WandbWriter": ("wandb",),
+    "maze_train.MLflowWriter": ("mlflow",),
 }
 """Modules required by commands that contain these words."""
 
@@ -228,7 +232,8 @@ def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         program, arguments = "maze-run", arguments[arguments.index("maze_train") + 1 :]
     if program == "maze-run":
         with monkeypatch.context() as patch:
-            patch.setattr(TrainingRunner, "run", build_only)
+            patch.setattr(TrainingRunner, "_prepare", prepare_dry_run(TrainingRunner._prepare))
+            patch.setattr(TrainingRunner, "run", run_without_cluster(TrainingRunner.run))
             assert main(arguments) == 0, line
     elif program == "pip":
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -244,13 +249,27 @@ def lacks_an_extra(line: str) -> bool:
     return any(importlib.util.find_spec(name) is None for name in needed)
 
 
-def build_only(runner: TrainingRunner) -> Any:
-    """Build environments and networks instead of running, unless this starts processes."""
-    with runner:
-        if isinstance(runner.config.runner, DevRunnerConfig):
-            runner.builder.prepare(runner.builder.build_model())
-    history = [{runner.builder.selection_metric: 0.0}]
-    return SimpleNamespace(best_metric=0.0, missing=(), history=history)
+def prepare_dry_run(prepare: Callable[..., None]) -> Callable[..., None]:
+    """Return `TrainingRunner._prepare` for a dry run."""
+
+    def changed(runner: TrainingRunner, config: TrainConfig) -> None:
+        prepare(runner, replace(config, runner=replace(config.runner, fast_dev_run=True)))
+
+    return changed
+
+
+def run_without_cluster(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `TrainingRunner.run`, which does not start processes on a cluster."""
+
+    def changed(runner: TrainingRunner) -> Any:
+        if not isinstance(runner.config.runner, RayRunnerConfig):
+            return run(runner)
+        with runner:
+            runner.builder.build_model()
+        history = [{runner.builder.selection_metric: 0.0}]
+        return SimpleNamespace(best_metric=0.0, missing=(), history=history)
+
+    return changed
 
 
 def all_event_groups() -> list[type[EventInterface]]:
