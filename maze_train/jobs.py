@@ -90,7 +90,6 @@ class Job(Task):
             self._name_run(job)
         started_in = os.getcwd()
         try:
-            job.check_run_dir()
             if self._is_restarted(job):
                 job.put("resume", AUTO)
             objective = self.check(job)()

@@ -183,10 +183,6 @@ def test_what_is_given_is_what_the_runner_gets(
             (*PPO, "algorithm.exploration_fraction=0.1"),
             "did you mean algorithm.epsilon (not available for this choice)?",
         ),
-        (
-            ("hydra.run.dir=a",),
-            "hydra.run.dir = 'a': has no effect: a run goes to run_dir=<directory>",
-        ),
         (("-cn", "nothing"), "-cn = 'nothing': there is no nothing.yaml in "),
         (("-cn", "compair"), "did you mean compare? available: compare, export, push, rollout"),
         (("algorithm=ppo", "env=tictactoe_v3"), "did you mean pettingzoo:classic/tictactoe_v3"),
@@ -370,18 +366,24 @@ def test_a_sweep_is_checked_before_its_first_job(
     assert (maze_run.configs, maze_run.files()) == ([], before)
 
 
-@pytest.mark.parametrize("directory", ["a/b", "${now:%Y}"])
-def test_a_run_directory_of_hydra_has_no_effect(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], directory: str
-) -> None:
-    """`hydra.run.dir` is an error in a file and on the command line; no directory is created."""
+@pytest.mark.parametrize("directory", ["a/b", "${env.id}/b"])
+def test_the_directory_of_hydra_is_the_run_directory(maze_run: CommandLine, directory: str) -> None:
+    """`hydra.run.dir` contains Hydra's files; `run_dir` has priority; errors leave no directory."""
     own = f"defaults: [train, _self_]\nhydra: {{run: {{dir: '{directory}'}}}}\n"
     maze_run.write("conf/mine.yaml", own)
+    mine = ("--config-dir", "conf", "-cn", "mine", *PPO)
     before = maze_run.files()
-    assert maze_run("--config-dir", "conf", "-cn", "mine", *PPO) == 2
-    assert "hydra.run.dir = '" in (text := capfd.readouterr().err)
-    assert "has no effect: a run goes to run_dir=" in text
-    assert (maze_run.configs, maze_run.files()) == ([], before)
+    assert maze_run(*mine, "algorithm.lr=abc") == 2
+    assert maze_run.files() == before
+    files = ("hydra.output_subdir=.hydra", "hydra/job_logging=default")
+    expected, other = (
+        Path("a/b" if directory == "a/b" else "CartPole-v1/b").absolute(),
+        Path("c").absolute(),
+    )
+    assert maze_run(*mine, *files) == maze_run(*mine, "run_dir=c") == 0
+    assert [config.run_dir for config in maze_run.configs] == [str(expected), str(other)]
+    assert (expected / ".hydra" / "overrides.yaml").is_file()
+    assert list(expected.glob("*.log"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

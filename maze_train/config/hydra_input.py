@@ -77,11 +77,10 @@ PATHS = re.compile(
 )
 """Settings whose values are paths; the values are quoted verbatim."""
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
-RUN_DIR_PROBLEM = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
 CONFIG_PATH_PROBLEM = "replaces the shipped folder, so it needs a complete -cn; use --config-dir"
 WITH_PLUS = "to add it, write + before the override"
 STAYS = "."
-"""Default of `hydra.run.dir`: Hydra creates no directory for a single run."""
+"""Default of `hydra.run.dir`: Hydra creates no directory for a single run, which uses `run_dir`."""
 
 CONFIGURATION_ERRORS = (
     *(ConfigError, SpaceError, MissingExtraError),
@@ -286,10 +285,10 @@ class ComposedJob:
 
     @property
     def directory(self) -> str | None:
-        """Directory of the job in the sweep; None outside a sweep."""
-        if not self.is_sweep:
-            return None
-        return os.path.join(self.sweep_dir, str(self._hydra.sweep.subdir))
+        """Directory of the job in the sweep, or `hydra.run.dir` if set; None otherwise."""
+        if self.is_sweep:
+            return os.path.join(self.sweep_dir, str(self._hydra.sweep.subdir))
+        return None if self._hydra.run.dir == STAYS else str(self._hydra.runtime.output_dir)
 
     @property
     def is_verbose(self) -> bool:
@@ -308,26 +307,13 @@ class ComposedJob:
         """Set the value of a dotted key."""
         OmegaConf.update(self._config, key, value)
 
-    def check_run_dir(self) -> None:
-        """Remove the directory that Hydra created for `hydra.run.dir`, and raise an error.
-
-        Raises:
-            ConfigError: If `hydra.run.dir` is set, because this setting has no effect.
-        """
-        if self.is_sweep or self._hydra.run.dir == STAYS:
-            return
-        path = Path(self._hydra.runtime.output_dir)
+    def drop_empty(self) -> None:
+        """Remove the directory that Hydra created for the job, and its parents, if empty."""
+        path, top = Path(self._hydra.runtime.output_dir), self.sweep_dir or self._hydra.runtime.cwd
         with suppress(OSError, ValueError):
-            while path.relative_to(self._hydra.runtime.cwd).parts:
+            while path.relative_to(top).parts:
                 path.rmdir()
                 path = path.parent
-        raise ConfigError("hydra.run.dir", RUN_DIR_PROBLEM, self._hydra.run.dir)
-
-    def drop_empty(self) -> None:
-        """Remove Hydra's directory for a job of a sweep if the directory is empty."""
-        if self.is_sweep:
-            with suppress(OSError):
-                os.rmdir(self._hydra.runtime.output_dir)
 
 
 class Task(ABC):
