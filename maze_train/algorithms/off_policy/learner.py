@@ -122,11 +122,12 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
 
 
 class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConfig, Model]):
-    """Base class of learners of a policy and Q-functions, with one gradient step per batch.
+    """Base class of learners of a policy and Q-functions.
 
-    Subclasses define the value targets (`targets`) and the policy loss (`policy_loss`). By default,
-    both gradients are computed at the same weights. The gradients are separate: targets are treated
-    as constants in the critic loss, and critics as constants in the policy loss.
+    Subclasses define the value targets (`targets`) and the policy loss (`policy_loss`). On each
+    batch, the critics take a step, followed by the policy with the updated critics, unless
+    `algorithm.update_order` is `joint`. Targets are treated as constants in the critic loss, and
+    critics as constants in the policy loss.
 
     Args:
         modules: Models, keyed by id, or a single model.

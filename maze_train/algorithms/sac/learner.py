@@ -49,10 +49,9 @@ Source: Christodoulou (2019), arXiv:1910.07207, section 5.1.
 
 
 class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticModel]):
-    """Learner of SAC: one gradient step of critics, policy and temperatures per batch.
+    """Learner of SAC: gradient steps of critics, policy and temperatures on each batch.
 
-    By default, the three gradients are computed at the same weights. The gradients are separate:
-    targets are treated as constants in the critic loss, and critics and temperatures as constants
+    Targets are treated as constants in the critic loss, and critics and temperatures as constants
     in the policy loss.
 
     Source: Haarnoja et al. (2018), arXiv:1812.05905, algorithm 1.
@@ -90,8 +89,10 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
-        """Sum of the losses of critics, policy and temperatures, 0-d."""
-        statistics.record(SACEvents.entropy_coef, _temperatures(self.model(module_id)).mean())
+        """Sum of the losses of this step, 0-d."""
+        if CRITICS in self.losses:
+            temperatures = _temperatures(self.model(module_id))
+            statistics.record(SACEvents.entropy_coef, temperatures.mean())
         return super().compute_loss_for_module(module_id, batch, statistics)
 
     def noise_columns(self, config: SACAlgorithmConfig) -> Sequence[str]:

@@ -39,8 +39,7 @@ SATURATED = 0.99
 class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
     """Learner of TD3: policy and target networks are updated less often than the critics.
 
-    Source: Fujimoto et al. (2018), arXiv:1802.09477, algorithm 1. By default, both gradients are
-    computed at the same weights.
+    Source: Fujimoto et al. (2018), arXiv:1802.09477, algorithm 1.
 
     Args:
         modules: Models, keyed by id, or a single model.
