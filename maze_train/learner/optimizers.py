@@ -99,6 +99,9 @@ EPSILON = 1e-5
 ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax")
 """Element-wise optimizers of `torch.optim`, which give identical steps on a flat vector."""
 
+IMPLEMENTATIONS = ("fused", "foreach", "capturable", "differentiable")
+"""Arguments of `torch.optim` that select an implementation; the default depends on the device."""
+
 
 class ModuleOptimizer:
     """Optimizer for some or all parameters of a module.
@@ -265,7 +268,7 @@ class ModuleOptimizer:
         is_small = isinstance(epsilon, float) and epsilon < EPSILON
         if is_small and not issubclass(optimizer_class, Optimizer):
             defaults["eps"] = EPSILON
-        chosen = {"fused", "foreach", "capturable", "differentiable"} & set(node)
+        chosen = set(IMPLEMENTATIONS) & set(node)
         device = self.params[0].device.type if self.params else "none"
         if "fused" in accepted and not chosen and device in ("cpu", "cuda"):
             defaults["fused"] = True
@@ -448,9 +451,12 @@ class ModuleOptimizer:
         return deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`."""
+        """Restore a result of `state_dict`, possibly of an optimizer on another device."""
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(state)
+            defaults = self.optimizer.defaults
+            own = {name: defaults[name] for name in IMPLEMENTATIONS if name in defaults}
+            groups = [{**group, **own} for group in state["param_groups"]]
+            self.optimizer.load_state_dict({**state, "param_groups": groups})
         if self.scheduler is not None:
             self.scheduler.load_state_dict(deepcopy(state["lr_scheduler"]))
         if is_adaptive(self.lr):

@@ -206,9 +206,12 @@ def test_wrong_optimizers_are_named(node, message):
         ModuleOptimizer(make_params(), node, lr=0.1)
 
 
-@pytest.mark.parametrize("target", ["torch.optim.Adam", "maze_train.SGD", "maze_train.RMSpropTF"])
+OPTIMIZERS = ["torch.optim.Adam", "torch.optim.RMSprop", "maze_train.SGD", "maze_train.RMSpropTF"]
+
+
+@pytest.mark.parametrize("target", OPTIMIZERS)
 def test_state_continues_and_is_reset(target):
-    """A loaded state continues exactly; after `reset`, the next step is a first step."""
+    """A loaded state, also of a GPU, continues; after `reset`, the next step is a first step."""
     params, others = make_params(), make_params()
     ours, other = (ModuleOptimizer(p, {"_target_": target}, lr=0.1) for p in (params, others))
 
@@ -221,6 +224,8 @@ def test_state_continues_and_is_reset(target):
     moved(ours, params, 1.0)
     state = ours.state_dict()
     third = moved(ours, params, -2.0)
+    for group in state["param_groups"]:
+        group |= {"capturable": True} if "capturable" in group else {}  # as on a GPU
     other.load_state_dict(state)
     torch.testing.assert_close(moved(other, others, -2.0), third, rtol=1e-5, atol=1e-7)
     ours.reset()
