@@ -48,6 +48,16 @@ class Sequences:
     where it is needed, which synchronises the device."""
 
 
+def count_resets(resets: torch.Tensor) -> int:
+    """Return the maximum number of resets of a sequence, not counting the first step.
+
+    Args:
+        resets: Whether the state is reset before a step, bool, `[..., L, n]`.
+    """
+    counts = resets[..., 1:, :].sum(-2)
+    return int(counts.max()) if counts.numel() else 0
+
+
 T = TypeVar("T")
 S = TypeVar("S")
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor, count_resets
 from maze_train.nets.blocks import is_stock, is_traced
 from maze_train.nets.config import RecurrentConfig
 
@@ -174,16 +174,6 @@ class RecurrentNetwork(nn.Module):
         columns = torch.stack([b_input, eraser], dim=1)
         wider = torch.cat([w_input, columns], dim=1)
         return wider, w_state, torch.zeros_like(b_input), b_state
-
-
-def count_resets(resets: Tensor) -> int:
-    """Return the maximum number of resets of a sequence, not counting the first row.
-
-    Args:
-        resets: Whether the state is reset before a row, bool, `[..., L, n]`.
-    """
-    counts = resets[..., 1:, :].sum(-2)
-    return int(counts.max()) if counts.numel() else 0
 
 
 def _run(

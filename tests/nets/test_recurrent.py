@@ -10,8 +10,9 @@ import torch
 from cases import sweep
 from torch import nn
 
+from maze_train.core.types import count_resets
 from maze_train.nets.config import RecurrentConfig
-from maze_train.nets.recurrent import RecurrentNetwork, count_resets
+from maze_train.nets.recurrent import RecurrentNetwork
 
 CELLS = ["lstm", "gru"]
 L, N, F, H = 9, 3, 5, 4

@@ -8,11 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 
 from maze_train.core.step_end import is_followed_by_new
-from maze_train.core.types import Sequences, Tensor, TensorTree, rows_of, tree_leaves, tree_map
+from maze_train.core.types import (
+    Sequences,
+    Tensor,
+    TensorTree,
+    count_resets,
+    rows_of,
+    tree_leaves,
+    tree_map,
+)
 from maze_train.data.rollout import Rollout
 from maze_train.learner.parallel import SingleLearner
 from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.nets.recurrent import count_resets
 
 MAX_NUMBERS = 2**22
 """Maximum number of observation elements per forward pass: 16 MiB as float32."""
