@@ -193,10 +193,10 @@ class BatchedPopulation(Population):
         if rows != self._active:
             self._activate(rows)
         if (observed := self._observed) is not None:
-            obs = tree_map(lambda x: x.index_select(0, observed), obs)
+            obs = tree_map(lambda x: _taken(x, observed), obs)
         params = self._params(len(rows), obs)
         if self._order is not None:
-            params = params.index_select(0, self._order)
+            params = _taken(params, self._order)
         if isinstance(self.model, JointModel):
             return self.model.acted_with(params, noise, deterministic)
         return acted_with(self.model.distribution, params, self._state, noise, deterministic)
@@ -223,9 +223,9 @@ class BatchedPopulation(Population):
         filled = np.arange(row_blocks(count)) % count  # repeats copies until the last block is full
         self._state = torch.zeros(len(filled), 0)
         is_in_order = np.array_equal(lying, active)
-        self._order = None if is_in_order else torch.from_numpy(order[filled])
+        self._order = None if is_in_order else order[filled]
         is_whole = is_in_order and len(filled) == self._count
-        self._observed = None if is_whole else torch.from_numpy(lying[filled])
+        self._observed = None if is_whole else lying[filled]
 
     def _params(self, count: int, obs: TensorTree) -> Tensor:
         """Return the distribution parameters of the first copies in memory order."""
@@ -239,6 +239,11 @@ class BatchedPopulation(Population):
             for agent, policy in model.agents.items()
         ]
         return torch.cat(found, dim=-1)
+
+
+def _taken(x: Tensor, rows: Array) -> Tensor:
+    """Select rows; NumPy has less overhead than `index_select`."""
+    return torch.from_numpy(x.numpy().take(rows, 0))
 
 
 def policies_of(model: nn.Module) -> Mapping[str, nn.Module]:
