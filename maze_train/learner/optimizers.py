@@ -270,7 +270,9 @@ class ModuleOptimizer:
             defaults["eps"] = EPSILON
         chosen = set(IMPLEMENTATIONS) & set(node)
         device = self.params[0].device.type if self.params else "none"
-        if "fused" in accepted and not chosen and device in ("cpu", "cuda"):
+        # PyTorch 2.6 has no fused Adagrad on CUDA.
+        supported = ("cpu",) if optimizer_class is torch.optim.Adagrad else ("cpu", "cuda")
+        if "fused" in accepted and not chosen and device in supported:
             defaults["fused"] = True
         elif "capturable" in accepted and not chosen and device == "cuda":
             defaults["capturable"] = True

@@ -86,6 +86,26 @@ def test_the_implementation_is_the_users_choice(settings):
     assert not optimizer.defaults["fused"]
 
 
+@pytest.mark.parametrize(
+    ("target", "on_cpu", "on_cuda"),
+    [
+        ("Adam", {"fused": True}, {"fused": True}),
+        ("SGD", {"fused": True}, {"fused": True}),
+        ("Adagrad", {"fused": True}, {}),
+        ("RMSprop", {}, {"capturable": True}),
+        ("NAdam", {}, {"capturable": True}),
+    ],
+)
+def test_the_default_implementation_does_not_wait_for_the_device(target, on_cpu, on_cuda):
+    """The state is stored on the GPU; kernels are fused where all versions support it."""
+    node = {"_target_": f"torch.optim.{target}"}
+    optimizer = ModuleOptimizer(make_params(), node, 0.1)
+    for device, expected in (("cpu", on_cpu), ("cuda", on_cuda)):
+        optimizer.params = [SimpleNamespace(device=torch.device(device))]
+        found = optimizer._defaults(getattr(torch.optim, target), node)
+        assert {key: value for key, value in found.items() if key != "eps"} == expected
+
+
 @pytest.mark.parametrize("flushes", [False, True])
 def test_moments_are_never_subnormal(flushes):
     """Subnormal values are flushed during a step only; the processor mode is restored."""
