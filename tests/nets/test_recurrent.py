@@ -22,6 +22,7 @@ RESETS = {
     "one environment": [(4, 1)],
     "last row": [(L - 1, 2)],
     "many": [(0, 0), (2, 0), (3, 0), (7, 0), (1, 1), (8, 1)],
+    "as long as the kernel": [(t, 0) for t in range(8)],  # L + 7 = 16, a multiple of ROUNDED_TO
     "every row": [(t, b) for t in range(L) for b in range(N)],
 }
 
