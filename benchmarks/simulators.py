@@ -243,7 +243,7 @@ def measure_rsl_rl(work: Work) -> dict[str, float]:
     return {"rate": updates * work.num_envs * STEPS / (time.perf_counter() - began)}
 
 
-def measure_skrl(  # noqa: C901 (classes that skrl asks for)
+def measure_skrl(
     work: Work,
 ) -> dict[str, float]:
     """Return the throughput of skrl."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from test_architecture import FLOORS
+from test_architecture import LAYERS
 
 import maze_train
 from maze_train import EventInterface, TrainConfig, TrainingRunner
@@ -301,12 +301,12 @@ def test_floors_are_those_of_the_architecture_test() -> None:
     """The table of docs/architecture.md has the same packages in the same layers."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| L(\d+) \| ([^|]+) \|", page, re.MULTILINE)
-    assert [int(number) for number, _ in rows] == list(range(len(FLOORS)))
+    assert [int(number) for number, _ in rows] == list(range(len(LAYERS)))
     documented = [
         tuple(name.split("/")[0] for name in re.findall(r"`([\w/<>]+)`", cells))
         for _, cells in rows
     ]
-    assert documented == list(FLOORS)
+    assert documented == list(LAYERS)
 
 
 def test_the_path_to_the_optimizer_is_the_documented_one(
@@ -386,9 +386,9 @@ def test_names_in_texts_lead_somewhere() -> None:
     known = named_objects()
     functions = {name for name, found in known.items() if any(map(inspect.isfunction, found))}
     sections = {path.name for path in (ROOT / "conf").iterdir()}  # settings have their own test
-    rooms = "|".join(room for rooms in FLOORS for room in rooms)
+    packages = "|".join(room for packages in LAYERS for room in packages)
     # Shorter lower-case names may be attributes of a variable with the name of a module.
-    ours = re.compile(rf"maze_train\.|({rooms})\.\w+\.|[A-Z]")
+    ours = re.compile(rf"maze_train\.|({packages})\.\w+\.|[A-Z]")
     sources = [path for name in TREES for path in (ROOT / name).rglob("*.py")]
     scripts = (ROOT / "examples").glob("*.py")
     files = [f"/{path.relative_to(ROOT)}" for path in (*sources, *scripts)]
