@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
+from maze_train.config.removed import check_removed, without_removed
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import (
     Known,
@@ -217,7 +218,8 @@ def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
     Raises:
         ConfigError: If a setting is invalid (see `load_config`), or a required option is missing.
     """
-    values = nested_values(cls, node)
+    values, removed = without_removed(nested_values(cls, node))
+    check_removed(removed)
     for field in fields(cls):
         if field.name in CHOICES and isinstance(values.get(field.name), Mapping):
             values[field.name] = _with_target(field, values[field.name])

@@ -8,7 +8,7 @@ PyTorch or gymnasium with the expected type, or if the user's settings contain o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ import yaml
 from maze_train.config.loading import CHOICES, PARTS, load_config, place_of, section_of
 from maze_train.config.named_code import names_in, with_names
 from maze_train.config.reach import check_reach
+from maze_train.config.removed import without_removed
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import MAX_BYTES, plain_values
 from maze_train.core.conversion import convert
-from maze_train.core.errors import RunDirectoryError
+from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.names import CONFIG
 from maze_train.core.targets import Stored, Trust, check_trusted
@@ -75,15 +76,16 @@ def parsed_settings(
             f"{path} is damaged: expected the configuration of a run; {problem}"
         )
     values = {key: value for key, value in node.items() if key not in ("trust", "moved")}
+    values, removed = without_removed(values)
     if is_signed(text):
-        return StoredSettings(path, values, own, is_own=True)
+        return StoredSettings(path, values, own, is_own=True, removed=removed)
     modules: list[str] = convert(trust or [], list[str], "trust")
     allowed = Trust(str(path), tuple(modules), frozenset(name for _, name, _ in names_in(own)))
 
     def stored(key: str, name: str, module: str) -> Stored:
         return Stored(name, allowed, key, PARTS.get(_part_of(key) or "", ""), module)
 
-    return StoredSettings(path, with_names(values, stored), own)
+    return StoredSettings(path, with_names(values, stored), own, removed=removed)
 
 
 def _problem_of(node: object) -> str:
@@ -111,12 +113,14 @@ class StoredSettings:
 
     values: dict[str, Any]
     """The settings. In a file that this user did not sign, names are instances of `Stored`."""
-
     own: object = None
     """The user's settings."""
 
     is_own: bool = False
     """Whether this user signed the file. If so, all names in the file are trusted."""
+
+    removed: Mapping[str, ConfigError | None] = field(default_factory=dict)
+    """Settings of earlier versions in the file, see `without_removed`."""
 
     def check(self, settings: Mapping[str, Any], uses: Collection[str]) -> None:
         """Check that the settings require no untrusted code and access no other directories.

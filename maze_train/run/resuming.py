@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import PARTS, named_option, nested_values
 from maze_train.config.named_code import check_given, given_in_python, modules_to_trust
+from maze_train.config.removed import check_removed, without_removed
 from maze_train.config.results import (
     content_digest,
     digests_of_run,
@@ -215,10 +216,11 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         problem = "a resumed run keeps its stored settings; remove this setting"
         raise ConfigError("experiment", problem, changes["experiment"])
     directory = _run_dir_of(resume)
-    own = nested_values(TrainConfig, changes)
+    own, removed = without_removed(nested_values(TrainConfig, changes))
     stored = read_settings(directory, own.get("trust"), {**own, "resume": resume})
     if not isinstance(stored.values.get("runner"), dict):
         raise RunDirectoryError(f"{stored.path} is damaged: no runner is set")
+    check_removed({**stored.removed, **removed})
     changes = {**changes, "resume": resume}
     runner = changes.get("runner")
     if isinstance(runner, str):
