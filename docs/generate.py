@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 import maze_train.algorithms
-from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
+from maze_train.config.commands import CheckConfig, CompareConfig, ExportConfig, PushConfig
 from maze_train.config.options import shipped_root
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.search_config import SearchConfig
@@ -168,6 +168,7 @@ def generated_files() -> dict[Path, str]:
         **options,
         root / "train.yaml": render_primary(TrainConfig, sections, last={"experiment": "null"}),
         root / "rollout.yaml": rollout,
+        root / "check.yaml": render_primary(CheckConfig, {"env": "default"}),
         root / "compare.yaml": comparison,
         root / "export.yaml": render_primary(ExportConfig, {}),
         root / "push.yaml": render_primary(PushConfig, {}),

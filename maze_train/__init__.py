@@ -25,6 +25,7 @@ HOMES = _homes()
 __all__ = [
     *("__version__", "train", "evaluate", "load_policy", "load_learner", "run_rollout", "make_env"),
     *("compare_runs", "search", "export_policy", "push_to_hub", "load_config", "config_to_dict"),
+    *("check_env",),
     *("TrainConfig", "RolloutConfig", "EnvConfig", "ModelConfig", "TrainingResult"),
     *("TrainedPolicy", "SavedPolicy", "RolloutGenerator", "TrainingRunner", "RolloutRunner"),
     *("Callback", "StopAtReturn", "Evaluator", "MetricsWriter", "Statistics", "EventInterface"),

@@ -211,6 +211,8 @@ from maze_train.nets.config import RecurrentConfig as RecurrentConfig
 from maze_train.nets.policy_model import PolicyModel as PolicyModel
 from maze_train.nets.policy_model import build_policy as build_policy
 from maze_train.run.assembly import build_writers as build_writers
+from maze_train.run.check import EnvReport as EnvReport
+from maze_train.run.check import check_env as check_env
 from maze_train.run.rollout import RolloutResult as RolloutResult
 from maze_train.run.rollout import RolloutRunner as RolloutRunner
 from maze_train.run.rollout_report import RolloutSummary as RolloutSummary

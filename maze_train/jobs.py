@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
+from maze_train.config.commands import CheckConfig, CompareConfig, ExportConfig, PushConfig
 from maze_train.config.hydra_input import (
     CONFIGURATION_ERRORS,
     ComposedJob,
@@ -318,6 +318,26 @@ def _search(
     return result.best_value
 
 
+def check(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
+    """Check an environment and print the report."""
+    return partial(_check, load_settings(CheckConfig, values))
+
+
+def _check(config: CheckConfig) -> float:
+    """Check an environment.
+
+    Raises:
+        EnvError: If a check failed.
+    """
+    from maze_train.run.check import check_env
+
+    report = check_env(config.env, seed=config.seed, n_steps=config.n_check_steps)
+    if report.problems:
+        raise EnvError(str(report))
+    say(str(report))
+    return math.nan
+
+
 def compare(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Compare runs and print the tables."""
     if isinstance(values["runs"], str):
@@ -371,6 +391,7 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
+        "check": Command(check, frozenset({"env", "n_check_steps"})),
         "compare": Command(compare, frozenset({"runs", "n_resamples"})),
         "export": Command(export, frozenset({"run", "format", "output"})),
         "push": Command(push, frozenset({"run", "repo_id"})),

@@ -17,7 +17,6 @@ from leftovers import open_files
 
 from maze_train.cluster.session import RAY_ENVIRONMENT
 from maze_train.learner.process_group import Rendezvous, join, leave
-from maze_train.run import assembly
 from maze_train.workers.pool import LOOPBACK
 
 if TYPE_CHECKING:
@@ -60,11 +59,9 @@ def no_waits() -> Iterator[None]:
     """Skip slow steps that no test checks.
 
     `fsync` takes a sixth of the time of a short run. Hydra composes the configuration twice to
-    read `hydra.mode`. The check of environments (`runner.check_repeatability`) takes a third of
-    the time of a short run.
+    read `hydra.mode`.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "is_examined", lambda config: False)
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         yield

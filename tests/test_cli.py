@@ -184,7 +184,10 @@ def test_what_is_given_is_what_the_runner_gets(
             "did you mean algorithm.epsilon (not available for this choice)?",
         ),
         (("-cn", "nothing"), "-cn = 'nothing': there is no nothing.yaml in "),
-        (("-cn", "compair"), "did you mean compare? available: compare, export, push, rollout"),
+        (
+            ("-cn", "compair"),
+            "did you mean compare? available: check, compare, export, push, rollout",
+        ),
         (("algorithm=ppo", "env=tictactoe_v3"), "did you mean pettingzoo:classic/tictactoe_v3"),
         (("algorithm=ppo", "env=math:Grid"), "did you mean env._target_=math.Grid?"),
         (("algorithm=my.Config",), "no such option; did you mean algorithm._target_=my.Config?"),

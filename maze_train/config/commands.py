@@ -1,4 +1,4 @@
-"""Settings of the commands `compare`, `export` and `push`."""
+"""Settings of the commands `check`, `compare`, `export` and `push`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,26 @@ from maze_train.core.checks import absolute_path, check_at_least
 from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 from maze_train.core.hub import BRANCH, REPOSITORY, is_on_hub
+from maze_train.envs.config import EnvConfig
+
+
+@dataclass(kw_only=True)
+class CheckConfig(Settings):
+    """Settings of `maze-run check`."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """Environment to check."""
+
+    seed: int = 0
+    """Seed of the episodes and the random actions (>= 0)."""
+
+    n_check_steps: int = 100
+    """Number of steps of each episode prefix (>= 1)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("seed", self.seed, 0)
+        check_at_least("n_check_steps", self.n_check_steps, 1)
 
 
 @dataclass(kw_only=True)

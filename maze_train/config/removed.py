@@ -23,7 +23,9 @@ class Removed(NamedTuple):
     """What to do instead of other values, as in the changelog."""
 
 
-REMOVED: Mapping[str, Removed] = MappingProxyType({})
+REMOVED: Mapping[str, Removed] = MappingProxyType(
+    {"runner.check_repeatability": Removed(ANY, "use maze-run check")}
+)
 """Removed settings of all commands by dotted name (`model.x` also means `policies.<id>.model.x`).
 Loading a policy ignores them. Starting and resuming a run raise an error for values other than the
 default."""

@@ -72,12 +72,6 @@ class RunnerConfig(Settings):
     `minari:<id of a Minari dataset>`, or `{_target_: my_package.function, key: value}` with a
     function that returns a `maze_train.TrajectoryDataset`."""
 
-    check_repeatability: Literal["auto", "never"] = "auto"
-    """Whether to check the environment of a new run in a separate process, during the first
-    updates: episodes must be reproducible from seed and actions (required for exact resume), and
-    environments in one process must not share state. auto: on Linux, if the run has several
-    environments."""
-
     fast_dev_run: bool = field(default=False, metadata=NEW_RUN)
     """Smoke test: one short epoch (collection, update, evaluation, checkpoint) with a few steps per
     environment."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from maze_train.core.torchrun import TorchrunVariables
 if TYPE_CHECKING:
     from maze_train.learner.parallel import SingleProcess
     from maze_train.run.base_policy import BasePolicy
-    from maze_train.run.repeatability import Examination
     from maze_train.run.resuming import Resumption
     from maze_train.tracking.config import TrackingConfig
     from maze_train.tracking.tracker import MetricsWriter
@@ -156,16 +154,6 @@ class Assembly:
 
         return [Curriculum(config.curriculum)]
 
-    def examination_of(
-        self, config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
-    ) -> Examination | None:
-        """Return the environment check for a new run; None if the check is disabled."""
-        if not is_examined(config):
-            return None
-        from maze_train.run.repeatability import examination_of
-
-        return examination_of(config, builder, notify)
-
     def with_random_opponent(self, config: TrainConfig) -> TrainConfig:
         """Add a random opponent in zero-sum environments; see `opponents.with_random_opponent`."""
         from maze_train.run.opponents import with_random_opponent
@@ -231,18 +219,3 @@ def _agent_parts() -> AgentParts:
     from maze_train.training.multi_agent_models import PARTS
 
     return PARTS
-
-
-def is_examined(config: TrainConfig) -> bool:
-    """Return whether the environment of a new run is checked.
-
-    A single environment is not checked, since a second instance might not be possible.
-    """
-    is_single = config.runner.concurrency == 1 and config.evaluation.n_episodes == 0
-    return (
-        config.runner.check_repeatability == "auto"
-        and sys.platform == "linux"  # Forking is only safe on Linux.
-        and not (is_single or config.runner.fast_dev_run)
-        and config.algorithm.learns_from == "env"
-        and config.env.backend == "gymnasium"
-    )

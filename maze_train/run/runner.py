@@ -57,7 +57,6 @@ from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.run.assembly import Assembly
-    from maze_train.run.repeatability import Examination
 
 
 LOG = logging.getLogger(__package__)
@@ -299,11 +298,6 @@ class TrainingRunner:
         profiler = UpdateProfiler(config.tracking.profile if is_first else None, run.profile)
         clock = UpdateClock(self._notify_once)
         around = [clock.update, profiler.around]
-        examination = None
-        if not self._has_checkpoint and resumed is None and is_first:
-            examination = self._assembly.examination_of(config, self.builder, self._notify_once)
-        if examination is not None:
-            around.insert(1, examination.update)
         interruption, adapt_evaluator = parts.make_interruption(clock.remaining)
         evaluator, final = map(adapt_evaluator, evaluators)
         background = self._assembly.background_of(evaluator, self.builder)
@@ -333,7 +327,7 @@ class TrainingRunner:
                 tracker.start()
             self._begin(run, log, store, resumed, leftover)
             selection.write_best()
-            training = self._training(profiler, examination)
+            training = self._training(profiler)
             summary = self._train(run, trainer, selection, final, training)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
@@ -423,9 +417,7 @@ class TrainingRunner:
         self.processes.started(str(run.path))
 
     @contextlib.contextmanager
-    def _training(
-        self, profiler: UpdateProfiler, examination: Examination | None
-    ) -> Iterator[None]:
+    def _training(self, profiler: UpdateProfiler) -> Iterator[None]:
         """Context manager that enters all contexts of training."""
         config = self.config.runner
         with contextlib.ExitStack() as stack:
@@ -433,8 +425,6 @@ class TrainingRunner:
                 modes(deterministic=config.deterministic, detect_anomaly=config.detect_anomaly)
             )
             stack.callback(profiler.stop)
-            if examination is not None:
-                stack.enter_context(examination.running())
             yield
 
     def _train(

@@ -23,7 +23,6 @@ COMMON = (
     "algorithm.n_rollout_steps=16", "algorithm.batch_size=16", "algorithm.epoch_length=2",
     "runner.concurrency=4", "evaluation.n_episodes=2", "model.hidden_sizes=[8]",
     "total_steps=640", "tracking.progress=quiet", "tracking.plot=false",
-    "runner.check_repeatability=never",  # environments shall fail in training
 )  # fmt: skip
 LOCAL = (
     *("runner=local", "runner.start_method=fork", "runner.n_workers=2"),

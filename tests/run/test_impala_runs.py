@@ -252,7 +252,7 @@ class DiesOnce(SpacesEnv):
 @pytest.mark.slow
 def test_a_restarted_actor_plays_new_episodes() -> None:
     """A restarted actor does not repeat episodes that were already trained on."""
-    how = {"runner.on_worker_failure": "restart", "runner.check_repeatability": "never"}
+    how = {"runner.on_worker_failure": "restart"}
     train_return = {"evaluation.n_episodes": 0, "evaluation.metric": "train/episode_return_mean"}
     impala_run(env=DiesOnce, **FORK, **how, **train_return, total_steps=12 * UPDATE)
     lines = [line.split() for line in Path("seeds").read_text().splitlines()]

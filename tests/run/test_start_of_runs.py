@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -15,8 +14,6 @@ from own_envs import SpacesEnv, newest
 from short_runs import QUIET
 
 from maze_train import EnvConfig, load_config, train
-from maze_train.run import assembly, repeatability
-from maze_train.run.assembly import is_examined
 from maze_train.run.notes import TimeLimitNote, has_vector_form, start_notes, worker_notes
 from maze_train.tracking.tracker import RunInfo
 from maze_train.training.config import DRY_RUN_STEPS, TRIAL_BATCH
@@ -251,61 +248,3 @@ def test_the_speed_of_a_run_is_told(
             assert told[:1] == ([note] if least_s == 0.0 else [])
             found.append(policy.act(np.zeros((20, 4)), deterministic=False).tolist())
     assert found == [found[0]] * 4
-
-
-class ChanceEnv(SpacesEnv):
-    """Environment whose observations do not depend on the seed."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Start an episode without its seed."""
-        return super().reset()
-
-
-class SharedEnv(SpacesEnv):
-    """Environment that shares a step counter with all instances in the process."""
-
-    count = 0
-
-    def observe(self) -> Any:
-        """Return an observation of the shared counter."""
-        super().observe()
-        SharedEnv.count += 1
-        return np.full_like(self.obs, 1.0 / SharedEnv.count)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Reset the shared counter."""
-        SharedEnv.count = 0
-        return super().reset(seed=seed)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a process is forked")
-@pytest.mark.parametrize(
-    ("env", "more", "told"),
-    [
-        (ChanceEnv, {}, "lead to another episode in this environment (after"),
-        (ChanceEnv, {"checkpoint.allow_new_episodes": True}, ""),
-        (ChanceEnv, {"runner.check_repeatability": "never"}, ""),
-        (SharedEnv, {}, "environments of one process change each other's observations"),
-        (SpacesEnv, {}, ""),
-    ],
-)
-def test_what_environments_do_not_promise(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    env: type,
-    more: Any,
-    told: str,
-) -> None:
-    """A note about irreproducible environments is printed at the start."""
-    monkeypatch.setattr(assembly, "is_examined", is_examined)  # disabled in other tests
-    monkeypatch.setattr(repeatability, "WAIT_S", repeatability.LIMIT_S)  # the machine may be busy
-    small = {"runner.concurrency": 2, "algorithm.n_rollout_steps": 8, "algorithm.batch_size": 8}
-    more = {**small, "model.hidden_sizes": [4], "evaluation.n_episodes": 1, **more}
-    built = SpacesEnv.open_envs
-    train(env, "ppo", run_dir=tmp_path / "run", total_steps=64, overrides={**QUIET, **more})
-    assert SpacesEnv.open_envs == built
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
-    notes = [note for note in notes if "time limit" not in note]
-    assert len(notes) == bool(told)
-    assert told in "".join(notes)

@@ -46,7 +46,6 @@ SHORT = {
     "model.hidden_sizes": [16],
     "tracking.plot": False,
     "tracking.tensorboard": False,
-    "runner.check_repeatability": "never",
     "seed": 1,
 }
 PPO = {"algorithm": "ppo", "env": "CartPole-v1", "algorithm.batch_size": 40}
