@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -165,11 +164,9 @@ BROKEN = (r"step 3 of the episode with seed \d+: Runtime", "the wheel came off")
 )
 def test_an_environment_that_fails(run, where, kind, said):
     """The run fails, and the message names worker, environment, step and seed."""
-    started = time.monotonic()
     code, output = run(*where, *fault(kind), *(["runner.worker_timeout_s=2"] if where else []))
     assert code == 1
     assert [pattern for pattern in said if not re.search(pattern, output)] == []
-    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize("kind", ["kill", "hang"])
