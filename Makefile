@@ -7,7 +7,7 @@ VENV := .venv
 LOWEST := .venv-lowest
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
-RUN := +algorithm=ppo env=CartPole-v1
+RUN := algorithm=ppo env=CartPole-v1
 PARALLEL := --numprocesses auto --dist worksteal
 CORE := functional distributions nets spaces test_events.py test_seeding.py
 

@@ -53,7 +53,10 @@ per run in `benchmarks/scores/`; see [below](#how-to-repeat-them).
   recorded steps, including repetitions; its time excludes the training of PPO.
 - Seeds are 0, 1, 2, ... Older presets were tuned manually with some of these seeds. Presets that
   were tuned later used seeds from 1000 on, as stated in their files.
-- [Single runs of presets](preset-runs.md) has wall times and returns by seed.
+- *version* is the version of maze_train that measured the row. *stale*: settings of the preset have
+  changed since, see [below](#stale-settings-changed-since). Stale rows of SAC and TD3 were measured
+  with `algorithm.update_order=joint`.
+- `benchmarks/preset-runs.md` lists wall times and returns of single runs.
 """
 
 SELECTION = """\
@@ -122,6 +125,7 @@ class Score:
         highest = max(published, key=lambda known: float(known["value"]), default=None)
         return {
             **self.names,
+            "version": ", ".join(sorted({row.version.split()[0] for row in self.rows})),
             **shown(figures),
             "published": "; ".join(texts) or ABSENT,
             **{f"{name} is": beside(figures, name, highest) for name in ("final", "best")},
