@@ -16,7 +16,7 @@ from benchmarks.scores.__main__ import Scores, main
 from benchmarks.scores.cells import Cell, read_table
 from benchmarks.scores.page import write_page
 from benchmarks.scores.rows import Row, Rows
-from maze_train import Callback
+from maze_train import Callback, __version__
 from maze_train.core.text import readable
 
 SHORT = (
@@ -98,7 +98,7 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
     assert main(arguments, scores) == 0
     assert (tmp_path / "notes").read_text() == "0 256 "
     page = (tmp_path / "scores.md").read_text()
-    assert "| CartPole-v1 | ppo | 1 | 512 |" in page
+    assert f"| CartPole-v1 | ppo | {__version__} | 1 | 512 |" in page
     assert "| 100.0 (Them, CartPole-v0, 1.5k steps) | one seed, 0.34x steps |" in page
     assert (tmp_path / "images/scores-all-toys.png").exists()
     (scores.rows / "ppo/CartPole-v1.jsonl").unlink()
@@ -120,7 +120,7 @@ def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:
     scores.rows = tmp_path
     scores.write_page()
     page = (tmp_path / "scores.md").read_text()
-    assert "| ppo (stale) | 2 |" in page
+    assert "| ppo (stale) | 1 | 2 |" in page
     assert "- `ppo/CartPole-v1`: `algorithm.lr` was 0.5, is linear_0.001\n" in page
     Rows.read(tmp_path, CELL).add(CELL, row_of(CELL, 1))
     scores.write_page()

@@ -53,9 +53,7 @@ per run in `benchmarks/scores/`; see [below](#how-to-repeat-them).
   recorded steps, including repetitions; its time excludes the training of PPO.
 - Seeds are 0, 1, 2, ... Older presets were tuned manually with some of these seeds. Presets that
   were tuned later used seeds from 1000 on, as stated in their files.
-- *version* is the version of maze_train that measured the row. *stale*: settings of the preset have
-  changed since, see [below](#stale-settings-changed-since). Stale rows of SAC and TD3 were measured
-  with `algorithm.update_order=joint`.
+- *version* is the version of maze_train that measured the row.
 - `benchmarks/preset-runs.md` lists wall times and returns of single runs.
 """
 
